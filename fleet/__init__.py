@@ -1,1 +1,3 @@
-"""Fleet serves composite speech models with a fleet of ordinary processes. The map is fleet/README.md."""
+"""Fleet serves composite speech models with a fleet of ordinary processes. The map is
+fleet/README.md.
+"""

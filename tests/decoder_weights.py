@@ -1,4 +1,6 @@
-"""Programs with random weights in memory, for tests that need a model's structure and not its answers."""
+"""Programs with random weights in memory, for tests that need a model's structure and not its
+answers.
+"""
 
 import math
 from collections import defaultdict
@@ -33,7 +35,9 @@ TRUE_COUNTS = {
         }
     },
 }
-"""Numbers of layers and experts of Qwen3-Omni-30B-A3B; the tiny checkpoint's widths, and narrower experts."""
+"""Numbers of layers and experts of Qwen3-Omni-30B-A3B; the tiny checkpoint's widths, and narrower
+experts.
+"""
 
 
 def random_model(sizes: Mapping[str, Any]) -> tuple[RandomWeightReader, OmniConfig]:
@@ -45,5 +49,7 @@ def random_model(sizes: Mapping[str, Any]) -> tuple[RandomWeightReader, OmniConf
     def fill(name: str, weight: Tensor) -> None:
         weight.normal_(0.0, 1 / math.sqrt(weight.shape[-1]), generator=generator)
 
-    reader = RandomWeightReader(weight_shapes(config), fill, device=torch.device("cpu"), dtype=torch.float32)
+    reader = RandomWeightReader(
+        weight_shapes(config), fill, device=torch.device("cpu"), dtype=torch.float32
+    )
     return reader, parsed(config)[0]

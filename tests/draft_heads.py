@@ -12,17 +12,32 @@ from fleet.drafts.eagle3.loss import TargetRows, TrainingRows, unrolled_loss
 
 HIDDEN, VOCAB = 16, 40
 CONFIG = Eagle3Config(
-    hidden_size=HIDDEN, num_layers=8, layer_ids=(2, 4, 5), num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=24,
-    rope_theta=10_000.0, norm_eps=1e-6, vocab_size=VOCAB, draft_vocab_size=12, max_positions=64, target_hash="target-1",
+    hidden_size=HIDDEN,
+    num_layers=8,
+    layer_ids=(2, 4, 5),
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=24,
+    rope_theta=10_000.0,
+    norm_eps=1e-6,
+    vocab_size=VOCAB,
+    draft_vocab_size=12,
+    max_positions=64,
+    target_hash="target-1",
     dtype="float64",
-)  # fmt: skip
+)
 VOCABULARY = torch.arange(3, 39, 3)
 """Ids 3, 6, ..., 36 of the target."""
 
 
 def make_head(seed: int = 1, **changes: Any) -> Eagle3Head:
     config = replace(CONFIG, **changes)
-    vocabulary = VOCABULARY if config.draft_vocab_size == len(VOCABULARY) else torch.arange(config.draft_vocab_size)
+    vocabulary = (
+        VOCABULARY
+        if config.draft_vocab_size == len(VOCABULARY)
+        else torch.arange(config.draft_vocab_size)
+    )
     head = Eagle3Head(config, vocabulary, seed=seed)
     with torch.no_grad():
         for name, weight in head.named_parameters():
@@ -32,11 +47,17 @@ def make_head(seed: int = 1, **changes: Any) -> Eagle3Head:
 
 
 def embedding(seed: int = 7) -> Tensor:
-    return torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        VOCAB, HIDDEN, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
-def make_sample(length: int, answer_start: int, *, seed: int = 3, in_vocabulary: bool = True) -> TrainingRows:
-    """A sample whose target draws the sample's own tokens, greedily, and mostly from the draft vocabulary."""
+def make_sample(
+    length: int, answer_start: int, *, seed: int = 3, in_vocabulary: bool = True
+) -> TrainingRows:
+    """A sample whose target draws the sample's own tokens, greedily, and mostly from the draft
+    vocabulary.
+    """
     generator = torch.Generator().manual_seed(seed)
     ids = VOCABULARY[torch.randint(len(VOCABULARY), (length + 1,), generator=generator)]
     logits_NV = torch.randn(length, VOCAB, generator=generator, dtype=torch.float64)
@@ -51,7 +72,9 @@ def make_sample(length: int, answer_start: int, *, seed: int = 3, in_vocabulary:
     )
 
 
-def train(head: Eagle3Head, samples: list[TrainingRows], num_updates: int, *, num_steps: int) -> None:
+def train(
+    head: Eagle3Head, samples: list[TrainingRows], num_updates: int, *, num_steps: int
+) -> None:
     optimizer = torch.optim.AdamW(head.parameters(), lr=5e-3)
     for _ in range(num_updates):
         optimizer.zero_grad()

@@ -1,6 +1,8 @@
-"""Imported by a fork server in place of the models: forked processes run this command, which describes its process.
+"""Imported by a fork server in place of the models: forked processes run this command, which
+describes its process.
 
-`fleet show` prints the description; `fleet exit STATUS` then ends with a status; `fleet wait` then waits for a signal.
+`fleet show` prints the description; `fleet exit STATUS` then ends with a status; `fleet wait` then
+waits for a signal.
 """
 
 import json
@@ -29,7 +31,9 @@ def describe() -> dict[str, Any]:
         "parent": os.getppid(),
         "keeper": keeper_pid(),
         "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))],
-        "links": [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")],
+        "links": [
+            os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")
+        ],
         "terminates": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
         "draws": [random.random(), float(numpy.random.random())],
         "torch": torch and [float(torch.rand(())), _threads_of(torch)],

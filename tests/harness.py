@@ -1,4 +1,6 @@
-"""A whole fleet in one test: real Redis, real scripts, a conductor and workers on threads instead of slower processes."""
+"""A whole fleet in one test: real Redis, real scripts, a conductor and workers on threads instead
+of slower processes.
+"""
 
 import asyncio
 import threading
@@ -17,21 +19,29 @@ from fleet.control import scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, run
 from fleet.control.stream import ClientStream
-from fleet.core.ids import EdgeName, RequestId, RoleName, StageName, WorkerId, new_request_id, new_worker_id
+from fleet.core.ids import (
+    EdgeName,
+    RequestId,
+    RoleName,
+    StageName,
+    WorkerId,
+    new_request_id,
+    new_worker_id,
+)
 from fleet.core.request import RequestSpec, Sampling
 from fleet.core.request_trace import RequestTrace
+from fleet.drafts.exchange.follower import HeadMemory, follow_heads
+from fleet.drafts.exchange.records import RedisRecords
 from fleet.graphs import Graph
 from fleet.stages.base import BuiltStage
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.worker.hand_off import share_pool
-from fleet.drafts.exchange.follower import HeadMemory, follow_heads
 from fleet.worker.loop import WorkerLoop
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.peers import read_peer_access
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.registration import register_worker
-from fleet.drafts.exchange.records import RedisRecords
 from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000
@@ -40,7 +50,9 @@ ARENA_BYTES = 16 * 1024 * 1024
 
 @dataclass(slots=True, kw_only=True)
 class ThreadFleet:
-    """A fleet whose parts a test may inspect. `stop()` ends every thread, or fails the test, and closes all resources."""
+    """A fleet whose parts a test may inspect. `stop()` ends every thread, or fails the test, and
+    closes all resources.
+    """
 
     config: FleetConfig
     url: str
@@ -54,7 +66,9 @@ class ThreadFleet:
     killed: set[WorkerId] = field(default_factory=set[WorkerId])
     fenced: set[WorkerId] = field(default_factory=set[WorkerId])
 
-    def add_worker(self, role: str, built: BuiltStage | None = None, transfer: Transfer | None = None) -> WorkerLoop:
+    def add_worker(
+        self, role: str, built: BuiltStage | None = None, transfer: Transfer | None = None
+    ) -> WorkerLoop:
         serves = self.config.role(role)
         config = self.config.for_role(serves)
         built = built or build_stage(config, serves.stage, self.checkpoint)
@@ -62,17 +76,31 @@ class ThreadFleet:
         client = connect(self.url, one_connection=True)
         self.clients.append(client)
         access = read_peer_access(self.config)
-        transfer = transfer or open_transfer(self.transfer, worker, ARENA_BYTES, ARENA_BYTES, access.reach)
+        transfer = transfer or open_transfer(
+            self.transfer, worker, ARENA_BYTES, ARENA_BYTES, access.reach
+        )
         if config.stage(serves.stage).split is not None:
             share_pool(built.engine, transfer)
-        head_memory = HeadMemory(built.heads.capacity_bytes, transfer) if built.heads is not None else None
-        fields: dict[str, str | bytes] = {"kind": "worker", "capacity": str(config.stage(serves.stage).max_batch)}
+        head_memory = (
+            HeadMemory(built.heads.capacity_bytes, transfer) if built.heads is not None else None
+        )
+        fields: dict[str, str | bytes] = {
+            "kind": "worker",
+            "capacity": str(config.stage(serves.stage).max_batch),
+        }
         record = access.record(worker, role, fields, transfer)
         stands_by = register_worker(client, self.config, serves, worker, record, lease_us=LEASE_US)
         if built.begin_training is not None:
-            built.begin_training(RedisRecords(client, worker, self.config.graph_declaration().main_stage.name))
+            built.begin_training(
+                RedisRecords(client, worker, self.config.graph_declaration().main_stage.name)
+            )
         loop = WorkerLoop(
-            config, worker, RoleName(role), built, RedisLink(client, worker, RoleName(role), access.secret), transfer
+            config,
+            worker,
+            RoleName(role),
+            built,
+            RedisLink(client, worker, RoleName(role), access.secret),
+            transfer,
         )
         loop.availability.standing_by = stands_by
         if head_memory is not None and built.heads is not None:
@@ -94,7 +122,11 @@ class ThreadFleet:
         """Return the loop that runs the task; fail the test if none claims it."""
 
         def loop_of() -> WorkerLoop | None:
-            live = [loop for loop in self.loops if loop.worker not in self.killed and loop.stage == stage]
+            live = [
+                loop
+                for loop in self.loops
+                if loop.worker not in self.killed and loop.stage == stage
+            ]
             return next((loop for loop in live if request in loop.tasks), None)
 
         found = wait_until(loop_of, f"a worker to run {stage}")
@@ -102,7 +134,9 @@ class ThreadFleet:
         return found
 
     def kill(self, loop: WorkerLoop, *, died: bool = True) -> None:
-        """End a worker between two turns, with all it holds, and fence it as if its lease had lapsed."""
+        """End a worker between two turns, with all it holds, and fence it as if its lease had
+        lapsed.
+        """
         self.killed.add(loop.worker)
         self.fence(loop, died=died)
 
@@ -143,21 +177,35 @@ def _publisher(loop: WorkerLoop) -> Callable[[], None]:
         if held != published:
             published = held
             loop.link.exchange(
-                [scripts.renew(loop.worker, LEASE_US, {"held_head": held})], free_slots=0, block_ms=0
-            )  # fmt: skip
+                [scripts.renew(loop.worker, LEASE_US, {"held_head": held})],
+                free_slots=0,
+                block_ms=0,
+            )
 
     return publish
 
 
 @contextmanager
 def thread_fleet(
-    url: str, *overrides: str, checkpoint: Path | None = None, transfer: str = "redis", file: Path | None = None,
-    without: str = "", conductor: bool = True,
-) -> Generator[ThreadFleet]:  # fmt: skip
-    """One conductor and one worker per role of `file` but `without`, on the fake engine unless `overrides` say otherwise."""
+    url: str,
+    *overrides: str,
+    checkpoint: Path | None = None,
+    transfer: str = "redis",
+    file: Path | None = None,
+    without: str = "",
+    conductor: bool = True,
+) -> Generator[ThreadFleet]:
+    """One conductor and one worker per role of `file` but `without`, on the fake engine unless
+    `overrides` say otherwise.
+    """
     config = load_config(file, ("engine=fake", "device=cpu", EACH_TOKEN, *overrides))
     client = connect(url)
-    fleet = ThreadFleet(config=config, url=url, driver=Driver(config, client, WorkerId("conductor@test")), clients=[client])
+    fleet = ThreadFleet(
+        config=config,
+        url=url,
+        driver=Driver(config, client, WorkerId("conductor@test")),
+        clients=[client],
+    )
     fleet.checkpoint, fleet.transfer = checkpoint or Path(), transfer
     try:
         if conductor:
@@ -178,14 +226,19 @@ def build(config: FleetConfig, stage: StageName) -> BuiltStage:
 def processes(
     url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build
 ) -> Generator[list[WorkerProcess]]:
-    """A conductor and a worker for each role as their processes run them, reconnecting included, each on a thread."""
+    """A conductor and a worker for each role as their processes run them, reconnecting included,
+    each on a thread.
+    """
     client = connect(url, one_connection=True)
     driver = Driver(config, client, WorkerId("conductor@test"))
     workers: list[WorkerProcess] = []
     for role in config.roles():
         narrowed = config.for_role(role)
         workers.append(WorkerProcess(narrowed, role.name, url, built(narrowed, role.stage)))
-    threads = [threading.Thread(target=work, daemon=True) for work in (driver.run, *(worker.run for worker in workers))]
+    threads = [
+        threading.Thread(target=work, daemon=True)
+        for work in (driver.run, *(worker.run for worker in workers))
+    ]
     for thread in threads:
         thread.start()
     try:
@@ -240,20 +293,31 @@ async def gateway_at(url: str, config: FleetConfig) -> AsyncGenerator[FleetClien
 
 @asynccontextmanager
 async def open_fleet(
-    url: str, *overrides: str, transfer: str = "redis", file: Path | None = None, without: str = "", conductor: bool = True
+    url: str,
+    *overrides: str,
+    transfer: str = "redis",
+    file: Path | None = None,
+    without: str = "",
+    conductor: bool = True,
 ) -> AsyncGenerator[tuple[ThreadFleet, FleetClient]]:
     """Run a `thread_fleet` with one gateway."""
-    with thread_fleet(url, *overrides, transfer=transfer, file=file, without=without, conductor=conductor) as fleet:
+    with thread_fleet(
+        url, *overrides, transfer=transfer, file=file, without=without, conductor=conductor
+    ) as fleet:
         async with gateway(fleet) as client:
             yield fleet, client
 
 
-def fake_spec(fleet: ThreadFleet, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1) -> RequestSpec:
+def fake_spec(
+    fleet: ThreadFleet, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1
+) -> RequestSpec:
     """A request for every client edge of the graph, every stage bounded by `num_tokens`."""
     return fake_spec_of(fleet.config, prompt_len=prompt_len, num_tokens=num_tokens, seed=seed)
 
 
-def fake_spec_of(config: FleetConfig, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1) -> RequestSpec:
+def fake_spec_of(
+    config: FleetConfig, *, prompt_len: int = 12, num_tokens: int = 40, seed: int = 1
+) -> RequestSpec:
     graph = config.graph_declaration()
     return RequestSpec(
         id=new_request_id(),
@@ -267,13 +331,19 @@ def fake_spec_of(config: FleetConfig, *, prompt_len: int = 12, num_tokens: int =
 ANSWER_TIMEOUT_S = 60.0
 
 
-async def answer(client: FleetClient, spec: RequestSpec, blob: bytes | None = None) -> dict[EdgeName, np.ndarray]:
-    """Submit and collect: each client edge's tensors joined; a stall fails with the request's trace."""
+async def answer(
+    client: FleetClient, spec: RequestSpec, blob: bytes | None = None
+) -> dict[EdgeName, np.ndarray]:
+    """Submit and collect: each client edge's tensors joined; a stall fails with the request's
+    trace.
+    """
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             return await collected(await client.requests.submit(spec, blob), spec)
     except TimeoutError as error:
-        raise AssertionError(f"no whole answer within {ANSWER_TIMEOUT_S} s: {await client.telemetry.trace(spec.id)}") from error
+        raise AssertionError(
+            f"no whole answer within {ANSWER_TIMEOUT_S} s: {await client.telemetry.trace(spec.id)}"
+        ) from error
 
 
 async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, np.ndarray]:
@@ -283,38 +353,57 @@ async def collected(stream: ClientStream, spec: RequestSpec) -> dict[EdgeName, n
         for tensor in chunk.tensors.values():
             assert tensor.data is not None
             parts[chunk.edge].append(np.frombuffer(tensor.data, tensor.dtype))
-    return {edge: np.concatenate(arrays) if arrays else np.empty(0) for edge, arrays in parts.items()}
+    return {
+        edge: np.concatenate(arrays) if arrays else np.empty(0) for edge, arrays in parts.items()
+    }
 
 
 EdgeArrays = Mapping[EdgeName, np.ndarray]
 
 
 async def answer_disturbed(
-    client: FleetClient, spec: RequestSpec, blob: bytes | None, disturb: Callable[[EdgeName, int], None]
+    client: FleetClient,
+    spec: RequestSpec,
+    blob: bytes | None,
+    disturb: Callable[[EdgeName, int], None],
 ) -> EdgeArrays:
-    """Collect an answer; after each chunk `disturb` is called, on a thread, with its edge and index."""
+    """Collect an answer; after each chunk `disturb` is called, on a thread, with its edge and
+    index.
+    """
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async for chunk in await client.requests.submit(spec, blob):
         assert chunk.index == len(parts[chunk.edge]), "a chunk is duplicated or missing"
-        arrays = [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
+        arrays = [
+            np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()
+        ]
         parts[chunk.edge].append(np.concatenate(arrays) if arrays else np.empty(0, np.int16))
         await asyncio.to_thread(disturb, chunk.edge, chunk.index)
     return {edge: np.concatenate(arrays) for edge, arrays in parts.items()}
 
 
 def assert_same(got: EdgeArrays, expected: EdgeArrays) -> None:
-    assert {edge: len(array) for edge, array in got.items()} == {edge: len(array) for edge, array in expected.items()}
+    assert {edge: len(array) for edge, array in got.items()} == {
+        edge: len(array) for edge, array in expected.items()
+    }
     for edge, array in got.items():
         np.testing.assert_array_equal(array, expected[edge], err_msg=str(edge))
 
 
 EACH_TOKEN = "edges.text.policy={kind: each, max_chunks_per_s: 0}"
-"""The fake engine computes in no time: how many tokens of two answers share a chunk would depend on the machine."""
+"""The fake engine computes in no time: how many tokens of two answers share a chunk would depend on
+the machine.
+"""
 
 
 def in_step(graph: Graph, credits: int = 2) -> tuple[str, ...]:
-    """Return settings with so few credits that no stage runs ahead of the client: each is still at work when it is killed."""
-    return (f"graph={graph.name}", EACH_TOKEN, *(f"edges.{edge.name}.credits={credits}" for edge in graph.edges))
+    """Return settings with so few credits that no stage runs ahead of the client: each is still at
+    work when it is killed.
+    """
+    return (
+        f"graph={graph.name}",
+        EACH_TOKEN,
+        *(f"edges.{edge.name}.credits={credits}" for edge in graph.edges),
+    )
 
 
 def held(fleet: ThreadFleet) -> set[RequestId]:

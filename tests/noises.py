@@ -52,12 +52,16 @@ def taps(chance: Generator, rate_hz: int, seconds: float, per_second: float) -> 
     length = rate_hz // 10
     for start in chance.integers(0, len(wave) - length, round(per_second * seconds)):
         decay = np.exp(-np.arange(length) / (rate_hz * chance.uniform(0.003, 0.025)))
-        wave[start : start + length] += chance.uniform(0.05, 0.5) * chance.normal(size=length) * decay
+        wave[start : start + length] += (
+            chance.uniform(0.05, 0.5) * chance.normal(size=length) * decay
+        )
     return as_pcm16(wave)
 
 
 def chords(chance: Generator, rate_hz: int, seconds: float, dbfs: float) -> Wave:
-    """Struck chords of three or four notes, each with up to seven partials, one to five a second."""
+    """Struck chords of three or four notes, each with up to seven partials, one to five a
+    second.
+    """
     wave, start = np.zeros(round(rate_hz * seconds)), 0
     while start < len(wave):
         length = min(round(chance.uniform(0.2, 1.2) * rate_hz), len(wave) - start)

@@ -1,4 +1,6 @@
-"""Audio files as browsers and phones record them, written by PyAV: containers, codecs, and how each recorder leaves them."""
+"""Audio files as browsers and phones record them, written by PyAV: containers, codecs, and how each
+recorder leaves them.
+"""
 
 import io
 from collections.abc import Iterator, Mapping
@@ -47,7 +49,9 @@ class Recorder:
     options: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def record(self, wave: Wave) -> bytes:
-        """A file of samples at the recorder's rate: mono, or a row for each channel of its layout."""
+        """A file of samples at the recorder's rate: mono, or a row for each channel of its
+        layout.
+        """
         sink = Pipe() if self.streamed else io.BytesIO()
         with av.open(sink, "w", format=self.container, options=dict(self.options)) as container:
             streams = [self._track(container, number) for number in range(self.num_tracks)]
@@ -72,7 +76,9 @@ class Recorder:
         """Cut into the encoder's size, or a tenth of a second."""
         context = stream.codec_context
         size = context.frame_size or self.rate_hz // 10
-        cut = AudioResampler(format=context.format.name, layout=self.layout, rate=self.rate_hz, frame_size=size)
+        cut = AudioResampler(
+            format=context.format.name, layout=self.layout, rate=self.rate_hz, frame_size=size
+        )
         layout = "mono" if wave.ndim == 1 else self.layout
         whole = AudioFrame.from_ndarray(np.atleast_2d(wave), format="fltp", layout=layout)
         whole.sample_rate, whole.pts = self.rate_hz, 0
@@ -97,13 +103,33 @@ def _draw(container: OutputContainer, stream: VideoStream) -> None:
 
 FRAGMENTED = {"movflags": "frag_keyframe+empty_moov+default_base_moof", "frag_duration": "200000"}
 RECORDERS = (
-    Recorder(name="webm of Chromium", container="webm", codec="libopus", streamed=True, options={"live": "1"}),
-    Recorder(name="webm with pictures", container="webm", codec="libopus", streamed=True, video="libvpx"),
+    Recorder(
+        name="webm of Chromium",
+        container="webm",
+        codec="libopus",
+        streamed=True,
+        options={"live": "1"},
+    ),
+    Recorder(
+        name="webm with pictures", container="webm", codec="libopus", streamed=True, video="libvpx"
+    ),
     Recorder(name="webm with its length", container="webm", codec="libopus", layout="stereo"),
     Recorder(name="matroska of samples", container="matroska", codec="pcm_f32le", streamed=True),
     Recorder(name="Ogg of Firefox", container="ogg", codec="libopus", streamed=True),
-    Recorder(name="fragmented mp4 of Safari", container="mp4", codec="aac", streamed=True, options=FRAGMENTED),
-    Recorder(name="fragmented mp4 of Opus", container="mp4", codec="libopus", streamed=True, options=FRAGMENTED),
+    Recorder(
+        name="fragmented mp4 of Safari",
+        container="mp4",
+        codec="aac",
+        streamed=True,
+        options=FRAGMENTED,
+    ),
+    Recorder(
+        name="fragmented mp4 of Opus",
+        container="mp4",
+        codec="libopus",
+        streamed=True,
+        options=FRAGMENTED,
+    ),
     Recorder(name="m4a of a phone", container="ipod", codec="aac", rate_hz=44_100, layout="stereo"),
     Recorder(name="m4a without loss", container="ipod", codec="alac", rate_hz=44_100),
     Recorder(name="mp4 with pictures", container="mp4", codec="aac", video="mpeg4"),

@@ -1,4 +1,6 @@
-"""Results that all processes of one test run share: the first process that needs one computes it, the others wait and read it."""
+"""Results that all processes of one test run share: the first process that needs one computes it,
+the others wait and read it.
+"""
 
 import fcntl
 import shutil
@@ -7,7 +9,9 @@ from pathlib import Path
 
 
 def compute_once(folder: Path, compute: Callable[[Path], object]) -> Path:
-    """Return `folder`, filled by `compute(empty_folder)` unless a process of this run has filled it already."""
+    """Return `folder`, filled by `compute(empty_folder)` unless a process of this run has filled it
+    already.
+    """
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():

@@ -1,4 +1,6 @@
-"""Both ends of span connections for tests: a listener, its connections, and peers that are bare sockets."""
+"""Both ends of span connections for tests: a listener, its connections, and peers that are bare
+sockets.
+"""
 
 import socket
 import threading
@@ -9,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.spans.net.addresses import SpanAddress, connect
-from fleet.spans.net.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.connection import (
+    Arrival,
+    ConnectionClosed,
+    ConnectionOpened,
+    FrameReceived,
+    SpanArrivals,
+    SpanConnection,
+)
 from fleet.spans.net.dial import dial, prove
 from fleet.spans.net.handshake import DialHandshake
 from fleet.spans.net.listener import SpanListener
@@ -59,13 +68,21 @@ class ListenerUnderTest:
 
 @contextmanager
 def serving(
-    handshake_timeout_s: float = 5.0, blocks: BlockReads | None = None, place: str | Path = "127.0.0.1"
+    handshake_timeout_s: float = 5.0,
+    blocks: BlockReads | None = None,
+    place: str | Path = "127.0.0.1",
 ) -> Iterator[ListenerUnderTest]:
-    """Serve with a listener; afterwards close what it accepted, and check that no thread is left."""
+    """Serve with a listener; afterwards close what it accepted, and check that no thread is
+    left.
+    """
     arrivals = SpanArrivals(blocks)
     listener = SpanListener(
-        place, arrivals=arrivals, key=KEY, own_name="acceptor", handshake_timeout_s=handshake_timeout_s
-    )  # fmt: skip
+        place,
+        arrivals=arrivals,
+        key=KEY,
+        own_name="acceptor",
+        handshake_timeout_s=handshake_timeout_s,
+    )
     try:
         yield ListenerUnderTest(listener, arrivals)
     finally:
@@ -86,8 +103,12 @@ def connected(served: ListenerUnderTest, blocks: BlockReads | None = None) -> It
         pair.acceptor.close()
 
 
-def dial_as(name: str, address: SpanAddress, arrivals: SpanArrivals, *, key: bytes = KEY) -> SpanConnection:
-    return dial(address, key=key, own_name=name, purpose="neighbour", arrivals=arrivals, timeout_s=WAIT_S)
+def dial_as(
+    name: str, address: SpanAddress, arrivals: SpanArrivals, *, key: bytes = KEY
+) -> SpanConnection:
+    return dial(
+        address, key=key, own_name=name, purpose="neighbour", arrivals=arrivals, timeout_s=WAIT_S
+    )
 
 
 def take_arrivals(arrivals: SpanArrivals, num: int) -> list[Arrival]:
@@ -104,11 +125,17 @@ def take_frames(arrivals: SpanArrivals, num: int) -> list[tuple[bytes, bytes]]:
     """Take exactly `num` frames, and return their headers and payloads."""
     taken = take_arrivals(arrivals, num)
     assert all(isinstance(arrival, FrameReceived) for arrival in taken), taken
-    return [(arrival.frame.header, bytes(arrival.frame.payload)) for arrival in taken if isinstance(arrival, FrameReceived)]
+    return [
+        (arrival.frame.header, bytes(arrival.frame.payload))
+        for arrival in taken
+        if isinstance(arrival, FrameReceived)
+    ]
 
 
 def take_closed(arrivals: SpanArrivals) -> str:
-    """Take the end of a connection, and check that it is delivered once and last; return the reason."""
+    """Take the end of a connection, and check that it is delivered once and last; return the
+    reason.
+    """
     closed = take_arrivals(arrivals, 1)[0]
     assert isinstance(closed, ConnectionClosed)
     assert arrivals.take(0.05) == []

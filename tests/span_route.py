@@ -1,4 +1,6 @@
-"""An anchor's engine and its span workers in one process, connected over loopback; workers can be killed and replaced."""
+"""An anchor's engine and its span workers in one process, connected over loopback; workers can be
+killed and replaced.
+"""
 
 import threading
 import time
@@ -14,29 +16,36 @@ from torch import Tensor
 
 from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import Sampling
-from fleet.spans.protocol.messages import AnySpanMessage, Returned, SpanPass, SpanReport, SpanResult, decode_span_message
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, EngineInput, EngineOutput, EngineRequest
-from fleet.spans.protocol.chain import DelegatingChain, SpanArrival, SpanChain
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.lm_engine import LMEngine
-from fleet.spans.host.compute import SpanHost
-from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.graphs import GRAPHS, Graph
 from fleet.models.causal_lm.program import CausalTask
+from fleet.spans.anchor.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
+from fleet.spans.host.compute import SpanHost
+from fleet.spans.host.hosting import SpanHosting
+from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.net.connection import Arrival, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
 from fleet.spans.net.ring import BlockReads
+from fleet.spans.protocol.chain import DelegatingChain, SpanArrival, SpanChain
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.messages import (
+    AnySpanMessage,
+    Returned,
+    SpanPass,
+    SpanReport,
+    SpanResult,
+    decode_span_message,
+)
+from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
 from fleet.stages.builders import span_builder, stage_builder
 from fleet.stages.text import PREFILL
-from fleet.spans.host.loaded import LoadedSpans
-from fleet.spans.anchor.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
-from fleet.spans.host.hosting import SpanHosting
 
 KEY = b"k" * 32
 ANCHOR = WorkerId("anchor")
@@ -60,14 +69,18 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillPoint:
-    """The pass at which a worker dies, or the next one that it gets: `before` it, `computed` but not sent, or `sent`."""
+    """The pass at which a worker dies, or the next one that it gets: `before` it, `computed` but
+    not sent, or `sent`.
+    """
 
     number: int
     point: str
 
 
 class ObservedLayers(SpanLayers):
-    """A worker's layers, with functions that are called with the rows before and after each computation."""
+    """A worker's layers, with functions that are called with the rows before and after each
+    computation.
+    """
 
     def __init__(self, layers: SpanLayers) -> None:
         self._layers = layers
@@ -107,7 +120,9 @@ _loading = threading.Lock()
 
 
 def graph_of(stage: StageName) -> Graph:
-    return next(graph for graph in GRAPHS.values() if any(each.name == stage for each in graph.stages))
+    return next(
+        graph for graph in GRAPHS.values() if any(each.name == stage for each in graph.stages)
+    )
 
 
 def loaded_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
@@ -118,14 +133,20 @@ def loaded_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
 
 @cache
 def _loaded_once(stage: StageName, folder: Path, numerics: str, span: LayerSpan) -> BuiltSpan:
-    return span_builder(graph_of(stage), stage)(BuildOptions(stage=stage, checkpoint=folder, numerics=numerics), span)
+    return span_builder(graph_of(stage), stage)(
+        BuildOptions(stage=stage, checkpoint=folder, numerics=numerics), span
+    )
 
 
 class SpanWorkerThread:
     """A span worker. `layers`: once its span is loaded."""
 
     def __init__(
-        self, name: str, options: BuildOptions, workers: "dict[WorkerId, SpanWorkerThread]", blocks: BlockReads | None = None
+        self,
+        name: str,
+        options: BuildOptions,
+        workers: "dict[WorkerId, SpanWorkerThread]",
+        blocks: BlockReads | None = None,
     ) -> None:
         self.name, self._options, self._workers = WorkerId(name), options, workers
         self.arrivals = SpanArrivals(blocks)
@@ -165,7 +186,9 @@ class SpanWorkerThread:
     def is_idle(self) -> bool:
         """True if the worker holds nothing of any request."""
         route = self.hosting.route
-        return route is not None and not (route.host.num_tables or route.log.num_tables or route.log.num_bytes or route.results)
+        return route is not None and not (
+            route.host.num_tables or route.log.num_tables or route.log.num_bytes or route.results
+        )
 
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
         """Connect to the next worker, as `Neighbours`."""
@@ -173,7 +196,14 @@ class SpanWorkerThread:
         if found is None or self.refuses_hops:
             raise SpanUnreachable(f"{worker} is not registered")
         self._dialed.append(
-            dial(found.address, key=KEY, own_name=self.name, purpose=purpose, arrivals=self.arrivals, timeout_s=WAIT_S)
+            dial(
+                found.address,
+                key=KEY,
+                own_name=self.name,
+                purpose=purpose,
+                arrivals=self.arrivals,
+                timeout_s=WAIT_S,
+            )
         )
         return self._dialed[-1]
 
@@ -219,7 +249,11 @@ class SpanWorkerThread:
     def _after_computation(self, _: Tensor) -> None:
         if self._stopping.is_set():
             raise WorkerKilled
-        if self.kill_point is not None and self.kill_point.point == "computed" and self._has_computed(self.kill_point.number):
+        if (
+            self.kill_point is not None
+            and self.kill_point.point == "computed"
+            and self._has_computed(self.kill_point.number)
+        ):
             raise WorkerKilled
 
     def _has_computed(self, number: int) -> bool:
@@ -227,12 +261,16 @@ class SpanWorkerThread:
 
 
 def _pass_number(arrival: Arrival) -> int:
-    message = decode_span_message(arrival.frame.header) if isinstance(arrival, FrameReceived) else None
+    message = (
+        decode_span_message(arrival.frame.header) if isinstance(arrival, FrameReceived) else None
+    )
     return message.number if isinstance(message, SpanPass) else 0
 
 
 class ObservedChain(DelegatingChain):
-    """A chain that counts passes in flight and bytes of rows, and checks that results arrive in order."""
+    """A chain that counts passes in flight and bytes of rows, and checks that results arrive in
+    order.
+    """
 
     def __init__(self, chain: SpanChain, when_started: Callable[[], None]) -> None:
         super().__init__(chain)
@@ -249,7 +287,12 @@ class ObservedChain(DelegatingChain):
         self._completed = completed
         self._chain.start(completed, tables)
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
+    def send(
+        self,
+        message: SpanPass | SpanReport,
+        *rows: memoryview,
+        when_sent: Callable[[], None] | None = None,
+    ) -> None:
         if isinstance(message, SpanPass) and message.number > self._completed:
             self._in_flight.append(message.number)
         self.most_in_flight = max(self.most_in_flight, len(self._in_flight))
@@ -257,13 +300,22 @@ class ObservedChain(DelegatingChain):
         self._chain.send(message, *rows, when_sent=when_sent)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
-        arrivals = [arrival for arrival in self._chain.take(timeout_s) if not self.loses(arrival.message)]
+        arrivals = [
+            arrival for arrival in self._chain.take(timeout_s) if not self.loses(arrival.message)
+        ]
         for arrival in arrivals:
             self.num_received_bytes += len(arrival.payload)
-            if isinstance(arrival.message, SpanResult) and arrival.message.number in self._in_flight:
-                assert self._in_flight.pop(0) == arrival.message.number, "results arrive in another order"
+            if (
+                isinstance(arrival.message, SpanResult)
+                and arrival.message.number in self._in_flight
+            ):
+                assert self._in_flight.pop(0) == arrival.message.number, (
+                    "results arrive in another order"
+                )
                 self.num_results += 1
-                self.errors += [arrival.message.error.code] if arrival.message.error is not None else []
+                self.errors += (
+                    [arrival.message.error.code] if arrival.message.error is not None else []
+                )
         return arrivals
 
 
@@ -271,13 +323,23 @@ class SpanRoute:
     """An anchor, as it is `built`, with its span workers: `worker_at` by the number of the span."""
 
     def __init__(
-        self, folder: Path, split: Split, *, options: dict[str, Any] | None = None, anchor: dict[str, Any] | None = None,
-        stage: StageName = LM, blocks: BlockReads | None = None,
-    ) -> None:  # fmt: skip
-        """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`. `blocks`: see `SpanArrivals`."""
+        self,
+        folder: Path,
+        split: Split,
+        *,
+        options: dict[str, Any] | None = None,
+        anchor: dict[str, Any] | None = None,
+        stage: StageName = LM,
+        blocks: BlockReads | None = None,
+    ) -> None:
+        """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`. `blocks`: see
+        `SpanArrivals`.
+        """
         self.split, self._blocks = split, blocks
         more: dict[str, Any] = {"keep_bytes": 1 << 30, **(anchor or {})}
-        own = AnchorOptions(span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **more)
+        own = AnchorOptions(
+            span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **more
+        )
         self._options = BuildOptions(stage=stage, checkpoint=folder, anchor=own, **(options or {}))
         self.built = stage_builder(graph_of(stage), stage)(self._options)
         assert isinstance(self.built.engine, LMEngine) and self.built.route is not None
@@ -295,7 +357,9 @@ class SpanRoute:
 
     def start_worker(self) -> SpanWorkerThread:
         self._num_started += 1
-        worker = SpanWorkerThread(f"span-worker-{self._num_started}", self._options, self._workers, self._blocks)
+        worker = SpanWorkerThread(
+            f"span-worker-{self._num_started}", self._options, self._workers, self._blocks
+        )
         self._workers[worker.name] = worker
         return worker
 
@@ -307,10 +371,14 @@ class SpanRoute:
             for worker, span in zip(self.worker_at, self.split.workers, strict=True)
         ]
         terms = RouteTerms(
-            generation=self.generation, lineage=self._lineage or self.generation, num_pages=self._slot.num_pages,
-            page_size=self._slot.page_size, returned=self._own.returned, wire_dtype=self._own.wire_dtype,
+            generation=self.generation,
+            lineage=self._lineage or self.generation,
+            num_pages=self._slot.num_pages,
+            page_size=self._slot.page_size,
+            returned=self._own.returned,
+            wire_dtype=self._own.wire_dtype,
             keep_bytes=self._own.keep_bytes,
-        )  # fmt: skip
+        )
         try:
             chain = set_up_route(ANCHOR, hops, terms, blocks=self._blocks)
         except RouteFailure:
@@ -333,14 +401,21 @@ class SpanRoute:
                     raise worker.error
                 if not worker.is_alive:
                     self.worker_at[number] = self.start_worker()
-                    self.worker_at[number].kill_point = self.next_kill_points.pop(0) if self.next_kill_points else None
+                    self.worker_at[number].kill_point = (
+                        self.next_kill_points.pop(0) if self.next_kill_points else None
+                    )
                     self.num_replaced += 1
             if not self.connect():
                 self.chain = None
 
     def exchange(self, place: int) -> None:
-        """End the route, and let another live worker have a place in the next one: the one that had it before, or a new one."""
-        self._spare[place], self.worker_at[place] = self.worker_at[place], self._spare.get(place) or self.start_worker()
+        """End the route, and let another live worker have a place in the next one: the one that had
+        it before, or a new one.
+        """
+        self._spare[place], self.worker_at[place] = (
+            self.worker_at[place],
+            self._spare.get(place) or self.start_worker(),
+        )
         if self.chain is not None:
             self.chain.close()
 
@@ -355,12 +430,16 @@ class SpanRoute:
             worker.kill()
         if self.chain is not None:
             self.chain.close()
-        assert all(worker.error is None for worker in self._workers.values()), [worker.error for worker in self._workers.values()]
+        assert all(worker.error is None for worker in self._workers.values()), [
+            worker.error for worker in self._workers.values()
+        ]
 
 
 @dataclass(slots=True)
 class TextDriver:
-    """Drives an engine as a worker's loop does, with or without span workers, and records the answers."""
+    """Drives an engine as a worker's loop does, with or without span workers, and records the
+    answers.
+    """
 
     engine: Engine
     route: SpanRoute | None = None
@@ -375,7 +454,9 @@ class TextDriver:
         program: Any = self.engine.program
         draw_from = program.draw_from
 
-        def recording(tasks: Sequence[CausalTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+        def recording(
+            tasks: Sequence[CausalTask], logits_SV: Tensor
+        ) -> Sequence[Sequence[EngineOutput]]:
             outputs = draw_from(tasks, logits_SV)
             for (output,), row_V in zip(outputs, logits_SV[: len(tasks)], strict=True):
                 self.logits.setdefault(str(output.request_id), []).append(row_V.clone())
@@ -383,10 +464,17 @@ class TextDriver:
 
         program.draw_from = recording
 
-    def submit(self, name: str, prompt: Sequence[int], sampling: Sampling, session: str = "") -> None:
+    def submit(
+        self, name: str, prompt: Sequence[int], sampling: Sampling, session: str = ""
+    ) -> None:
         params = {NUM_POSITIONS: str(len(prompt) + sampling.max_tokens)}
-        request = EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session)
-        self.submit_request(request, [EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True)])
+        request = EngineRequest(
+            request_id=RequestId(name), sampling=sampling, params=params, session=session
+        )
+        self.submit_request(
+            request,
+            [EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True)],
+        )
 
     def submit_request(self, request: EngineRequest, pieces: Sequence[EngineInput]) -> None:
         name = str(request.request_id)
@@ -440,7 +528,9 @@ class TextDriver:
 
 def single(folder: Path, *, stage: StageName = LM, **options: Any) -> TextDriver:
     """Return the driver of an engine with all layers."""
-    built = stage_builder(graph_of(stage), stage)(BuildOptions(stage=stage, checkpoint=folder, **options))
+    built = stage_builder(graph_of(stage), stage)(
+        BuildOptions(stage=stage, checkpoint=folder, **options)
+    )
     assert isinstance(built.engine, LMEngine)
     engine: Engine = built.engine
     return TextDriver(engine)

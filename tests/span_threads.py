@@ -1,4 +1,6 @@
-"""A divided language model in one process: a conductor, anchors and span workers on threads, real layers and a real Redis."""
+"""A divided language model in one process: a conductor, anchors and span workers on threads, real
+layers and a real Redis.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,16 +14,16 @@ from fleet.config import FleetConfig, load_config
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, run
 from fleet.core.errors import FleetError
-from fleet.process.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
+from fleet.process.fleet_secret import FleetSecret
+from fleet.spans.host.memory import layer_sizes
+from fleet.spans.host.process import SpanWorkerProcess
 from fleet.stages.base import SpanBuilder
 from fleet.worker.main import WorkerProcess, build_options, build_stage
 from fleet.worker.peers import PeerAccess
 from fleet.worker.registered_process import RegisteredProcess
-from fleet.spans.host.memory import layer_sizes
-from fleet.spans.host.process import SpanWorkerProcess
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
 
@@ -32,13 +34,15 @@ ProcessT = TypeVar("ProcessT", bound=RegisteredProcess)
 
 
 class DeadSpanWorker(BaseException):
-    """Ends the thread of a span worker in the middle of a pass, as SIGKILL ends a process: its connections close."""
+    """Ends the thread of a span worker in the middle of a pass, as SIGKILL ends a process: its
+    connections close.
+    """
 
 
 @dataclass(slots=True, kw_only=True)
 class SpanThreads:
-    """`refused`: errors with which processes ended. `num_died`: those that `DeadSpanWorker` ended; each is started again, until
-    the end of the test.
+    """`refused`: errors with which processes ended. `num_died`: those that `DeadSpanWorker` ended;
+    each is started again, until the end of the test.
     """
 
     config: FleetConfig
@@ -57,12 +61,18 @@ class SpanThreads:
         access = PeerAccess(secret=self.secret)
         built = build_stage(config, STAGE, self.checkpoint)
         sizes = layer_sizes(config, build_options(config, STAGE, self.checkpoint), built.route)
-        process = WorkerProcess(config, RoleName(STAGE), self.url, built, dtype="float32", access=access, sizes=sizes)
+        process = WorkerProcess(
+            config, RoleName(STAGE), self.url, built, dtype="float32", access=access, sizes=sizes
+        )
         self._start(process, self.add_anchor)
         return process
 
-    def add_span_worker(self, build: SpanBuilder | None = None, access: PeerAccess | None = None) -> SpanWorkerProcess:
-        """Start a span worker. `build` in place of the graph's builder; `access` in place of that of the fleet's secret."""
+    def add_span_worker(
+        self, build: SpanBuilder | None = None, access: PeerAccess | None = None
+    ) -> SpanWorkerProcess:
+        """Start a span worker. `build` in place of the graph's builder; `access` in place of that
+        of the fleet's secret.
+        """
         serves = self.config.role(SPAN_ROLE)
         config = self.config.for_role(serves)
         options = build_options(config, STAGE, self.checkpoint)
@@ -113,21 +123,41 @@ class SpanThreads:
     def wait_route(self) -> None:
         """Wait until the anchor computes."""
         anchors = [process for process in self.processes if isinstance(process, WorkerProcess)]
-        wait_until(lambda: all(anchor.built.engine.accepts_requests() for anchor in anchors), "a route")
+        wait_until(
+            lambda: all(anchor.built.engine.accepts_requests() for anchor in anchors), "a route"
+        )
 
-    def spec(self, seed: int, num_tokens: int = 16, prompt_ids: tuple[int, ...] = ()) -> RequestSpec:
+    def spec(
+        self, seed: int, num_tokens: int = 16, prompt_ids: tuple[int, ...] = ()
+    ) -> RequestSpec:
         return RequestSpec(
-            id=new_request_id(), graph=self.config.graph, prompt_ids=prompt_ids or tuple(range(5, 17 + seed)),
+            id=new_request_id(),
+            graph=self.config.graph,
+            prompt_ids=prompt_ids or tuple(range(5, 17 + seed)),
             outputs=tuple(self.config.graph_declaration().media),
-            sampling={STAGE: Sampling(temperature=0.9, max_tokens=num_tokens, seed=seed, ignore_eos=True)},
-        )  # fmt: skip
+            sampling={
+                STAGE: Sampling(temperature=0.9, max_tokens=num_tokens, seed=seed, ignore_eos=True)
+            },
+        )
 
 
 @contextmanager
-def span_threads(url: str, folder: Path, *settings: str, secret: FleetSecret | None = None) -> Iterator[SpanThreads]:
+def span_threads(
+    url: str, folder: Path, *settings: str, secret: FleetSecret | None = None
+) -> Iterator[SpanThreads]:
     """Run a conductor, and end what the test adds to the fleet."""
     write_tiny_checkpoint(folder / "checkpoint")
-    config = load_config(None, ("graph=text", "numerics=invariant", "transfer.kind=redis", "device=cpu", EACH_TOKEN, *settings))
+    config = load_config(
+        None,
+        (
+            "graph=text",
+            "numerics=invariant",
+            "transfer.kind=redis",
+            "device=cpu",
+            EACH_TOKEN,
+            *settings,
+        ),
+    )
     client = connect(url, one_connection=True)
     driver = Driver(config, client, WorkerId("conductor@test"))
     conductor = threading.Thread(target=driver.run, daemon=True)
@@ -140,4 +170,6 @@ def span_threads(url: str, folder: Path, *settings: str, secret: FleetSecret | N
         fleet.end()
         conductor.join(timeout=20)
         client.close()
-    assert not any(thread.is_alive() for thread in fleet.threads), "a thread of the fleet does not end"
+    assert not any(thread.is_alive() for thread in fleet.threads), (
+        "a thread of the fleet does not end"
+    )

@@ -1,4 +1,6 @@
-"""Abort storm: each request is aborted at a random write, drawn from a seed; afterwards nothing may be left."""
+"""Abort storm: each request is aborted at a random write, drawn from a seed; afterwards nothing may
+be left.
+"""
 
 import asyncio
 import random
@@ -26,7 +28,9 @@ STORM_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class _Countdown:
-    """Turns of workers that write about a request until it is aborted, before or after the last of them."""
+    """Turns of workers that write about a request until it is aborted, before or after the last of
+    them.
+    """
 
     turns: int
     before: bool
@@ -34,7 +38,9 @@ class _Countdown:
 
 @dataclass(slots=True)
 class Storm:
-    """Intercepts the calls from workers to Redis. `met`: counts of the scripts before or after which a request was aborted."""
+    """Intercepts the calls from workers to Redis. `met`: counts of the scripts before or after
+    which a request was aborted.
+    """
 
     fleet: ThreadFleet
     rng: random.Random
@@ -54,7 +60,11 @@ class Storm:
         self.fleet.clients.append(client)
 
         def exchange(
-            calls: Sequence[scripts.Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
+            calls: Sequence[scripts.Call],
+            *,
+            free_slots: int,
+            block_ms: int,
+            ask_live: Sequence[RequestId] = (),
         ) -> TurnResult:
             before, after = self._struck(calls)
             self._abort(client, before)
@@ -65,10 +75,14 @@ class Storm:
         loop.link.exchange = exchange
 
     def _struck(self, calls: Sequence[scripts.Call]) -> tuple[list[RequestId], list[RequestId]]:
-        """Count down; return the requests to abort before this turn is sent, and those to abort after it."""
+        """Count down; return the requests to abort before this turn is sent, and those to abort
+        after it.
+        """
         struck: tuple[list[RequestId], list[RequestId]] = ([], [])
         with self._lock:
-            named = {arg for call in calls for arg in call.args if isinstance(arg, str)} & self._due.keys()
+            named = {
+                arg for call in calls for arg in call.args if isinstance(arg, str)
+            } & self._due.keys()
             for request in cast("set[RequestId]", named):
                 self._due[request].turns -= 1
                 if self._due[request].turns == 0:
@@ -81,9 +95,16 @@ class Storm:
             run(client, scripts.abort(request, scripts.API_RIGHT, "the storm"))
 
     async def run(
-        self, client: FleetClient, requests: Sequence[tuple[RequestSpec, bytes | None]], *, concurrency: int, most_turns: int
+        self,
+        client: FleetClient,
+        requests: Sequence[tuple[RequestSpec, bytes | None]],
+        *,
+        concurrency: int,
+        most_turns: int,
     ) -> int:
-        """Send every request, `concurrency` at a time, each to be aborted within `most_turns`; return the number aborted."""
+        """Send every request, `concurrency` at a time, each to be aborted within `most_turns`;
+        return the number aborted.
+        """
         gate = asyncio.Semaphore(concurrency)
 
         async def one(spec: RequestSpec, blob: bytes | None) -> bool:
@@ -113,7 +134,9 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
     def left() -> list[str]:
         # Counts from before this call do not count: each loop must report once more.
         stale = [
-            f"{loop.role} has not reported" for loop, old in zip(living, before, strict=True) if loop.maintenance.vitals is old
+            f"{loop.role} has not reported"
+            for loop, old in zip(living, before, strict=True)
+            if loop.maintenance.vitals is old
         ]
         return stale or _held_by_workers(fleet, living) or _left_in_redis(client)
 
@@ -130,14 +153,18 @@ def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[s
     """Read the loops' reports, since only their own threads may use engine and transfer."""
     busy = [f"{loop.role} counts {loop.maintenance.vitals}" for loop in living if _counts(loop)]
     offering = [
-        f"{loop.role} offers {loop.hand_offs.offers.open_requests()}" for loop in living if loop.hand_offs.offers.open_requests()
+        f"{loop.role} offers {loop.hand_offs.offers.open_requests()}"
+        for loop in living
+        if loop.hand_offs.offers.open_requests()
     ]
     pulling = [f"{loop.role} pulls" for loop in living if loop.receiver.pulling()]
     return [*busy, *offering, *pulling, *(f"a worker holds {request}" for request in held(fleet))]
 
 
 def _counts(loop: WorkerLoop) -> int:
-    return sum(int(loop.maintenance.vitals[name]) for name in ("running", "pages_used", "slots_used"))
+    return sum(
+        int(loop.maintenance.vitals[name]) for name in ("running", "pages_used", "slots_used")
+    )
 
 
 def _left_in_redis(client: redis.Redis) -> list[str]:

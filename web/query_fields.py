@@ -1,4 +1,5 @@
-"""Middleware that refuses query parameters which a route does not read: a filter that is lost lists the wrong rows.
+"""Middleware that refuses query parameters which a route does not read: a filter that is lost lists
+the wrong rows.
 
 The routes' parameters are those of `OPERATIONS`. Knows no value.
 """
@@ -13,7 +14,9 @@ from web.http.errors import envelope_of, error_response, status_of
 from web.openapi import OPERATIONS
 
 PREFIX = "/v1/"
-IGNORED: dict[str, str] = {"api-version": "names the version of Azure's API; the routes here have one"}
+IGNORED: dict[str, str] = {
+    "api-version": "names the version of Azure's API; the routes here have one"
+}
 """Parameters that every route accepts, with the reason why they change no answer."""
 _ROUTES = [
     (op.method, re.compile(re.sub(r"{\w+}", "[^/]+", op.path) + "/?"), frozenset(op.query))
@@ -36,15 +39,28 @@ class QueryFields:
 
 
 def unread_parameter(request: Request) -> UnsupportedValue | None:
-    """Return the refusal of the first parameter with a value that the route does not read; None for an unknown route."""
+    """Return the refusal of the first parameter with a value that the route does not read; None for
+    an unknown route.
+    """
     known = next(
-        (names for method, path, names in _ROUTES if method == request.method and path.fullmatch(request.url.path)), None
+        (
+            names
+            for method, path, names in _ROUTES
+            if method == request.method and path.fullmatch(request.url.path)
+        ),
+        None,
     )
     if known is None:
         return None
     for name, value in request.query_params.multi_items():
         if value and name not in known and name not in IGNORED:
             shown = name[:SHOWN_CHARS]
-            advice = f"use one of {', '.join(sorted(known))}" if known else "send the fields of a request in its body"
-            return UnsupportedValue(f"{shown}: this route has no such query parameter; {advice}", param=shown)
+            advice = (
+                f"use one of {', '.join(sorted(known))}"
+                if known
+                else "send the fields of a request in its body"
+            )
+            return UnsupportedValue(
+                f"{shown}: this route has no such query parameter; {advice}", param=shown
+            )
     return None

@@ -1,7 +1,8 @@
-"""Debts of senders for refused inputs: time spent on an input that was then refused. A sender with a large debt waits.
+"""Debts of senders for refused inputs: time spent on an input that was then refused. A sender with
+a large debt waits.
 
-Answers are limited by their slots and by admission. Reading an input comes before both, so a client whose inputs are all refused
-would otherwise pay nothing. Knows no route.
+Answers are limited by their slots and by admission. Reading an input comes before both, so a client
+whose inputs are all refused would otherwise pay nothing. Knows no route.
 """
 
 import math
@@ -17,7 +18,9 @@ from fleet.core.errors import Overloaded
 MAX_DEBT_S = 2.0
 """Debt beyond which large inputs of a sender are refused unread."""
 PAID_PER_S = 0.05
-"""Share of the elapsed time by which a debt shrinks: one twentieth of a core for each sender, after the first two seconds."""
+"""Share of the elapsed time by which a debt shrinks: one twentieth of a core for each sender, after
+the first two seconds.
+"""
 SMALL_S = 0.005
 """Shorter work costs nothing: mistakes of ordinary clients never add up."""
 MAX_SENDERS = 4096
@@ -49,9 +52,11 @@ class RefusedWork:
         if excess_s > 0:
             wait_s = math.ceil(excess_s / PAID_PER_S)
             raise Overloaded(
-                "large inputs from this address were refused again and again, which took seconds of this server's time; "
-                f"wait {wait_s} s before the next large one, or send a smaller one", retry_after_s=wait_s,
-            )  # fmt: skip
+                "large inputs from this address were refused again and again, which took "
+                "seconds of this server's time; "
+                f"wait {wait_s} s before the next large one, or send a smaller one",
+                retry_after_s=wait_s,
+            )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,6 @@
-"""Running the gateway: control-plane client, frontend and uvicorn in one process. Knows no route."""
+"""Running the gateway: control-plane client, frontend and uvicorn in one process. Knows no
+route.
+"""
 
 import asyncio
 import contextlib
@@ -36,21 +38,30 @@ from web.startup_message import startup_lines
 log = logging.getLogger("fleet.web")
 
 GRACE_S = 4.0
-"""Time for answers to finish after a stop signal; unfinished ones then get an error event and can be resumed elsewhere."""
+"""Time for answers to finish after a stop signal; unfinished ones then get an error event and can
+be resumed elsewhere.
+"""
 BACKLOG = 2048
-"""Connections that wait to be accepted, also those of clients that connect as soon as the address is printed."""
+"""Connections that wait to be accepted, also those of clients that connect as soon as the address
+is printed.
+"""
 MAX_THREADS = 32
-"""Threads for work that would stall the event loop, at most; four more than there are cores, as asyncio has by default."""
+"""Threads for work that would stall the event loop, at most; four more than there are cores, as
+asyncio has by default.
+"""
 DETACH_S = 1.0
 """Time for sending these error events."""
 ABORTING_S = 0.5
-"""Time before the end of uvicorn's time-out at which stalled connections are aborted, so that their requests can end."""
+"""Time before the end of uvicorn's time-out at which stalled connections are aborted, so that their
+requests can end.
+"""
 
 
 class Server(uvicorn.Server):
     """Uvicorn that first ends the console's endless streams, which would use up its grace time.
 
-    `serve` handles signals: uvicorn's own handling would end the process before it leaves the fleet.
+    `serve` handles signals: uvicorn's own handling would end the process before it leaves the
+    fleet.
     """
 
     def __init__(self, config: BoundedConfig, app: Starlette) -> None:
@@ -76,7 +87,9 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         detaching = loop.call_later(GRACE_S, self._app.state.detach_all)
         assert self.config.timeout_graceful_shutdown is not None
-        aborting = loop.call_later(self.config.timeout_graceful_shutdown - ABORTING_S, self._table.abort_all)
+        aborting = loop.call_later(
+            self.config.timeout_graceful_shutdown - ABORTING_S, self._table.abort_all
+        )
         try:
             await super().shutdown(sockets)
         finally:
@@ -86,7 +99,9 @@ class Server(uvicorn.Server):
             self._app.state.close()
 
 
-def run(config: FleetConfig, settings: EnvironmentSettings, redis_url: str, checkpoint: Path) -> None:
+def run(
+    config: FleetConfig, settings: EnvironmentSettings, redis_url: str, checkpoint: Path
+) -> None:
     """Serve until SIGTERM or SIGINT. A failure at start is one line on stderr and exit status 1."""
     config = config.model_copy(update={"checkpoint": str(checkpoint)})
     try:
@@ -99,7 +114,11 @@ def run(config: FleetConfig, settings: EnvironmentSettings, redis_url: str, chec
 
 
 async def serve(
-    config: FleetConfig, settings: EnvironmentSettings, redis_url: str, checkpoint: Path, listener: socket.socket
+    config: FleetConfig,
+    settings: EnvironmentSettings,
+    redis_url: str,
+    checkpoint: Path,
+    listener: socket.socket,
 ) -> None:
     tls = tls_files(config)
     frontend = load_frontend(config.graph_declaration().frontend, checkpoint, config.limits)
@@ -124,10 +143,17 @@ async def serve(
 
 
 def uvicorn_config(
-    app: Starlette, config: FleetConfig, tls: TlsFiles | None = None, max_connections: int | None = None
+    app: Starlette,
+    config: FleetConfig,
+    tls: TlsFiles | None = None,
+    max_connections: int | None = None,
 ) -> BoundedConfig:
-    """Return uvicorn's configuration. `max_connections`: limit of the process; None: that of the deployment."""
-    web = config.web.model_copy(update={"max_connections": max_connections or config.web.max_connections})
+    """Return uvicorn's configuration. `max_connections`: limit of the process; None: that of the
+    deployment.
+    """
+    web = config.web.model_copy(
+        update={"max_connections": max_connections or config.web.max_connections}
+    )
     return BoundedConfig(
         app,
         ConnectionTable(web),
@@ -156,7 +182,9 @@ def _tls_context(tls: TlsFiles) -> ssl.SSLContext:
 
 
 def _bound_socket(host: str, port: int) -> socket.socket:
-    """Bind before anything is loaded, so that a used port is reported immediately. Raises: OSError with the remedy."""
+    """Bind before anything is loaded, so that a used port is reported immediately. Raises: OSError
+    with the remedy.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -165,7 +193,9 @@ def _bound_socket(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise OSError(f"cannot listen on {host} port {port}: {reason}; choose another with --set web.port=N") from error
+        raise OSError(
+            f"cannot listen on {host} port {port}: {reason}; choose another with --set web.port=N"
+        ) from error
     return listener
 
 

@@ -1,10 +1,14 @@
-"""The `fleet` command. Each subcommand imports its implementation when it runs. Knows no model, only its declaration."""
+"""The `fleet` command. Each subcommand imports its implementation when it runs. Knows no model,
+only its declaration.
+"""
 
 import sys
 
 
 def entry() -> None:
-    """Run the console script. The imports are inside, so that Ctrl-C ends it quietly while they load."""
+    """Run the console script. The imports are inside, so that Ctrl-C ends it quietly while they
+    load.
+    """
     try:
         from fleet.cli.environment import restart_without_secrets
 

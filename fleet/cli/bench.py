@@ -2,11 +2,16 @@
 
 import typer
 
-PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+PASS_THROUGH = {
+    "allow_extra_args": True,
+    "ignore_unknown_options": True,
+    "help_option_names": list[str](),
+}
 
 
 def bench(context: typer.Context) -> None:
-    """Measure a running fleet: latency, throughput, and its answers compared with the reference implementation.
+    """Measure a running fleet: latency, throughput, and its answers compared with the reference
+    implementation.
 
     `fleet bench --help` lists the benchmark's own options.
 

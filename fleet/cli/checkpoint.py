@@ -1,4 +1,6 @@
-"""Resolution of a checkpoint name: a folder, a name on the model hub, the shipped one or a tiny random one. Loads no weights."""
+"""Resolution of a checkpoint name: a folder, a name on the model hub, the shipped one or a tiny
+random one. Loads no weights.
+"""
 
 import fcntl
 import importlib
@@ -14,15 +16,16 @@ from typing import IO
 from fleet.cli.deployment import secure_data_dir
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError, NoSafeWeights
-from fleet.process.private import make_private_folder
 from fleet.graphs import get_graph
+from fleet.process.private import make_private_folder
 
 AUTO, TINY = "auto", "tiny"
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def resolve_checkpoint(config: FleetConfig) -> Path:
-    """Return the folder of the weights. "auto" is the graph's shipped checkpoint, or "tiny" where it has none.
+    """Return the folder of the weights. "auto" is the graph's shipped checkpoint, or "tiny" where
+    it has none.
 
     A hub name is downloaded once, into the hub's own cache.
     Raises: ConfigError if the folder is missing or holds no weights, or the download fails.
@@ -40,17 +43,21 @@ def resolve_checkpoint(config: FleetConfig) -> Path:
 def resolve_configuration(config: FleetConfig) -> Path:
     """Return a folder with a checkpoint's configuration; its weights may be missing.
 
-    Of a hub name only JSON files are downloaded. Raises: ConfigError as `resolve_checkpoint`, but not for missing weights.
+    Of a hub name only JSON files are downloaded. Raises: ConfigError as `resolve_checkpoint`, but
+    not for missing weights.
     """
     if config.checkpoint in (AUTO, TINY):
         return resolve_checkpoint(config)
     folder = Path(config.checkpoint).expanduser()
     from_hub = not folder.exists() and HUB_NAME.fullmatch(config.checkpoint)
-    return _check_configuration(_download(config.checkpoint, ["*.json"]) if from_hub else folder.absolute())
+    return _check_configuration(
+        _download(config.checkpoint, ["*.json"]) if from_hub else folder.absolute()
+    )
 
 
 def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
-    """Return the folder of the weights if it exists, else the step by which the first start provides it. Changes nothing.
+    """Return the folder of the weights if it exists, else the step by which the first start
+    provides it. Changes nothing.
 
     Raises: ConfigError as `resolve_checkpoint`, but not for what that downloads or writes.
     """
@@ -58,9 +65,17 @@ def find_checkpoint(config: FleetConfig) -> tuple[Path | None, str]:
         return resolve_checkpoint(config), ""
     if config.checkpoint in (AUTO, TINY):
         target = _tiny_folder(config)
-        return (target, "") if target.is_dir() else (None, f"a tiny random one is written to {target} at the first start")
+        return (
+            (target, "")
+            if target.is_dir()
+            else (None, f"a tiny random one is written to {target} at the first start")
+        )
     if not Path(config.checkpoint).expanduser().exists() and HUB_NAME.fullmatch(config.checkpoint):
-        return None, f"{config.checkpoint} is looked for in the hub's cache, and downloaded if it is missing"
+        return (
+            None,
+            f"{config.checkpoint} is looked for in the hub's cache, and downloaded if it is "
+            "missing",
+        )
     return resolve_checkpoint(config), ""
 
 
@@ -69,10 +84,14 @@ def _tiny_folder(config: FleetConfig) -> Path:
 
 
 def _tiny(config: FleetConfig) -> Path:
-    """Return the tiny checkpoint; write it first if there is none, in a process of its own: that needs torch."""
+    """Return the tiny checkpoint; write it first if there is none, in a process of its own: that
+    needs torch.
+    """
     if not get_graph(config.graph).tiny:
         raise ConfigError(
-            f"checkpoint: graph {config.graph} has no tiny checkpoint; set the folder of its weights", param="checkpoint"
+            f"checkpoint: graph {config.graph} has no tiny checkpoint; set the folder of its "
+            "weights",
+            param="checkpoint",
         )
     home = secure_data_dir(config) / "checkpoints"
     make_private_folder(home)
@@ -82,13 +101,18 @@ def _tiny(config: FleetConfig) -> Path:
     with lock_file.open("w") as lock:
         _acquire(lock, target)
         if not target.is_dir():
-            _print(f"writing a tiny random {config.graph} checkpoint to {target} (once; takes up to a minute)")
+            _print(
+                f"writing a tiny random {config.graph} checkpoint to {target} (once; takes up "
+                "to a minute)"
+            )
             _write_aside(config.graph, target)
             _print(f"wrote {target}")
     return target
 
 
-def _download(name: str, patterns: Sequence[str] = ("*.json", "*.safetensors", "*.txt", "*.jinja")) -> Path:
+def _download(
+    name: str, patterns: Sequence[str] = ("*.json", "*.safetensors", "*.txt", "*.jinja")
+) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -98,7 +122,9 @@ def _download(name: str, patterns: Sequence[str] = ("*.json", "*.safetensors", "
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"checkpoint: there is no folder {name}, and its download from the model hub failed: {reason}", param="checkpoint"
+            f"checkpoint: there is no folder {name}, and its download from the model hub "
+            f"failed: {reason}",
+            param="checkpoint",
         ) from error
 
 
@@ -117,17 +143,37 @@ def _acquire(lock: IO[str], target: Path) -> None:
 def _write_aside(graph: str, target: Path) -> None:
     """Write it beside its place and move it there when it is complete."""
     aside = target.with_name(f"{target.name}.{os.getpid()}.part")
-    command = [sys.executable, "-m", "fleet.cli", "checkpoint", "tiny", str(aside), "--graph", graph]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, umask=0o077)
+    command = [
+        sys.executable,
+        "-m",
+        "fleet.cli",
+        "checkpoint",
+        "tiny",
+        str(aside),
+        "--graph",
+        graph,
+    ]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        umask=0o077,
+    )
     if done.returncode != 0:
         shutil.rmtree(aside, ignore_errors=True)
         reason = (done.stdout.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise ConfigError(f"checkpoint: writing the tiny checkpoint failed: {reason}", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint: writing the tiny checkpoint failed: {reason}", param="checkpoint"
+        )
     aside.rename(target)
 
 
 def write_tiny(graph_name: str, out_dir: Path, seed: int) -> Path:
-    """Write a tiny checkpoint in this process. Raises: ConfigError if the graph declares none or the folder is not empty."""
+    """Write a tiny checkpoint in this process. Raises: ConfigError if the graph declares none or
+    the folder is not empty.
+    """
     writer = get_graph(graph_name).tiny
     if writer is None:
         raise ConfigError(f"graph {graph_name} declares no tiny checkpoint", param="graph")
@@ -148,7 +194,8 @@ def _check_folder(folder: Path) -> Path:
 def _check_configuration(folder: Path) -> Path:
     if not folder.is_dir():
         raise ConfigError(
-            f"checkpoint: no folder {folder}; set a folder with the weights (`hf download NAME --local-dir DIR`), or auto",
+            f"checkpoint: no folder {folder}; set a folder with the weights (`hf download NAME "
+            "--local-dir DIR`), or auto",
             param="checkpoint",
         )
     if not (folder / "config.json").is_file():

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="dead-letters", no_args_is_help=True)
 UNITS = {"text": "text tokens", "audio": "audio samples"}
-LetterId = Annotated[str, typer.Argument(metavar="ID", help="The request's id, as `list` shows it.")]
+LetterId = Annotated[
+    str, typer.Argument(metavar="ID", help="The request's id, as `list` shows it.")
+]
 
 
 @app.callback()
 def dead_letters() -> None:
-    """Manage dead letters: requests over which three workers died, the last one while it served nothing else.
+    """Manage dead letters: requests over which three workers died, the last one while it served
+    nothing else.
 
-    Such a request fails. It is stored with its prompt, so that the cause can be found, and the request sent again afterwards.
+    Such a request fails. It is stored with its prompt, so that the cause can be found, and the
+    request sent again afterwards.
     """
 
 
@@ -82,9 +86,11 @@ def show(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -
 
 @app.command()
 def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Send the request of a dead letter again under a new id, wait for its end, and report it. Success drops the letter.
+    """Send the request of a dead letter again under a new id, wait for its end, and report it.
+    Success drops the letter.
 
-    The answer is not stored. A request that kills workers again becomes a dead letter again, under its new id.
+    The answer is not stored. A request that kills workers again becomes a dead letter again, under
+    its new id.
 
     Example: fleet dead-letters retry req-0190d6c5e1a4f00ba7
     """
@@ -98,15 +104,24 @@ def retry(request: LetterId, config: ConfigFile = None, set_: Overrides = None) 
         try:
             counts = asyncio.run(_answer(deployment, spec, read_blob(client, letter)))
         except FleetError as error:
-            print(f"fleet: {spec.id} failed ({error.code}): {error.message}; the letter stays", file=sys.stderr, flush=True)
+            print(
+                f"fleet: {spec.id} failed ({error.code}): {error.message}; the letter stays",
+                file=sys.stderr,
+                flush=True,
+            )
             raise typer.Exit(1) from None
         drop_letters(client, [letter])
-    print(f"{spec.id} finished: {', '.join(f'{count} {unit}' for unit, count in counts.items())}; the letter is dropped")
+    print(
+        f"{spec.id} finished: {', '.join(f'{count} {unit}' for unit, count in counts.items())}; "
+        "the letter is dropped"
+    )
 
 
 @app.command()
 def drop(
-    request: Annotated[str | None, typer.Argument(metavar="[ID]", help="The request's id, as `list` shows it.")] = None,
+    request: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="The request's id, as `list` shows it.")
+    ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Drop every letter.")] = False,
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -124,24 +139,35 @@ def drop(
     if (request is None) != all_:
         raise BadInput("set the ID of one letter, or --all", param="id")
     with open_deployment(config, set_).connect() as client:
-        letters = read_letters(client) if request is None else [read_letter(client, request_id_of(request))]
+        letters = (
+            read_letters(client)
+            if request is None
+            else [read_letter(client, request_id_of(request))]
+        )
         num_dropped = drop_letters(client, letters)
     print(f"dropped {num_dropped} dead letter{'' if num_dropped == 1 else 's'}")
 
 
 def _renewed(spec: "RequestSpec", deployment: Deployment) -> "RequestSpec":
-    """Return the request under a new id. Raises: ConfigError if this deployment serves another graph."""
+    """Return the request under a new id. Raises: ConfigError if this deployment serves another
+    graph.
+    """
     if spec.graph != deployment.config.graph:
         raise ConfigError(
-            f"the letter is a request of graph {spec.graph}, and this deployment serves {deployment.config.graph}; "
+            f"the letter is a request of graph {spec.graph}, and this deployment serves "
+            f"{deployment.config.graph}; "
             f"set its file with --config, or --set graph={spec.graph}",
             param="graph",
         )
     return msgspec.structs.replace(spec, id=new_request_id(), created_us=now_us())
 
 
-async def _answer(deployment: Deployment, spec: "RequestSpec", blob: bytes | None) -> dict[str, int]:
-    """Return the number of items of the answer by unit. Raises: the FleetError of a failed request."""
+async def _answer(
+    deployment: Deployment, spec: "RequestSpec", blob: bytes | None
+) -> dict[str, int]:
+    """Return the number of items of the answer by unit. Raises: the FleetError of a failed
+    request.
+    """
     from fleet.control.client import FleetClient
 
     media = deployment.config.graph_declaration().media

@@ -1,4 +1,6 @@
-"""The deployment that a command works on, from files, options and environment. Connects to Redis only when asked to."""
+"""The deployment that a command works on, from files, options and environment. Connects to Redis
+only when asked to.
+"""
 
 import dataclasses
 import re
@@ -8,7 +10,12 @@ from typing import TYPE_CHECKING
 
 from fleet.config import FleetConfig
 from fleet.config.deployment import open_config
-from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, read_settings
+from fleet.config.settings import (
+    EnvironmentSettings,
+    check_redis_password,
+    check_redis_placeholder,
+    read_settings,
+)
 from fleet.control.embedded import embedded_url
 from fleet.core.errors import ConfigError
 from fleet.process.private import close_to_others, make_private_folder, others_may_replace
@@ -17,12 +24,16 @@ if TYPE_CHECKING:
     from redis import Redis
 
 CONNECT_TIMEOUT_S = 2.0
-_OWN = re.compile(r"redis|jobs|checkpoints|drafts|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log|preload.*")
+_OWN = re.compile(
+    r"redis|jobs|checkpoints|drafts|tls|resolved\.yaml(\.\d+)?|bench-.*|chaos-.*\.log|preload.*"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """Invariants: `settings.port` is `config.web.port`; `embedded_redis` exactly when REDIS_URL is not set."""
+    """Invariants: `settings.port` is `config.web.port`; `embedded_redis` exactly when REDIS_URL is
+    not set.
+    """
 
     config: FleetConfig
     settings: EnvironmentSettings
@@ -40,7 +51,8 @@ class Deployment:
 
 
 def open_deployment(config_file: Path | None, overrides: list[str] | None) -> Deployment:
-    """Read the deployment: --set takes precedence over the environment, and the environment over the file.
+    """Read the deployment: --set takes precedence over the environment, and the environment over
+    the file.
 
     Raises: ConfigError naming the file or variable, the field and the remedy.
     """
@@ -54,7 +66,9 @@ def open_deployment(config_file: Path | None, overrides: list[str] | None) -> De
 
 
 def open_serving_deployment(config_file: Path | None, overrides: list[str] | None) -> Deployment:
-    """Open the deployment for a command that serves. Raises: ConfigError also for an unsafe Redis, naming what permits it."""
+    """Open the deployment for a command that serves. Raises: ConfigError also for an unsafe Redis,
+    naming what permits it.
+    """
     deployment = open_deployment(config_file, overrides)
     check_redis_placeholder(deployment.settings.redis_url)
     if not deployment.config.security.allow_redis_without_password:
@@ -65,8 +79,8 @@ def open_serving_deployment(config_file: Path | None, overrides: list[str] | Non
 def secure_data_dir(config: FleetConfig) -> Path:
     """Return the deployment's data folder; create it for this user alone if it is missing.
 
-    An existing folder is closed to other users if Fleet created all its entries; otherwise its mode is left, since the entries
-    that Fleet creates are private themselves.
+    An existing folder is closed to other users if Fleet created all its entries; otherwise its mode
+    is left, since the entries that Fleet creates are private themselves.
     """
     folder = config.data_dir.absolute()
     make_private_folder(folder)
@@ -80,13 +94,15 @@ def is_made_by_fleet(name: str) -> bool:
 
 
 def check_data_dir(folder: Path) -> None:
-    """Check the data folder of an embedded Redis: a user who can replace its entries can replace the server.
+    """Check the data folder of an embedded Redis: a user who can replace its entries can replace
+    the server.
 
     Raises: ConfigError if other users can.
     """
     if others_may_replace(folder, is_own=is_made_by_fleet):
         raise ConfigError(
-            f"data_dir: other users can replace the entries of {folder}; choose a folder of this user with --set data_dir=DIR, "
+            f"data_dir: other users can replace the entries of {folder}; choose a folder of "
+            "this user with --set data_dir=DIR, "
             f"or `chmod go-w {folder}`",
             param="data_dir",
         )

@@ -1,4 +1,6 @@
-"""`fleet doctor`: reports what the deployment exposes, whether Redis, NIXL and this host are ready, and what to change."""
+"""`fleet doctor`: reports what the deployment exposes, whether Redis, NIXL and this host are ready,
+and what to change.
+"""
 
 import logging
 import stat
@@ -13,7 +15,12 @@ from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
 from fleet.config.placement import gpu_of, place_workers
 from fleet.config.safety import GATEWAY_CHECKS, Check, Finding, run_checks
-from fleet.config.settings import EnvironmentSettings, check_redis_password, check_redis_placeholder, has_password
+from fleet.config.settings import (
+    EnvironmentSettings,
+    check_redis_password,
+    check_redis_placeholder,
+    has_password,
+)
 from fleet.core.errors import ConfigError
 from fleet.process.fleet_secret import read_fleet_secret
 from fleet.process.private import OTHERS
@@ -34,9 +41,15 @@ def check_redis_access(config: FleetConfig, settings: EnvironmentSettings) -> It
         yield Finding(subject="Redis", value=f"embedded: a Unix socket of this user{also}")
         return
     refusal = _refusal(lambda: check_redis_password(url))
-    permitted = "security.allow_redis_without_password" if refusal and config.security.allow_redis_without_password else ""
+    permitted = (
+        "security.allow_redis_without_password"
+        if refusal and config.security.allow_redis_without_password
+        else ""
+    )
     value = f"REDIS_URL, {'with' if has_password(url) else 'without'} a password"
-    yield Finding(subject="Redis", value=value, refusal=refusal, permitted_by=permitted, param="REDIS_URL")
+    yield Finding(
+        subject="Redis", value=value, refusal=refusal, permitted_by=permitted, param="REDIS_URL"
+    )
 
 
 def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
@@ -45,17 +58,33 @@ def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iter
         return
     interface = config.transfer.interface
     refusal = _refusal(lambda: reach_of(interface, allow_public=False))
-    allowed = config.security.allow_public_transfer and not _refusal(lambda: reach_of(interface, allow_public=True))
+    allowed = config.security.allow_public_transfer and not _refusal(
+        lambda: reach_of(interface, allow_public=True)
+    )
     permitted = "security.allow_public_transfer" if refusal and allowed else ""
     value = (
-        f"tensors are readable at {interface}, without authentication" if interface else "tensors are readable on this host only"
+        f"tensors are readable at {interface}, without authentication"
+        if interface
+        else "tensors are readable on this host only"
     )
-    yield Finding(subject="transfers", value=value, refusal=refusal, permitted_by=permitted, param="transfer.interface")
+    yield Finding(
+        subject="transfers",
+        value=value,
+        refusal=refusal,
+        permitted_by=permitted,
+        param="transfer.interface",
+    )
 
 
 def check_hand_offs(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Show where the halves of a split stage read each other's keys and values, if one may be on a GPU."""
-    placed = [one for one in place_workers(config) if config.stage(one.role.stage).split and gpu_of(config, one.device)]
+    """Show where the halves of a split stage read each other's keys and values, if one may be on a
+    GPU.
+    """
+    placed = [
+        one
+        for one in place_workers(config)
+        if config.stage(one.role.stage).split and gpu_of(config, one.device)
+    ]
     if not placed or config.transfer.kind == "redis":
         return
     wanted, can = config.transfer.buffer_device, has_cuda_transports()
@@ -65,15 +94,25 @@ def check_hand_offs(config: FleetConfig, _settings: EnvironmentSettings) -> Iter
     else:
         cause = "transfer.buffer_device is cpu" if wanted == "cpu" else missing
         value = f"keys and values on a GPU are copied through host memory: {cause}"
-    refusal = f"{param}: {missing}; install nixl with them, or set auto" if wanted == "cuda" and not can else ""
+    refusal = (
+        f"{param}: {missing}; install nixl with them, or set auto"
+        if wanted == "cuda" and not can
+        else ""
+    )
     yield Finding(subject="hand-offs", value=value, refusal=refusal, param=param)
 
 
 def check_fleet_secret(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     file = config.security.fleet_secret
-    value = f"records of workers are signed with {file}" if file else "records of workers are not signed"
+    value = (
+        f"records of workers are signed with {file}"
+        if file
+        else "records of workers are not signed"
+    )
     refusal = _refusal(lambda: read_fleet_secret(file)) if file else ""
-    yield Finding(subject="fleet secret", value=value, refusal=refusal, param="security.fleet_secret")
+    yield Finding(
+        subject="fleet secret", value=value, refusal=refusal, param="security.fleet_secret"
+    )
 
 
 def check_data_folder(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
@@ -82,9 +121,18 @@ def check_data_folder(config: FleetConfig, settings: EnvironmentSettings) -> Ite
         yield Finding(subject="data folder", value=f"{folder} will be created for this user alone")
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
-    access = "others can list it; the files that Fleet writes there are private" if mode & OTHERS else "this user alone"
+    access = (
+        "others can list it; the files that Fleet writes there are private"
+        if mode & OTHERS
+        else "this user alone"
+    )
     refusal = _refusal(lambda: check_data_dir(folder)) if settings.redis_url is None else ""
-    yield Finding(subject="data folder", value=f"{folder} (mode {mode:04o}): {access}", refusal=refusal, param="data_dir")
+    yield Finding(
+        subject="data folder",
+        value=f"{folder} (mode {mode:04o}): {access}",
+        refusal=refusal,
+        param="data_dir",
+    )
 
 
 def _refusal(check: Callable[[], object]) -> str:
@@ -96,23 +144,35 @@ def _refusal(check: Callable[[], object]) -> str:
 
 
 CONFIGURED: tuple[Check, ...] = (
-    *GATEWAY_CHECKS, check_redis_access, check_transfers, check_hand_offs, check_fleet_secret, check_data_folder,
-)  # fmt: skip
+    *GATEWAY_CHECKS,
+    check_redis_access,
+    check_transfers,
+    check_hand_offs,
+    check_fleet_secret,
+    check_data_folder,
+)
 """Checks of the configuration alone, in the order of the output."""
 
 Offline = Annotated[
-    bool, typer.Option("--offline", help="Check the configuration and files only; contact neither Redis nor workers.")
+    bool,
+    typer.Option(
+        "--offline",
+        help="Check the configuration and files only; contact neither Redis nor workers.",
+    ),
 ]
 
 
 def doctor(config: ConfigFile = None, set_: Overrides = None, offline: Offline = False) -> None:
-    """Check the deployment: one line each, OK, WARNING or REFUSED (with the remedy), or PERMITTED by a setting.
+    """Check the deployment: one line each, OK, WARNING or REFUSED (with the remedy), or PERMITTED
+    by a setting.
 
-    The configuration: what others can reach. Redis: version, append-only file, memory, replicas, clock, latency, scripts, rights.
-    Transfers: NIXL reads on this host, and from workers that are listed. This host: ports, certificates, disk, checkpoint.
+    The configuration: what others can reach. Redis: version, append-only file, memory, replicas,
+    clock, latency, scripts, rights. Transfers: NIXL reads on this host, and from workers that are
+    listed. This host: ports, certificates, disk, checkpoint.
 
-    Run it on each host, with the configuration and environment of the fleet, before the start or while the fleet runs. Every
-    check has a time limit. The exit status is 1 if anything is refused; `fleet up` would not start then.
+    Run it on each host, with the configuration and environment of the fleet, before the start or
+    while the fleet runs. Every check has a time limit. The exit status is 1 if anything is refused;
+    `fleet up` would not start then.
 
     Examples:
 
@@ -125,7 +185,9 @@ def doctor(config: ConfigFile = None, set_: Overrides = None, offline: Offline =
     verdict_width = max(len(finding.verdict) for finding in results)
     subject_width = max(len(finding.subject) for finding in results)
     for finding in results:
-        print(f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {finding.text}")
+        print(
+            f"{finding.verdict:{verdict_width}}  {finding.subject:{subject_width}}  {finding.text}"
+        )
     if any(finding.refused for finding in results):
         raise typer.Exit(1)
 
@@ -138,7 +200,9 @@ def _run(deployment: Deployment, offline: bool) -> Iterator[Finding]:
     config, settings = deployment.config, deployment.settings
     configured = list(run_checks(CONFIGURED, config, settings))
     yield from configured
-    if not offline and not any(finding.refused and finding.param == "REDIS_URL" for finding in configured):
+    if not offline and not any(
+        finding.refused and finding.param == "REDIS_URL" for finding in configured
+    ):
         yield from run_checks(NETWORK_CHECKS, config, settings)
     if not offline:
         yield from check_ports(config, settings)
@@ -146,7 +210,8 @@ def _run(deployment: Deployment, offline: bool) -> Iterator[Finding]:
 
 
 def refuse_unready(deployment: Deployment) -> None:
-    """Run the quick checks of a host on which a fleet is started, and of a Redis that is there before; print the warnings.
+    """Run the quick checks of a host on which a fleet is started, and of a Redis that is there
+    before; print the warnings.
 
     Raises: ConfigError for the first that is refused.
     """
@@ -158,13 +223,22 @@ def refuse_unready(deployment: Deployment) -> None:
         if finding.refused:
             raise ConfigError(finding.refusal, param=finding.param)
         if finding.warning:
-            print(f"fleet: warning: {finding.subject}: {finding.warning}", file=sys.stderr, flush=True)
+            print(
+                f"fleet: warning: {finding.subject}: {finding.warning}", file=sys.stderr, flush=True
+            )
 
 
 def log_redis_findings(deployment: Deployment) -> None:
-    """Log what the quick checks of a Redis of others refuse or warn of, once at the start of a conductor."""
+    """Log what the quick checks of a Redis of others refuse or warn of, once at the start of a
+    conductor.
+    """
     from fleet.cli.network_checks import QUICK_REDIS_CHECK
 
     for finding in run_checks((QUICK_REDIS_CHECK,), deployment.config, deployment.settings):
         if finding.refused or finding.warning:
-            log.log(logging.ERROR if finding.refused else logging.WARNING, "%s: %s", finding.subject, finding.text)
+            log.log(
+                logging.ERROR if finding.refused else logging.WARNING,
+                "%s: %s",
+                finding.subject,
+                finding.text,
+            )

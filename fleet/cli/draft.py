@@ -23,20 +23,23 @@ app = typer.Typer(name="draft", no_args_is_help=True)
 
 @app.callback()
 def draft() -> None:
-    """Speculation: a drafter guesses the next tokens of answers, and a worker verifies several of them in one pass.
+    """Speculation: a drafter guesses the next tokens of answers, and a worker verifies several of
+    them in one pass.
 
-    Answers do not depend on the drafter; only their speed does. `ngram` guesses from the request itself, `suffix` also from
-    answers that the worker has served, `eagle3` with a draft head (`stages.NAME.speculation.head`), which `fleet train` trains.
-    `auto` measures and uses the fastest of suffix, eagle3 and off.
+    Answers do not depend on the drafter; only their speed does. `ngram` guesses from the request
+    itself, `suffix` also from answers that the worker has served, `eagle3` with a draft head
+    (`stages.NAME.speculation.head`), which `fleet train` trains. `auto` measures and uses the
+    fastest of suffix, eagle3 and off.
     """
 
 
 @app.command("list")
 def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """List each stage's drafter, and for each of its workers the tokens per pass and the share of accepted guesses by position.
+    """List each stage's drafter, and for each of its workers the tokens per pass and the share of
+    accepted guesses by position.
 
-    The last column is the measured speed of answers with drafts relative to that without, from the first token on; `auto` has it
-    after its first comparison.
+    The last column is the measured speed of answers with drafts relative to that without, from the
+    first token on; `auto` has it after its first comparison.
 
     Example: fleet draft list
     """
@@ -63,27 +66,39 @@ def list_(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @app.command()
 def use(
-    drafter: Annotated[str, typer.Argument(metavar="DRAFTER", help=f"{', '.join(ORDERS)}, which is: as the configuration says.")],
-    stage: Annotated[str | None, typer.Option(help="The stage. Default: the one whose drafts can be verified.")] = None,
+    drafter: Annotated[
+        str,
+        typer.Argument(
+            metavar="DRAFTER", help=f"{', '.join(ORDERS)}, which is: as the configuration says."
+        ),
+    ],
+    stage: Annotated[
+        str | None, typer.Option(help="The stage. Default: the one whose drafts can be verified.")
+    ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Let the workers of a stage use another drafter. They do so within a second, between two passes; no answer changes.
+    """Let the workers of a stage use another drafter. They do so within a second, between two
+    passes; no answer changes.
 
     Example: fleet draft use suffix
     """
     deployment = open_deployment(config, set_)
     chosen = _stage_of(deployment.config.graph_declaration(), stage)
     num_workers = asyncio.run(_choose(deployment, chosen, drafter))
-    print(f"{chosen}: {drafter}" + ("" if num_workers else f"; no worker of {chosen} that verifies drafts has joined yet"))
+    print(
+        f"{chosen}: {drafter}"
+        + ("" if num_workers else f"; no worker of {chosen} that verifies drafts has joined yet")
+    )
 
 
 @app.command()
 def versions(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """List the versions of the draft head that training runs made: windows, samples, acceptance on held-out samples, size.
+    """List the versions of the draft head that training runs made: windows, samples, acceptance on
+    held-out samples, size.
 
-    `*` marks the one in use. Acceptance is the mean number of guesses in a row that are right, on samples that were not trained
-    on.
+    `*` marks the one in use. Acceptance is the mean number of guesses in a row that are right, on
+    samples that were not trained on.
 
     Example: fleet draft versions
     """
@@ -92,7 +107,17 @@ def versions(config: ConfigFile = None, set_: Overrides = None) -> None:
 
     state = asyncio.run(_read_training(open_deployment(config, set_)))
     table = Table()
-    for heading in ("version", "in use", "windows", "samples", "acceptance", "MiB", "source", "note", "sha256"):
+    for heading in (
+        "version",
+        "in use",
+        "windows",
+        "samples",
+        "acceptance",
+        "MiB",
+        "source",
+        "note",
+        "sha256",
+    ):
         table.add_column(heading, overflow="fold")
     for each in state.versions:
         acceptance = "" if each.acceptance is None else f"{each.acceptance:.2f}"
@@ -104,13 +129,20 @@ def versions(config: ConfigFile = None, set_: Overrides = None) -> None:
 
 @app.command()
 def promote(
-    number: Annotated[int, typer.Argument(metavar="VERSION", min=0, help="Its number; 0: the head of the workers' start.")],
+    number: Annotated[
+        int,
+        typer.Argument(
+            metavar="VERSION", min=0, help="Its number; 0: the head of the workers' start."
+        ),
+    ],
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Let all workers draft with a version of the draft head, between two passes and without a restart; no answer changes.
+    """Let all workers draft with a version of the draft head, between two passes and without a
+    restart; no answer changes.
 
-    Its bytes are read from any worker that has them. `fleet draft use eagle3` lets workers draft with the head at all.
+    Its bytes are read from any worker that has them. `fleet draft use eagle3` lets workers draft
+    with the head at all.
 
     Example: fleet draft promote 3
     """
@@ -147,13 +179,19 @@ HeadFormat = Annotated[
 
 @app.command()
 def export(
-    head: Annotated[str, typer.Argument(metavar="VERSION|FOLDER", help="A version's number, or a folder of Fleet's own files.")],
+    head: Annotated[
+        str,
+        typer.Argument(
+            metavar="VERSION|FOLDER", help="A version's number, or a folder of Fleet's own files."
+        ),
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     kind: HeadFormat = "speculators",
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Write a draft head in the format of another program. Layer ids are converted: Fleet's tap i is the input of layer i.
+    """Write a draft head in the format of another program. Layer ids are converted: Fleet's tap i
+    is the input of layer i.
 
     Examples:
 
@@ -166,9 +204,13 @@ def export(
     deployment = open_deployment(config, set_)
     folder = Path(head)
     if head.isdigit():
-        found = {version.number: version for version in asyncio.run(_read_training(deployment)).versions}
+        found = {
+            version.number: version for version in asyncio.run(_read_training(deployment)).versions
+        }
         if int(head) not in found:
-            raise BadInput(f"version {head}: there is none; `fleet draft versions` lists them", param="version")
+            raise BadInput(
+                f"version {head}: there is none; `fleet draft versions` lists them", param="version"
+            )
         folder = folder_of_version(deployment.config, found[int(head)])
     export_head(deployment.config, folder, out, kind)
     print(out)
@@ -184,7 +226,8 @@ def import_(
 ) -> None:
     """Write a draft head of another program in Fleet's own format, for the deployment's checkpoint.
 
-    A missing or unknown field or weight is refused by name. Then `fleet draft add OUT`, or `stages.NAME.speculation.head: OUT`.
+    A missing or unknown field or weight is refused by name. Then `fleet draft add OUT`, or
+    `stages.NAME.speculation.head: OUT`.
 
     Example: fleet draft import head-of-specforge head --format sglang
     """
@@ -196,11 +239,14 @@ def import_(
 
 @app.command()
 def add(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of Fleet's own files.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="A folder of Fleet's own files.")
+    ],
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Add a draft head as a version of a running fleet, and print its number. A head of another checkpoint is refused.
+    """Add a draft head as a version of a running fleet, and print its number. A head of another
+    checkpoint is refused.
 
     Example: fleet draft add head
     """
@@ -230,7 +276,9 @@ async def _choose(deployment: Deployment, stage: str, drafter: str) -> int:
     """Choose the drafter, and return the number of workers that will use it."""
     async with _client(deployment) as client:
         await client.operations.choose_drafter(stage, drafter)
-        return next(len(found.workers) for found in await client.telemetry.drafts() if found.stage == stage)
+        return next(
+            len(found.workers) for found in await client.telemetry.drafts() if found.stage == stage
+        )
 
 
 @asynccontextmanager
@@ -251,18 +299,26 @@ def _rows(stage: StageDrafts) -> list[tuple[str, ...]]:
         return [(stage.stage, stage.configured, stage.chosen, "no worker", "", "", "", "")]
     return [
         (
-            stage.stage, stage.configured, stage.chosen, worker.worker, _in_use(worker.figures),
+            stage.stage,
+            stage.configured,
+            stage.chosen,
+            worker.worker,
+            _in_use(worker.figures),
             "" if worker.acceptance_length is None else f"{worker.acceptance_length:.2f}",
             " ".join(f"{share:.2f}" for share in worker.figures.shares),
             " ".join(f"{name} {gain:.2f}" for name, gain in worker.figures.gains.items()),
         )
         for worker in stage.workers
-    ]  # fmt: skip
+    ]
 
 
 def _in_use(figures: SpeculationFigures) -> str:
     """Return the drafter in use, and the one that failed, if any."""
-    return f"{figures.drafter}; {figures.failed} failed: {figures.failure}" if figures.failed else figures.drafter
+    return (
+        f"{figures.drafter}; {figures.failed} failed: {figures.failure}"
+        if figures.failed
+        else figures.drafter
+    )
 
 
 def _stage_of(graph: Graph, given: str | None) -> str:
@@ -270,5 +326,9 @@ def _stage_of(graph: Graph, given: str | None) -> str:
     stages = [stage.name for stage in graph.stages if stage.verifies_drafts]
     if given is not None or len(stages) == 1:
         return given or stages[0]
-    which = f"several stages can verify drafts; give one of {', '.join(stages)}" if stages else "no stage can verify drafts"
+    which = (
+        f"several stages can verify drafts; give one of {', '.join(stages)}"
+        if stages
+        else "no stage can verify drafts"
+    )
     raise BadInput(f"--stage: {which}", param="--stage")

@@ -1,4 +1,6 @@
-"""Files of draft heads for `fleet draft export`, `import` and `add`. Imports torch only when called."""
+"""Files of draft heads for `fleet draft export`, `import` and `add`. Imports torch only when
+called.
+"""
 
 import json
 import shutil
@@ -12,19 +14,24 @@ from fleet.core.errors import BadInput, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fleet.drafts.figures.training import DraftVersion
     from fleet.drafts.eagle3.head import Eagle3Head
+    from fleet.drafts.figures.training import DraftVersion
 
 Format = Literal["speculators", "sglang"]
 EMBEDDINGS = (
-    "thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight", "model.embed_tokens.weight",
-    "transformer.wte.weight", "model.decoder.embed_tokens.weight",
-)  # fmt: skip
+    "thinker.model.embed_tokens.weight",
+    "thinker.model.language_model.embed_tokens.weight",
+    "model.embed_tokens.weight",
+    "transformer.wte.weight",
+    "model.decoder.embed_tokens.weight",
+)
 """Names of the embedding in checkpoints, the first of which is the main stage's."""
 
 
 def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
-    """Write a head of Fleet's own files in another program's format. Raises: ConfigError, BadInput."""
+    """Write a head of Fleet's own files in another program's format. Raises: ConfigError,
+    BadInput.
+    """
     from fleet.drafts.eagle3.files import load_head
     from fleet.drafts.eagle3.sglang import export_sglang
     from fleet.drafts.eagle3.speculators import export_speculators
@@ -39,9 +46,13 @@ def export_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
     described = json.loads((checkpoint / "config.json").read_text())
     num_drafts = config.stage(config.graph_declaration().main_stage.name).speculation.num_drafts
     export_speculators(
-        head, out, target=str(checkpoint), target_architectures=described["architectures"], num_drafts=num_drafts,
+        head,
+        out,
+        target=str(checkpoint),
+        target_architectures=described["architectures"],
+        num_drafts=num_drafts,
         embedding_VH=_embedding_of(checkpoint),
-    )  # fmt: skip
+    )
 
 
 def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> None:
@@ -57,8 +68,11 @@ def import_head(config: FleetConfig, folder: Path, out: Path, kind: Format) -> N
     num_layers = layer_counter(graph, graph.main_stage.name)(checkpoint)
     read = import_sglang if kind == "sglang" else import_speculators
     head: Eagle3Head = read(
-        folder, num_layers=num_layers, target_hash=hash_of_target(checkpoint), embedding_VH=_embedding_of(checkpoint)
-    )  # fmt: skip
+        folder,
+        num_layers=num_layers,
+        target_hash=hash_of_target(checkpoint),
+        embedding_VH=_embedding_of(checkpoint),
+    )
     save_head(head, out)
 
 
@@ -68,10 +82,10 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
     Raises: ConfigError if it is damaged or belongs to another target.
     """
     from fleet.core.clock import now_us
-    from fleet.drafts.figures.training import DraftVersion
     from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
-    from fleet.models.target_hash import hash_of_target
+    from fleet.drafts.figures.training import DraftVersion
     from fleet.drafts.trainer.engine import VERSIONS
+    from fleet.models.target_hash import hash_of_target
 
     head = load_head(folder, target_hash=hash_of_target(resolve_checkpoint(config)))
     part = config.drafts_dir / VERSIONS / f".{folder.name}.part"
@@ -82,9 +96,13 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
     else:
         part.rename(place)
     return DraftVersion(
-        number=0, sha256=sha256, target=head.config.target_hash, num_bytes=(place / WEIGHTS_FILE).stat().st_size,
-        source=str(folder), created_us=now_us(),
-    )  # fmt: skip
+        number=0,
+        sha256=sha256,
+        target=head.config.target_hash,
+        num_bytes=(place / WEIGHTS_FILE).stat().st_size,
+        source=str(folder),
+        created_us=now_us(),
+    )
 
 
 def folder_of_version(config: FleetConfig, version: "DraftVersion") -> Path:
@@ -94,7 +112,8 @@ def folder_of_version(config: FleetConfig, version: "DraftVersion") -> Path:
     folder = config.drafts_dir / VERSIONS / version.sha256
     if not folder.is_dir():
         raise BadInput(
-            f"version {version.number}: its files are not in {folder.parent}; run the command on the trainer's host",
+            f"version {version.number}: its files are not in {folder.parent}; run the command "
+            "on the trainer's host",
             param="version",
         )
     return folder
@@ -106,7 +125,9 @@ def _require_empty(out: Path) -> None:
 
 
 def _embedding_of(checkpoint: Path) -> "Tensor":
-    """Return the target's embedding [V, H]. Raises: ConfigError if the checkpoint has none of a known name."""
+    """Return the target's embedding [V, H]. Raises: ConfigError if the checkpoint has none of a
+    known name.
+    """
     import torch
 
     from fleet.models.checkpoint import CheckpointReader
@@ -114,5 +135,7 @@ def _embedding_of(checkpoint: Path) -> "Tensor":
     reader = CheckpointReader(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
     name = next((name for name in EMBEDDINGS if reader.has(name)), None)
     if name is None:
-        raise ConfigError(f"{checkpoint}: no embedding under {', '.join(EMBEDDINGS)}", param="checkpoint")
+        raise ConfigError(
+            f"{checkpoint}: no embedding under {', '.join(EMBEDDINGS)}", param="checkpoint"
+        )
     return reader.get(name)

@@ -1,7 +1,8 @@
 """Secrets in a command's environment: each process of a fleet has only those that it uses.
 
-A flaw in a worker's transport may expose its memory, and the environment of a process stays in its memory and in
-`/proc/PID/environ` while it runs. Imports nothing heavy, since a command with too many secrets restarts itself.
+A flaw in a worker's transport may expose its memory, and the environment of a process stays in its
+memory and in `/proc/PID/environ` while it runs. Imports nothing heavy, since a command with too
+many secrets restarts itself.
 """
 
 import os
@@ -11,8 +12,12 @@ from collections.abc import Mapping
 
 API_KEY, REDIS_URL = "FLEET_API_KEY", "REDIS_URL"
 HUB_TOKENS = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
-PROXIES = frozenset(name for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (proxy, proxy.lower()))
-"""Tokens and proxies are used to download a checkpoint, which `fleet up` does before it starts the other processes."""
+PROXIES = frozenset(
+    name for proxy in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY") for name in (proxy, proxy.lower())
+)
+"""Tokens and proxies are used to download a checkpoint, which `fleet up` does before it starts the
+other processes.
+"""
 USES = {
     "redis": frozenset({REDIS_URL}),
     "conductor": frozenset({REDIS_URL}),
@@ -30,7 +35,9 @@ _PASSWORD_IN_ADDRESS = re.compile(r"[^/]*://[^/@]*:[^/@]+@.*", re.DOTALL)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True for a variable whose name is that of a secret, and for an address with a password."""
+    """Return True for a variable whose name is that of a secret, and for an address with a
+    password.
+    """
     if name == REDIS_URL or _SECRET_NAME.fullmatch(name):
         return True
     return _PASSWORD_IN_ADDRESS.fullmatch(value) is not None
@@ -38,17 +45,23 @@ def is_secret(name: str, value: str) -> bool:
 
 def without_secrets(env: Mapping[str, str], used: frozenset[str]) -> dict[str, str]:
     """Return the variables without the secrets that are not in `used`."""
-    return {name: value for name, value in env.items() if name in used or not is_secret(name, value)}
+    return {
+        name: value for name, value in env.items() if name in used or not is_secret(name, value)
+    }
 
 
 def restart_without_secrets(arguments: list[str]) -> None:
-    """Execute the same command without the secrets that it does not use, if it is redis, conductor or worker.
+    """Execute the same command without the secrets that it does not use, if it is redis, conductor
+    or worker.
 
-    `arguments`: those of `fleet`. A variable that is merely unset stays in the memory of the process.
+    `arguments`: those of `fleet`. A variable that is merely unset stays in the memory of the
+    process.
     """
     command = arguments[0] if arguments else ""
     if command not in ("redis", "conductor", "worker"):
         return
-    env = without_secrets(os.environ, USES[command] | (HUB_TOKENS | PROXIES if command == "worker" else frozenset()))
+    env = without_secrets(
+        os.environ, USES[command] | (HUB_TOKENS | PROXIES if command == "worker" else frozenset())
+    )
     if len(env) < len(os.environ) and sys.executable:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], env)

@@ -1,6 +1,8 @@
-"""Starts of workers from the fork server, as a keeper calls for them. A start that it cannot do is that of a new process.
+"""Starts of workers from the fork server, as a keeper calls for them. A start that it cannot do is
+that of a new process.
 
-The first keeper that needs a server starts it; all keepers of a deployment whose children would inherit the same share it.
+The first keeper that needs a server starts it; all keepers of a deployment whose children would
+inherit the same share it.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from fleet.cli.fork_protocol import (
     receive,
     send,
     socket_name,
-)  # fmt: skip
+)
 from fleet.cli.keeper import UNKNOWN_STATUS, ChildProcess, NewProcesses, ProcessStarter
 from fleet.config import FleetConfig
 from fleet.config.roles import Role
@@ -40,11 +42,15 @@ from fleet.process.unix_sockets import address_of
 log = logging.getLogger(__name__)
 
 LOAD_TIMEOUT_S = 180.0
-"""Far more than the imports take: a server that is slow is so because the machine is, and so would be a new process."""
+"""Far more than the imports take: a server that is slow is so because the machine is, and so would
+be a new process.
+"""
 REPLY_TIMEOUT_S = 5.0
 STATUS_TIMEOUT_S = 5.0
 AVOID_S = 300.0
-"""Time for which new processes are started after the server has not answered in time, so that only one start waits for it."""
+"""Time for which new processes are started after the server has not answered in time, so that only
+one start waits for it.
+"""
 LOCK_POLL_S = 0.05
 BACKLOG = 128
 ENGINE = "torch"
@@ -53,7 +59,9 @@ MODULES = ("fleet.cli.main", "fleet.worker.main", "fleet.transfer.factory")
 
 
 class ServerUnavailable(Exception):
-    """The fork server cannot start a process. `final`: it never will. `late`: it did not answer in time."""
+    """The fork server cannot start a process. `final`: it never will. `late`: it did not answer in
+    time.
+    """
 
     def __init__(self, reason: str, *, final: bool = False, late: bool = False) -> None:
         super().__init__(reason)
@@ -61,20 +69,28 @@ class ServerUnavailable(Exception):
 
 
 def make_starter(config: FleetConfig, role: Role) -> ProcessStarter:
-    """Return the starter of a role's workers, for a keeper. Only torch has much to import; vLLM starts processes of its own."""
+    """Return the starter of a role's workers, for a keeper. Only torch has much to import; vLLM
+    starts processes of its own.
+    """
     if not config.preload_workers or config.engine_of(role.stage) != ENGINE:
         return NewProcesses()
     if sys.platform != "linux":
         log.info("workers are started as new processes: a fork server needs Linux")
         return NewProcesses()
     stages = config.graph_declaration().stages
-    builders = [stage.builder.partition(":")[0] for stage in stages if config.engine_of(stage.name) == ENGINE]
+    builders = [
+        stage.builder.partition(":")[0]
+        for stage in stages
+        if config.engine_of(stage.name) == ENGINE
+    ]
     return ForkStarter(folder=config.data_dir.absolute(), modules=(*MODULES, *builders))
 
 
 @dataclass(slots=True, kw_only=True)
 class ForkedProcess:
-    """A process that the fork server has started. `lifeline`: the write end of the pipe whose closing kills it."""
+    """A process that the fork server has started. `lifeline`: the write end of the pipe whose
+    closing kills it.
+    """
 
     pid: int
     pidfd: int
@@ -83,7 +99,9 @@ class ForkedProcess:
     when_server_lost: Callable[[], None]
 
     async def wait(self) -> int:
-        """Return the exit status once the process has ended; `UNKNOWN_STATUS` if the server ended before it."""
+        """Return the exit status once the process has ended; `UNKNOWN_STATUS` if the server ended
+        before it.
+        """
         ended = asyncio.create_task(_readable(self.pidfd))
         reply = asyncio.create_task(_receive(self.connection))
         reply.add_done_callback(self._check_server)
@@ -92,7 +110,8 @@ class ForkedProcess:
             # The server reaps it at the same time, unless the server is frozen or gone.
             await asyncio.wait({reply}, timeout=STATUS_TIMEOUT_S)
             if not reply.done():
-                self.when_server_lost()  # its late answer must not be taken for that to the next request
+                # its late answer must not be taken for that to the next request
+                self.when_server_lost()
             message = reply.result()[0] if reply.done() and not reply.exception() else None
             return message.status if isinstance(message, Ended) else UNKNOWN_STATUS
         finally:
@@ -110,7 +129,9 @@ class ForkedProcess:
 
 @dataclass(slots=True, kw_only=True)
 class ForkStarter:
-    """Starts commands from the fork server of `modules` in `folder`, one at a time; as new processes where that fails."""
+    """Starts commands from the fork server of `modules` in `folder`, one at a time; as new
+    processes where that fails.
+    """
 
     folder: Path
     modules: tuple[str, ...]
@@ -120,7 +141,9 @@ class ForkStarter:
     _avoided_until_s: float = 0.0
     _connecting: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
-    async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess:
+    async def start(
+        self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
+    ) -> ChildProcess:
         """Start `fleet ARGUMENTS`. Raises: OSError, as a new process does."""
         await self._cancel_connecting()
         if not self._unusable and asyncio.get_running_loop().time() >= self._avoided_until_s:
@@ -132,11 +155,17 @@ class ForkStarter:
                 self._unusable = isinstance(error, ServerUnavailable) and error.final
                 if isinstance(error, ServerUnavailable) and error.late:
                     self._avoided_until_s = asyncio.get_running_loop().time() + AVOID_S
-                which = "workers start as new processes" if self._unusable else "this worker starts as a new process"
+                which = (
+                    "workers start as new processes"
+                    if self._unusable
+                    else "this worker starts as a new process"
+                )
                 log.warning("%s, not by the fork server: %s", which, error)
         return await NewProcesses().start(arguments, output, env)
 
-    async def _fork_or_reconnect(self, arguments: Sequence[str], output: int, environment: Mapping[str, str]) -> ForkedProcess:
+    async def _fork_or_reconnect(
+        self, arguments: Sequence[str], output: int, environment: Mapping[str, str]
+    ) -> ForkedProcess:
         try:
             await self._connect(environment)
             return await self._fork(arguments, output, environment)
@@ -169,7 +198,8 @@ class ForkStarter:
         """Start another server now, so that it has loaded when it is needed."""
 
         async def connect() -> None:
-            with contextlib.suppress(ServerUnavailable, OSError, EOFError):  # the next start reports it
+            # the next start reports it
+            with contextlib.suppress(ServerUnavailable, OSError, EOFError):
                 await self._connect(environment)
 
         self._disconnect()
@@ -177,7 +207,9 @@ class ForkStarter:
         self._connecting.add(asyncio.create_task(connect()))
 
     async def _connect(self, environment: Mapping[str, str]) -> None:
-        """Connect to the server, started first if there is none. Raises: ServerUnavailable, OSError, EOFError."""
+        """Connect to the server, started first if there is none. Raises: ServerUnavailable,
+        OSError, EOFError.
+        """
         if self._connection is not None:
             return
         try:
@@ -201,7 +233,9 @@ class ForkStarter:
         return connection
 
     async def _open(self, environment: Mapping[str, str]) -> socket.socket:
-        """Return a connection to a server, which may be loading; another keeper may be about to create its socket."""
+        """Return a connection to a server, which may be loading; another keeper may be about to
+        create its socket.
+        """
         make_private_folder(self.folder)
         name = socket_name(self.modules, environment)
         deadline_s = asyncio.get_running_loop().time() + REPLY_TIMEOUT_S
@@ -229,7 +263,9 @@ class ForkStarter:
         return connection
 
     def _launch(self, name: str, environment: Mapping[str, str]) -> None:
-        """Create the socket and start a server on it, in a session of its own: it may outlive this keeper."""
+        """Create the socket and start a server on it, in a session of its own: it may outlive this
+        keeper.
+        """
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             with address_of(self.folder, name) as path:
                 Path(path).unlink(missing_ok=True)
@@ -238,12 +274,27 @@ class ForkStarter:
             listener.listen(BACKLOG)
             listener.set_inheritable(True)
             number = listener.fileno()
-            command = [sys.executable, "-m", "fleet.cli.fork_server", str(number), str(self.folder), name, *self.modules, RESERVE]
-            null = [(os.POSIX_SPAWN_OPEN, standard, os.devnull, os.O_RDWR, 0) for standard in range(3)]
+            command = [
+                sys.executable,
+                "-m",
+                "fleet.cli.fork_server",
+                str(number),
+                str(self.folder),
+                name,
+                *self.modules,
+                RESERVE,
+            ]
+            null = [
+                (os.POSIX_SPAWN_OPEN, standard, os.devnull, os.O_RDWR, 0) for standard in range(3)
+            ]
             env = without_secrets(environment, frozenset())
-            self._server_pid = os.posix_spawn(sys.executable, command, env, file_actions=null, setsid=True)
+            self._server_pid = os.posix_spawn(
+                sys.executable, command, env, file_actions=null, setsid=True
+            )
 
-    async def _fork(self, arguments: Sequence[str], output: int, environment: Mapping[str, str]) -> ForkedProcess:
+    async def _fork(
+        self, arguments: Sequence[str], output: int, environment: Mapping[str, str]
+    ) -> ForkedProcess:
         assert self._connection is not None
         read_end, write_end = os.pipe()
         request = StartRequest(
@@ -256,7 +307,9 @@ class ForkStarter:
             send(self._connection, request, [output, read_end])
             message, descriptors = await _receive(self._connection, REPLY_TIMEOUT_S)
             if not isinstance(message, Started):
-                raise ServerUnavailable(message.reason if isinstance(message, NotStarted) else f"unexpected {message}")
+                raise ServerUnavailable(
+                    message.reason if isinstance(message, NotStarted) else f"unexpected {message}"
+                )
         except BaseException:
             # A process that is forked later finds its lifeline closed, and ends.
             os.close(write_end)
@@ -264,13 +317,20 @@ class ForkStarter:
         finally:
             os.close(read_end)
         return ForkedProcess(
-            pid=message.pid, pidfd=descriptors[0], lifeline=write_end, connection=self._connection,
+            pid=message.pid,
+            pidfd=descriptors[0],
+            lifeline=write_end,
+            connection=self._connection,
             when_server_lost=lambda: self._reconnect(environment),
-        )  # fmt: skip
+        )
 
 
-async def _receive(connection: socket.socket, timeout_s: float | None = None) -> tuple[Message, list[int]]:
-    """Receive a message. Raises: ServerUnavailable after `timeout_s`; EOFError, OSError if the server is gone."""
+async def _receive(
+    connection: socket.socket, timeout_s: float | None = None
+) -> tuple[Message, list[int]]:
+    """Receive a message. Raises: ServerUnavailable after `timeout_s`; EOFError, OSError if the
+    server is gone.
+    """
     try:
         await asyncio.wait_for(_readable(connection.fileno()), timeout_s)
     except TimeoutError:

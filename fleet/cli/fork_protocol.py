@@ -1,7 +1,8 @@
-"""Protocol between keepers and the fork server: its messages, its address, and which processes may share one server.
+"""Protocol between keepers and the fork server: its messages, its address, and which processes may
+share one server.
 
-Connections are Unix sockets that keep message boundaries; messages are msgpack, and file descriptors travel beside them. Imports
-nothing heavy.
+Connections are Unix sockets that keep message boundaries; messages are msgpack, and file
+descriptors travel beside them. Imports nothing heavy.
 """
 
 import fcntl
@@ -27,11 +28,15 @@ _SESSION = re.compile(
     r"|(FLEET|HONCHO|VSCODE|GNOME|ITERM)_.*|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID"
 )
 """Variables of a terminal, a supervisor or Fleet, which no library reads while it is imported."""
-_INHERITED = re.compile(r"(Uid|Gid|Groups|Umask|Cap\w+|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed):")
+_INHERITED = re.compile(
+    r"(Uid|Gid|Groups|Umask|Cap\w+|NoNewPrivs|Seccomp|Cpus_allowed|Mems_allowed):"
+)
 
 
 class Greeting(msgspec.Struct, frozen=True, tag=True):
-    """First message of the server, once it has loaded. `refusal`: why it cannot fork; empty if it can."""
+    """First message of the server, once it has loaded. `refusal`: why it cannot fork; empty if it
+    can.
+    """
 
     refusal: str
 
@@ -39,7 +44,8 @@ class Greeting(msgspec.Struct, frozen=True, tag=True):
 class StartRequest(msgspec.Struct, frozen=True, tag=True):
     """Request of a keeper to run `fleet ARGUMENTS`, with `output` and lifeline as descriptors.
 
-    `environment`: entries NAME=VALUE. `keeper`: pid of the sender. All as the bytes that the kernel has, which need not be text.
+    `environment`: entries NAME=VALUE. `keeper`: pid of the sender. All as the bytes that the kernel
+    has, which need not be text.
     """
 
     arguments: list[bytes]
@@ -76,8 +82,12 @@ def send(connection: socket.socket, message: Message, descriptors: list[int] | N
 
 
 def receive(connection: socket.socket) -> tuple[Message, list[int]]:
-    """Receive one message and its descriptors. Raises: EOFError at the end of the connection; BlockingIOError, OSError."""
-    data, descriptors, _, _ = socket.recv_fds(connection, MAX_MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC)
+    """Receive one message and its descriptors. Raises: EOFError at the end of the connection;
+    BlockingIOError, OSError.
+    """
+    data, descriptors, _, _ = socket.recv_fds(
+        connection, MAX_MESSAGE_BYTES, 2, socket.MSG_CMSG_CLOEXEC
+    )
     if not data:
         raise EOFError("the connection has ended")
     return _decoder.decode(data), descriptors
@@ -91,7 +101,9 @@ def is_own_peer(connection: socket.socket) -> bool:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock under which a server's socket is created and removed. Raises: BlockingIOError if another process holds it."""
+    """Hold the lock under which a server's socket is created and removed. Raises: BlockingIOError
+    if another process holds it.
+    """
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -101,17 +113,26 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def socket_name(modules: tuple[str, ...], environment: Mapping[str, str]) -> str:
-    """Return the name of the socket of the server whose children have all that a child of this process would have.
+    """Return the name of the socket of the server whose children have all that a child of this
+    process would have.
 
-    A child inherits from its parent namespaces, control groups, limits, rights, CPUs and niceness, and libraries read variables
-    of the environment while they are imported: processes that differ in one of these do not share a server.
+    A child inherits from its parent namespaces, control groups, limits, rights, CPUs and niceness,
+    and libraries read variables of the environment while they are imported: processes that differ
+    in one of these do not share a server.
     """
     shared = without_secrets(environment, frozenset())
-    variables = sorted(f"{name}={value}" for name, value in shared.items() if not _SESSION.fullmatch(name))
+    variables = sorted(
+        f"{name}={value}" for name, value in shared.items() if not _SESSION.fullmatch(name)
+    )
     status = [line for line in _lines("/proc/self/status") if _INHERITED.match(line)]
     spaces = [os.readlink(f"/proc/self/ns/{name}") for name in sorted(os.listdir("/proc/self/ns"))]
     limits = [str(resource.getrlimit(number)) for number in range(16)]
-    place = [sys.executable, os.getcwd(), str(os.getpriority(os.PRIO_PROCESS, 0)), str(os.sched_getscheduler(0))]
+    place = [
+        sys.executable,
+        os.getcwd(),
+        str(os.getpriority(os.PRIO_PROCESS, 0)),
+        str(os.sched_getscheduler(0)),
+    ]
     traits = [*modules, *variables, *status, *spaces, *limits, *place, *_lines("/proc/self/cgroup")]
     digest = hashlib.sha256("\0".join(traits).encode("utf-8", "surrogateescape")).hexdigest()
     return f"preload-{digest[:16]}.sock"

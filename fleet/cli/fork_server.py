@@ -1,8 +1,10 @@
-"""The fork server: a process that has imported the modules of the workers, and forks a worker when a keeper asks for one.
+"""The fork server: a process that has imported the modules of the workers, and forks a worker when
+a keeper asks for one.
 
-`python -m fleet.cli.fork_server LISTENER FOLDER NAME MODULE...` serves on the inherited descriptor LISTENER, whose socket is NAME
-in FOLDER. It runs while a keeper is connected. It has one thread, and opens no GPU and no transfer: where an import does, it
-refuses to fork, and keepers start workers as new processes. A worker outlives it, and is tied to its keeper by a pipe
+`python -m fleet.cli.fork_server LISTENER FOLDER NAME MODULE...` serves on the inherited descriptor
+LISTENER, whose socket is NAME in FOLDER. It runs while a keeper is connected. It has one thread,
+and opens no GPU and no transfer: where an import does, it refuses to fork, and keepers start
+workers as new processes. A worker outlives it, and is tied to its keeper by a pipe
 (`die_with_pipe`).
 """
 
@@ -29,7 +31,7 @@ from fleet.cli.fork_protocol import (
     locked,
     receive,
     send,
-)  # fmt: skip
+)
 from fleet.process.gc_freeze import freeze_gc
 from fleet.process.parent_death import die_with_pipe, set_keeper
 from fleet.process.title import set_process_title
@@ -42,7 +44,9 @@ GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """Request that a forked process carries out, and the descriptors of its output and its lifeline."""
+    """Request that a forked process carries out, and the descriptors of its output and its
+    lifeline.
+    """
 
     request: StartRequest
     output: int
@@ -51,7 +55,9 @@ class Child:
 
 @dataclass(slots=True)
 class ForkServer:
-    """Accepts keepers, forks for them, and reports the ends of what it forked. `refusal`: why it cannot fork, if it cannot."""
+    """Accepts keepers, forks for them, and reports the ends of what it forked. `refusal`: why it
+    cannot fork, if it cannot.
+    """
 
     listener: socket.socket
     folder: Path
@@ -59,11 +65,15 @@ class ForkServer:
     refusal: str
     _selector: selectors.DefaultSelector = field(default_factory=selectors.DefaultSelector)
     _keepers: set[socket.socket] = field(default_factory=set[socket.socket])
-    _running: dict[int, tuple[int, socket.socket]] = field(default_factory=dict[int, tuple[int, socket.socket]])
+    _running: dict[int, tuple[int, socket.socket]] = field(
+        default_factory=dict[int, tuple[int, socket.socket]]
+    )
     """By pidfd: the pid of a process, and the connection of its keeper."""
 
     def run(self) -> Child | None:
-        """Serve while a keeper is connected; in a forked process, return immediately with the request that it carries out."""
+        """Serve while a keeper is connected; in a forked process, return immediately with the
+        request that it carries out.
+        """
         self.listener.setblocking(False)
         self._selector.register(self.listener, selectors.EVENT_READ)
         self._accept()
@@ -97,7 +107,9 @@ class ForkServer:
             self._reply(keeper, Greeting(self.refusal))
 
     def _close_if_unused(self) -> bool:
-        """Remove the socket, unless a keeper has connected or another process is about to create one."""
+        """Remove the socket, unless a keeper has connected or another process is about to create
+        one.
+        """
         with contextlib.suppress(BlockingIOError), locked(self.folder):
             self._accept()
             if self._keepers:
@@ -115,7 +127,9 @@ class ForkServer:
             self._keepers.discard(keeper)
             keeper.close()
             return None
-        assert isinstance(message, StartRequest) and len(descriptors) == 2, "the only message of a keeper"
+        assert isinstance(message, StartRequest) and len(descriptors) == 2, (
+            "the only message of a keeper"
+        )
         return self._fork(keeper, Child(message, *descriptors))
 
     def _fork(self, keeper: socket.socket, child: Child) -> Child | None:
@@ -155,17 +169,23 @@ class ForkServer:
         _, status = os.waitpid(pid, 0)
         self._reply(keeper, Ended(os.waitstatus_to_exitcode(status)))
 
-    def _reply(self, keeper: socket.socket, message: Message, descriptors: list[int] | None = None) -> None:
-        """Send without waiting. A keeper that is gone, or does not read, is found when its connection ends."""
+    def _reply(
+        self, keeper: socket.socket, message: Message, descriptors: list[int] | None = None
+    ) -> None:
+        """Send without waiting. A keeper that is gone, or does not read, is found when its
+        connection ends.
+        """
         with contextlib.suppress(OSError):
             keeper.setblocking(False)
             send(keeper, message, descriptors)
 
 
 def load(modules: Sequence[str]) -> str:
-    """Import the modules; return why this process cannot fork workers, or an empty text if it can."""
-    # OpenMP reads these once, when torch is first imported: threads that spin while they wait starve Redis and NIXL. Each worker
-    # sets the number of its threads itself.
+    """Import the modules; return why this process cannot fork workers, or an empty text if it
+    can.
+    """
+    # OpenMP reads these once, when torch is first imported: threads that spin while they wait
+    # starve Redis and NIXL. Each worker sets the number of its threads itself.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = "1"
     gc.disable()  # collections during the imports find next to nothing
@@ -184,7 +204,10 @@ def find_obstacle() -> str:
     """Return what makes a fork of this process unsafe, or an empty text."""
     tasks = len(os.listdir("/proc/self/task"))
     if tasks != 1 or threading.active_count() != 1:
-        return f"an imported module has started a thread ({max(tasks, threading.active_count())} threads run)"
+        return (
+            "an imported module has started a thread "
+            f"({max(tasks, threading.active_count())} threads run)"
+        )
     for number in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/self/fd/{number}")
@@ -198,7 +221,9 @@ def find_obstacle() -> str:
 
 
 def become(child: Child) -> None:
-    """Make this forked process what a new process of the keeper would be: its session, output, folder and environment."""
+    """Make this forked process what a new process of the keeper would be: its session, output,
+    folder and environment.
+    """
     request = child.request
     os.setsid()
     die_with_pipe(child.lifeline)

@@ -20,12 +20,16 @@ from fleet.core.errors import ConfigError
 
 MIN_DAYS, MAX_SHOWN = 14, 80
 COPIES = 3
-"""The append-only file may be twice the data before it is rewritten, and the new file is written beside it."""
+"""The append-only file may be twice the data before it is rewritten, and the new file is written
+beside it.
+"""
 MIN_FREE_BYTES = 64 * 2**20
 
 
 def check_ports(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check that this host's ports can be listened on, or are already served by a process of Fleet."""
+    """Check that this host's ports can be listened on, or are already served by a process of
+    Fleet.
+    """
     if config.web.port:
         yield _check_port("gateway port", config.web.host, config.web.port, "web.port", "web")
     if settings.redis_url is None and config.redis.port:
@@ -37,15 +41,21 @@ def _check_port(subject: str, host: str, port: int, key: str, own: str) -> Findi
         require_free_port(host, port, key)
     except ConfigError as error:
         pid, words = _find_listener(port)
-        holder = f"process {pid} ({' '.join(words)[:MAX_SHOWN]})" if pid else "a process of another user"
+        holder = (
+            f"process {pid} ({' '.join(words)[:MAX_SHOWN]})" if pid else "a process of another user"
+        )
         if own in words or own in Path(words[0]).name:
             return Finding(subject=subject, value=f"{port} is served by {holder}")
-        return Finding(subject=subject, value="", refusal=f"{error.message}; {holder} listens on it", param=key)
+        return Finding(
+            subject=subject, value="", refusal=f"{error.message}; {holder} listens on it", param=key
+        )
     return Finding(subject=subject, value=f"{port} is free")
 
 
 def _find_listener(port: int) -> tuple[int | None, list[str]]:
-    """Return the process that listens on a TCP port and its command line; no process if this user may not see it."""
+    """Return the process that listens on a TCP port and its command line; no process if this user
+    may not see it.
+    """
     try:
         found = [
             one.pid
@@ -63,21 +73,43 @@ def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> It
     web = config.web
     if web.tls_cert is not None and web.tls_key is not None:
         fix = "renew it, and start the gateway again"
-        yield _check_pair("gateway certificate", web.tls_cert, web.tls_key, "web.tls_cert", "web.tls_key", fix)
+        yield _check_pair(
+            "gateway certificate", web.tls_cert, web.tls_key, "web.tls_cert", "web.tls_key", fix
+        )
     if settings.redis_url is None:
         return
-    options = {name: values[-1] for name, values in parse_qs(urlsplit(settings.redis_url).query).items()}
+    options = {
+        name: values[-1] for name, values in parse_qs(urlsplit(settings.redis_url).query).items()
+    }
     if authority := options.get("ssl_ca_certs"):
         fix = "name the file of the new authority"
-        yield _check_certificate("Redis authority", Path(authority), "REDIS_URL: ssl_ca_certs", fix, is_bundle=True)
+        yield _check_certificate(
+            "Redis authority", Path(authority), "REDIS_URL: ssl_ca_certs", fix, is_bundle=True
+        )
     if certificate := options.get("ssl_certfile"):
-        key, fix = Path(options.get("ssl_keyfile", certificate)), "let the authority of Redis sign a new one"
-        names, password = ("REDIS_URL: ssl_certfile", "REDIS_URL: ssl_keyfile"), options.get("ssl_password", "")
+        key, fix = (
+            Path(options.get("ssl_keyfile", certificate)),
+            "let the authority of Redis sign a new one",
+        )
+        names, password = (
+            ("REDIS_URL: ssl_certfile", "REDIS_URL: ssl_keyfile"),
+            options.get("ssl_password", ""),
+        )
         yield _check_pair("Redis client", Path(certificate), key, *names, fix, password)
 
 
-def _check_pair(subject: str, certificate: Path, key: Path, name: str, key_name: str, fix: str, password: str = "") -> Finding:
-    """Check a certificate as `_check_certificate`, and that the key, which `password` decrypts, is its own."""
+def _check_pair(
+    subject: str,
+    certificate: Path,
+    key: Path,
+    name: str,
+    key_name: str,
+    fix: str,
+    password: str = "",
+) -> Finding:
+    """Check a certificate as `_check_certificate`, and that the key, which `password` decrypts, is
+    its own.
+    """
     found = _check_certificate(subject, certificate, name, fix)
     if found.refused:
         return found
@@ -86,23 +118,40 @@ def _check_pair(subject: str, certificate: Path, key: Path, name: str, key_name:
         # A password is asked for on the terminal otherwise.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=password)
     except ssl.SSLError as error:
-        refusal = f"{key_name}: {key} is not the key of {certificate} ({error.reason or error}); name the one it was made with"
+        refusal = (
+            f"{key_name}: {key} is not the key of {certificate} "
+            f"({error.reason or error}); name the one it was made with"
+        )
         return Finding(subject=subject, value="", refusal=refusal, param=key_name)
     except OSError as error:
         return Finding(
-            subject=subject, value="", refusal=f"{key_name}: {key} cannot be read ({error.strerror}); correct it", param=key_name
+            subject=subject,
+            value="",
+            refusal=f"{key_name}: {key} cannot be read ({error.strerror}); correct it",
+            param=key_name,
         )
     return found
 
 
-def _check_certificate(subject: str, file: Path, name: str, fix: str, *, is_bundle: bool = False) -> Finding:
-    """Check the dates of the first certificate in a file; of a bundle of authorities, those of the one that is valid longest."""
+def _check_certificate(
+    subject: str, file: Path, name: str, fix: str, *, is_bundle: bool = False
+) -> Finding:
+    """Check the dates of the first certificate in a file; of a bundle of authorities, those of the
+    one that is valid longest.
+    """
     now = dt.datetime.now(dt.UTC)
     try:
         found = x509.load_pem_x509_certificates(file.read_bytes())
-        first = max(found, key=lambda one: (one.not_valid_before_utc <= now, one.not_valid_after_utc)) if is_bundle else found[0]
+        first = (
+            max(found, key=lambda one: (one.not_valid_before_utc <= now, one.not_valid_after_utc))
+            if is_bundle
+            else found[0]
+        )
     except OSError as error:
-        refusal = f"{name}: {file} cannot be read ({error.strerror}); name a PEM file that this user may read"
+        refusal = (
+            f"{name}: {file} cannot be read ({error.strerror}); name a PEM file that this "
+            "user may read"
+        )
         return Finding(subject=subject, value="", refusal=refusal, param=name)
     except ValueError:
         refusal = f"{name}: {file} contains no certificate; name a PEM file"
@@ -111,26 +160,43 @@ def _check_certificate(subject: str, file: Path, name: str, fix: str, *, is_bund
     until = f"{first.not_valid_after_utc:%Y-%m-%d}"
     refusal = f"{name}: {file} expired on {until}; {fix}" if days < 0 else ""
     if first.not_valid_before_utc > now:
-        refusal = f"{name}: {file} is valid from {first.not_valid_before_utc:%Y-%m-%d} on; correct this host's clock, or {fix}"
+        refusal = (
+            f"{name}: {file} is valid from {first.not_valid_before_utc:%Y-%m-%d} on; "
+            f"correct this host's clock, or {fix}"
+        )
     return Finding(
-        subject=subject, value=f"{file}, valid for {days} more days", refusal=refusal, param=name,
+        subject=subject,
+        value=f"{file}, valid for {days} more days",
+        refusal=refusal,
+        param=name,
         warning=f"{file} expires in {days} days, on {until}; {fix}" if days < MIN_DAYS else "",
-    )  # fmt: skip
+    )
 
 
 def check_disk(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Compare the free space for the embedded Redis with the size that its append-only file may reach."""
+    """Compare the free space for the embedded Redis with the size that its append-only file may
+    reach.
+    """
     if settings.redis_url is not None:
         return
     folder = config.redis_data_dir
     existing = next(place for place in (folder, *folder.parents) if place.exists())
     free, needed = shutil.disk_usage(existing).free, COPIES * full_fleet_bytes(config)
     shown = f"{free / 2**20:.0f} MiB are free for {folder}"
-    need = f"with limits.max_requests {config.limits.max_requests} the append-only file may take {needed / 2**20:.0f} MiB"
+    need = (
+        f"with limits.max_requests {config.limits.max_requests} the append-only file may "
+        f"take {needed / 2**20:.0f} MiB"
+    )
     fix = "free space, or choose another disk with --set redis.data_dir=DIR"
     refusal = f"redis.data_dir: {shown}; {fix}" if free < MIN_FREE_BYTES else ""
     warning = f"{shown}, and {need}: {fix}" if free < needed else ""
-    yield Finding(subject="disk", value=f"{shown}; {need}", refusal=refusal, warning=warning, param="redis.data_dir")
+    yield Finding(
+        subject="disk",
+        value=f"{shown}; {need}",
+        refusal=refusal,
+        warning=warning,
+        param="redis.data_dir",
+    )
 
 
 def check_checkpoint(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:

@@ -13,8 +13,8 @@ import yaml
 from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.clock import now_us
-from fleet.spans.protocol.routes import SpanRoutes, routes_of
 from fleet.graphs import DEFAULT_GRAPH
+from fleet.spans.protocol.routes import SpanRoutes, routes_of
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -36,12 +36,15 @@ def status(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Show roles and their queues, workers, roles without a worker, the number of live requests, and routes of divided models.
+    """Show roles and their queues, workers, roles without a worker, the number of live requests,
+    and routes of divided models.
 
-    Per role: tasks queued for a worker, the age of the oldest, how many of them no worker has read yet (lag), workers that
-    receive tasks, tasks running and capacity. A worker that is leaving, on standby or starting adds no capacity.
+    Per role: tasks queued for a worker, the age of the oldest, how many of them no worker has read
+    yet (lag), workers that receive tasks, tasks running and capacity. A worker that is leaving, on
+    standby or starting adds no capacity.
 
-    Per process of a route: its layers, and how long a pass is computed in it, waits for it and is sent from it.
+    Per process of a route: its layers, and how long a pass is computed in it, waits for it and is
+    sent from it.
 
     On a terminal the tables are refreshed until Ctrl-C; elsewhere they are printed once.
 
@@ -97,7 +100,9 @@ class FleetState:
 
 
 async def _read_state(client: "FleetClient") -> FleetState:
-    workers = tuple(sorted(await client.telemetry.workers(), key=lambda worker: (worker.role, worker.id)))
+    workers = tuple(
+        sorted(await client.telemetry.workers(), key=lambda worker: (worker.role, worker.id))
+    )
     return FleetState(
         roles=tuple(await client.telemetry.roles()),
         workers=workers,
@@ -110,14 +115,28 @@ async def _read_state(client: "FleetClient") -> FleetState:
 
 def _as_json(state: FleetState) -> dict[str, object]:
     workers = [
-        {name: value for name, value in msgspec.to_builtins(worker).items() if name in WORKER_FIELDS}
+        {
+            name: value
+            for name, value in msgspec.to_builtins(worker).items()
+            if name in WORKER_FIELDS
+        }
         | {"draining": worker.draining, "standby": worker.standby}
         for worker in state.workers
     ]
     roles = [msgspec.to_builtins(role) for role in state.roles]
-    rest = {"missing_roles": list(state.missing_roles), "live_requests": state.num_live, "refused": state.refused}
+    rest = {
+        "missing_roles": list(state.missing_roles),
+        "live_requests": state.num_live,
+        "refused": state.refused,
+    }
     routes, unused = msgspec.to_builtins((state.spans.routes, state.spans.unused))
-    return {"roles": roles, "workers": workers, **rest, "routes": routes, "unused_span_workers": unused}
+    return {
+        "roles": roles,
+        "workers": workers,
+        **rest,
+        "routes": routes,
+        "unused_span_workers": unused,
+    }
 
 
 def _render(state: FleetState) -> "Group":
@@ -155,7 +174,11 @@ def _loaded(role: "RoleView") -> str:
 
 
 def _workers_of(role: "RoleView") -> str:
-    others = ((role.standby, "on standby"), (role.draining, "leaving"), (role.starting, f"starting{_loaded(role)}"))
+    others = (
+        (role.standby, "on standby"),
+        (role.draining, "leaving"),
+        (role.starting, f"starting{_loaded(role)}"),
+    )
     return str(role.workers) + "".join(f" + {count} {state}" for count, state in others if count)
 
 
@@ -172,7 +195,11 @@ def _worker_table(state: FleetState) -> "Table":
             worker.host,
             str(worker.pid),
             _duration((now_us() - worker.started_us) / 1e6),
-            "leaving" if worker.draining else "standby" if worker.standby else f"{worker.lease_left_s:.1f} s",
+            "leaving"
+            if worker.draining
+            else "standby"
+            if worker.standby
+            else f"{worker.lease_left_s:.1f} s",
             f"{worker.running}/{worker.capacity}",
         )
     return table
@@ -191,7 +218,11 @@ def config(config: ConfigFile = None, set_: Overrides = None) -> None:
     """
     deployment = open_deployment(config, set_)
     source = deployment.settings.config_path or "the defaults"
-    print(f"# from {source}\n{yaml.safe_dump(deployment.config.model_dump(mode='json'), sort_keys=False)}", end="")
+    print(
+        "# from "
+        f"{source}\n{yaml.safe_dump(deployment.config.model_dump(mode='json'), sort_keys=False)}",
+        end="",
+    )
 
 
 @checkpoint_app.callback()
@@ -202,10 +233,15 @@ def checkpoint() -> None:
 @checkpoint_app.command()
 def tiny(
     out_dir: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-    seed: Annotated[int, typer.Option(help="Seed of the weights; equal seeds give equal files.")] = 0,
-    graph: Annotated[str, typer.Option(help="The graph to write a checkpoint for.")] = DEFAULT_GRAPH,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the weights; equal seeds give equal files.")
+    ] = 0,
+    graph: Annotated[
+        str, typer.Option(help="The graph to write a checkpoint for.")
+    ] = DEFAULT_GRAPH,
 ) -> None:
-    """Write a tiny checkpoint with random weights to OUT_DIR: it has the real architecture, and its answers are noise.
+    """Write a tiny checkpoint with random weights to OUT_DIR: it has the real architecture, and its
+    answers are noise.
 
     Example: fleet checkpoint tiny /tmp/tiny --seed 1
     """

@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from fleet.cli.deployment import Deployment, open_deployment, open_serving_deployment, secure_data_dir
+from fleet.cli.deployment import (
+    Deployment,
+    open_deployment,
+    open_serving_deployment,
+    secure_data_dir,
+)
 from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
 from fleet.cli.serve import idle
@@ -25,16 +30,27 @@ app = typer.Typer(name="jobs", invoke_without_command=True)
 DEFAULT_PORT = 8000
 Url = Annotated[
     str | None,
-    typer.Option("--url", help="The gateway that jobs measure. Default: the deployment's gateway on this machine."),
+    typer.Option(
+        "--url",
+        help="The gateway that jobs measure. Default: the deployment's gateway on this machine.",
+    ),
 ]
 
 
 @app.callback()
-def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, url: Url = None) -> None:
-    """Run a worker of background jobs until it is stopped; `submit` submits a job, `list` lists all jobs.
+def jobs(
+    context: typer.Context,
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    kept: Keep = False,
+    url: Url = None,
+) -> None:
+    """Run a worker of background jobs until it is stopped; `submit` submits a job, `list` lists all
+    jobs.
 
-    Jobs are stored in Redis and survive restarts. Stopping the worker ends the running job, which then counts as failed. Each job
-    writes to its own folder under `data_dir`, which is removed with the job.
+    Jobs are stored in Redis and survive restarts. Stopping the worker ends the running job, which
+    then counts as failed. Each job writes to its own folder under `data_dir`, which is removed with
+    the job.
 
     Examples:
 
@@ -61,22 +77,28 @@ def jobs(context: typer.Context, config: ConfigFile = None, set_: Overrides = No
         secure_data_dir(deployment.config)
     os.umask(0o077)  # files that a job writes are private to this user
     with shipping(deployment.redis_url, Labels("jobs")):
-        run_jobs(connection, Measured(config=deployment.config, url=url or _gateway_url(deployment)))
+        run_jobs(
+            connection, Measured(config=deployment.config, url=url or _gateway_url(deployment))
+        )
 
 
 @app.command("add", hidden=True)
 @app.command()
 def submit(
     kind: Annotated[str, typer.Argument(help="The kind of job: bench or train.")],
-    arguments: Annotated[list[str] | None, typer.Argument(metavar="[NAME=VALUE]...", help="The arguments of the job.")] = None,
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME=VALUE]...", help="The arguments of the job."),
+    ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
     """Submit a job and print its id.
 
-    A job measures this deployment and writes to its own folder; the command `fleet bench` has more options. A bench job
-    takes measure (serving, voice, barge-in, scale, hop or transfer), requests, concurrency, max_tokens, frames, warm_up,
-    sessions, streams, scale_seconds, hops and check, which mean what the options of `fleet bench` mean. A train job is
+    A job measures this deployment and writes to its own folder; the command `fleet bench` has more
+    options. A bench job takes measure (serving, voice, barge-in, scale, hop or transfer), requests,
+    concurrency, max_tokens, frames, warm_up, sessions, streams, scale_seconds, hops and check,
+    which mean what the options of `fleet bench` mean. A train job is
     `fleet train --corpus`: it takes samples and name.
 
     Examples:
@@ -117,10 +139,13 @@ def _parse_argument(argument: str) -> tuple[str, object]:
     name, equals, value = argument.partition("=")
     if not equals or not name.isidentifier():
         raise BadInput(
-            f"{argument[:80]!r} is not NAME=VALUE; write arguments as in `fleet jobs submit bench requests=20`",
+            f"{argument[:80]!r} is not NAME=VALUE; write arguments as in `fleet jobs submit "
+            "bench requests=20`",
             param="arguments",
         )
-    return name, [_parse_value(part) for part in value.split(",")] if name in LISTS else _parse_value(value)
+    return name, [
+        _parse_value(part) for part in value.split(",")
+    ] if name in LISTS else _parse_value(value)
 
 
 def _parse_value(text: str) -> object:

@@ -1,4 +1,5 @@
-"""The keeper of one command: restarts it when it crashes or is killed, and not when it ends with status 0. Knows no fleet.
+"""The keeper of one command: restarts it when it crashes or is killed, and not when it ends with
+status 0. Knows no fleet.
 
 honcho ends all processes when one ends; a keeper outlives the command that it runs.
 """
@@ -23,7 +24,9 @@ CANNOT_START_S = 60.0
 STABLE_AFTER_S = 10.0
 FIRST_PAUSE_S = 0.1
 MAX_PAUSE_S = 10.0
-"""Well below `lease.no_worker_timeout_s`, for which requests wait where the start of a role's only worker cannot be announced."""
+"""Well below `lease.no_worker_timeout_s`, for which requests wait where the start of a role's only
+worker cannot be announced.
+"""
 LAST_LINES = 5
 ALONE_TIMEOUT_S = 3.0
 ALONE_POLL_S = 0.05
@@ -34,23 +37,34 @@ UNKNOWN_STATUS = -1000
 """Status of a command whose end was seen, but neither its signal nor its exit status."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 WhenDead = Callable[[int, str], Awaitable[bool]]
-"""Called with the pid of a command that died and its signal or exit status; returns True if the command had served."""
+"""Called with the pid of a command that died and its signal or exit status; returns True if the
+command had served.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class RestartPolicy:
     """Decides when a command that ended is restarted. Units: seconds on one monotonic clock.
 
-    An error soon after the first start means that the command cannot start, unless it was killed or has `served`. After any later
-    death it is restarted, without end; the pauses double up to a bound, and are short again after `STABLE_AFTER_S` of running.
+    An error soon after the first start means that the command cannot start, unless it was killed or
+    has `served`. After any later death it is restarted, without end; the pauses double up to a
+    bound, and are short again after `STABLE_AFTER_S` of running.
     """
 
     first_started_s: float
     deaths: int = 0
 
-    def pause_s(self, exit_status: int, started_s: float, now_s: float, *, served: bool = False) -> float | None:
-        """Return the seconds until the next start, or None to give up. Negative statuses are signals, as in `subprocess`."""
-        failed_at_once = exit_status > 0 and started_s == self.first_started_s and now_s - started_s < CANNOT_START_S
+    def pause_s(
+        self, exit_status: int, started_s: float, now_s: float, *, served: bool = False
+    ) -> float | None:
+        """Return the seconds until the next start, or None to give up. Negative statuses are
+        signals, as in `subprocess`.
+        """
+        failed_at_once = (
+            exit_status > 0
+            and started_s == self.first_started_s
+            and now_s - started_s < CANNOT_START_S
+        )
         if failed_at_once and not served:
             return None
         self.deaths = 1 if now_s - started_s >= STABLE_AFTER_S else self.deaths + 1
@@ -58,7 +72,9 @@ class RestartPolicy:
 
 
 class KeeperOutput(Protocol):
-    """Destination of a command's lines and of the keeper's messages. `line` is called from a thread of its own."""
+    """Destination of a command's lines and of the keeper's messages. `line` is called from a thread
+    of its own.
+    """
 
     def line(self, line: bytes) -> None: ...
     def say(self, text: str, *, error: bool = False) -> None: ...
@@ -83,23 +99,35 @@ class ChildProcess(Protocol):
 
 
 class ProcessStarter(Protocol):
-    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that it dies with the keeper.
+    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that it
+    dies with the keeper.
 
     `env`: None for the keeper's own. Raises: OSError.
     """
 
-    async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess: ...
+    async def start(
+        self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
+    ) -> ChildProcess: ...
     async def close(self) -> None: ...
 
 
 class NewProcesses:
     """Starts each command as a new process."""
 
-    async def start(self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None) -> ChildProcess:
+    async def start(
+        self, arguments: Sequence[str], output: int, env: Mapping[str, str] | None
+    ) -> ChildProcess:
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "fleet.cli", *arguments, stdout=output, stderr=output, env=env,
-            start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
-        )  # fmt: skip
+            sys.executable,
+            "-m",
+            "fleet.cli",
+            *arguments,
+            stdout=output,
+            stderr=output,
+            env=env,
+            start_new_session=True,
+            preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )
 
     async def close(self) -> None:
         return
@@ -123,9 +151,9 @@ class TerminalOutput:
 class Keeper:
     """Runs `fleet ARGUMENTS`, and restarts it, until `stop` is set.
 
-    `alone`: the command is stopped only once this returns True, or after a bounded wait: Redis stops last, so that the other
-    processes can deregister. `when_dead` is called first after each death. `starts` announces each start before it begins, and
-    `starter` performs it.
+    `alone`: the command is stopped only once this returns True, or after a bounded wait: Redis
+    stops last, so that the other processes can deregister. `when_dead` is called first after each
+    death. `starts` announces each start before it begins, and `starter` performs it.
     """
 
     arguments: list[str]
@@ -162,7 +190,10 @@ class Keeper:
                 return max(status, 0) if status != -signal.SIGTERM else 0
             if status == 0:
                 await self._end_starts(failed=False)
-                self.output.say(f"{self.name} ended and is not restarted; start another one with `fleet {self.name}`")
+                self.output.say(
+                    f"{self.name} ended and is not restarted; start another one with `fleet "
+                    f"{self.name}`"
+                )
                 await self.stop.wait()
                 return 0
             pause_s = policy.pause_s(status, started_s, loop.time(), served=self._served)
@@ -185,19 +216,26 @@ class Keeper:
             await self.starts.end(failed=failed)
 
     def _report_death(self, event: str, *, error: bool = False) -> None:
-        """Report a death and the last lines in one message: they are hard to find among the lines of other processes."""
+        """Report a death and the last lines in one message: they are hard to find among the lines
+        of other processes.
+        """
         last = [f"  {line.decode('utf-8', 'replace').rstrip()}" for line in self._last_lines]
         lines = f"; its last lines:\n{chr(10).join(last)}" if last else ""
         self.output.say(f"{self.name} {event}{lines}", error=error)
 
     async def _run_once(self) -> int:
-        """Run the command once, in a session of its own: signals to this process group do not reach it. Return its status."""
+        """Run the command once, in a session of its own: signals to this process group do not reach
+        it. Return its status.
+        """
         self._last_lines.clear()
         read_end, write_end = os.pipe()
         try:
-            process = await self._unless_stopped(self.starter.start(self.arguments, write_end, self.env))
+            process = await self._unless_stopped(
+                self.starter.start(self.arguments, write_end, self.env)
+            )
         except OSError as error:
-            # The machine has no memory or processes to spare: counts as a death, and is tried again.
+            # The machine has no memory or processes to spare: counts as a death, and is tried
+            # again.
             os.close(read_end)
             self._last_lines.append(str(error).encode())
             return NOT_STARTED
@@ -206,8 +244,11 @@ class Keeper:
         if process is None:
             os.close(read_end)
             return -signal.SIGTERM
-        # A pipe and a thread, not the process's own stream: a fork of the command may hold the pipe open after its death.
-        reader = threading.Thread(target=self._forward, args=(os.fdopen(read_end, "rb"),), daemon=True)
+        # A pipe and a thread, not the process's own stream: a fork of the command may hold the pipe
+        # open after its death.
+        reader = threading.Thread(
+            target=self._forward, args=(os.fdopen(read_end, "rb"),), daemon=True
+        )
         reader.start()
         self.output.started(process.pid)
         if self.starts:
@@ -227,8 +268,12 @@ class Keeper:
                 with contextlib.suppress(OSError):
                     self.output.line(line)
 
-    async def _unless_stopped(self, starting: Coroutine[Any, Any, ChildProcess]) -> ChildProcess | None:
-        """Return the started process, or None if the keeper was stopped before: a start may wait for the fork server."""
+    async def _unless_stopped(
+        self, starting: Coroutine[Any, Any, ChildProcess]
+    ) -> ChildProcess | None:
+        """Return the started process, or None if the keeper was stopped before: a start may wait
+        for the fork server.
+        """
         started = asyncio.create_task(starting)
         stopped = asyncio.create_task(self.stop.wait())
         await asyncio.wait({started, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -256,9 +301,11 @@ class Keeper:
 
 
 def use_one_thread() -> None:
-    """Make the blocking calls of the running event loop share one thread. Those of a keeper follow one another.
+    """Make the blocking calls of the running event loop share one thread. Those of a keeper follow
+    one another.
 
-    The default pool grows to its limit: it starts a thread for a call that comes before the last thread is known to be idle.
+    The default pool grows to its limit: it starts a thread for a call that comes before the last
+    thread is known to be idle.
     """
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
@@ -270,13 +317,20 @@ async def keep(
     starts: StartAnnouncer | None = None,
     starter: ProcessStarter | None = None,
 ) -> int:
-    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with. See `Keeper`."""
+    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with.
+    See `Keeper`.
+    """
     use_one_thread()
     stop = asyncio.Event()
     for signum in STOP_SIGNALS:
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     return await Keeper(
-        arguments=arguments, stop=stop, alone=alone, when_dead=when_dead, starts=starts, starter=starter or NewProcesses()
+        arguments=arguments,
+        stop=stop,
+        alone=alone,
+        when_dead=when_dead,
+        starts=starts,
+        starter=starter or NewProcesses(),
     ).run()
 
 
@@ -290,7 +344,9 @@ def kill_all(pid: int) -> None:
 
 
 def cause_of(status: int) -> str:
-    """Return the name of the signal, or the exit status, for a status of `subprocess`. Real-time signals have no name."""
+    """Return the name of the signal, or the exit status, for a status of `subprocess`. Real-time
+    signals have no name.
+    """
     if status == UNKNOWN_STATUS:
         return "an unknown cause"
     if status >= 0:

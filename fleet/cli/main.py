@@ -1,11 +1,24 @@
-"""Entry point of the `fleet` command: its subcommands; each known error becomes one line on stderr."""
+"""Entry point of the `fleet` command: its subcommands; each known error becomes one line on
+stderr.
+"""
 
 import logging
 import sys
 
 import typer
 
-from fleet.cli import bench, dead_letters, draft, inspect, jobs, pocket, serve, session, spans, train
+from fleet.cli import (
+    bench,
+    dead_letters,
+    draft,
+    inspect,
+    jobs,
+    pocket,
+    serve,
+    session,
+    spans,
+    train,
+)
 from fleet.cli.chaos import chaos
 from fleet.cli.doctor import doctor
 from fleet.cli.up import up
@@ -18,7 +31,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Serve composite speech models with a fleet of ordinary processes.\n\n"
-    "`fleet up` starts all processes on this machine; the other commands run one process each, or inspect the fleet.",
+    "`fleet up` starts all processes on this machine; the other commands run one process each, "
+    "or inspect the fleet.",
 )
 app.command()(up)
 app.command()(serve.redis)
@@ -41,7 +55,9 @@ app.command()(chaos)
 
 
 def main() -> None:
-    """Run the command. Exit status: 0 done, 1 a known error, printed as one line, 2 a usage mistake."""
+    """Run the command. Exit status: 0 done, 1 a known error, printed as one line, 2 a usage
+    mistake.
+    """
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     try:
         app(prog_name="fleet")

@@ -1,10 +1,13 @@
-"""The processes of `fleet up`: one keeper for each command, their output on one terminal, and their common end.
+"""The processes of `fleet up`: one keeper for each command, their output on one terminal, and their
+common end.
 
-A keeper is a fork of `fleet up` that starts and restarts one command. It watches a pipe whose other end only `fleet up` holds;
-nothing is ever written to it. The pipe closes when `fleet up` stops its fleet, and also when `fleet up` is killed; in both cases
-the keepers stop their commands in order: workers leave, Redis stops last, and a command that does not end in time is killed,
-frozen or not. A pipe does this on every system. Linux's parent-death signal alone would not: it kills all of them at the same
-moment, and Redis cannot watch a pipe itself. The signal covers the case of a killed keeper.
+A keeper is a fork of `fleet up` that starts and restarts one command. It watches a pipe whose other
+end only `fleet up` holds; nothing is ever written to it. The pipe closes when `fleet up` stops its
+fleet, and also when `fleet up` is killed; in both cases the keepers stop their commands in order:
+workers leave, Redis stops last, and a command that does not end in time is killed, frozen or not. A
+pipe does this on every system. Linux's parent-death signal alone would not: it kills all of them at
+the same moment, and Redis cannot watch a pipe itself. The signal covers the case of a killed
+keeper.
 """
 
 import asyncio
@@ -37,7 +40,9 @@ REGISTERED = (WORKER, "web", "conductor")
 PREDECESSOR_TIMEOUT_S = 5.0
 POLL_S = 0.1
 KILL_AFTER_S = 5.0
-"""Time from the first end to the kill of the commands that are still running: what honcho grants."""
+"""Time from the first end to the kill of the commands that are still running: what honcho
+grants.
+"""
 
 _fork = multiprocessing.get_context("fork")
 
@@ -49,9 +54,16 @@ class KeeperProcess:
     """
 
     def __init__(
-        self, name: str, arguments: list[str], env: Mapping[str, str], colour: str, *, redis_url: str, pipe: tuple[int, int],
+        self,
+        name: str,
+        arguments: list[str],
+        env: Mapping[str, str],
+        colour: str,
+        *,
+        redis_url: str,
+        pipe: tuple[int, int],
         starter: ProcessStarter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.pid: int | None = None
         self.status: int | None = None
@@ -60,7 +72,9 @@ class KeeperProcess:
         self._starter = starter
 
     def fork(self, messages: Any, predecessor: int | None = None) -> None:
-        """Start the keeper. `predecessor`: pid of the command of a keeper that was lost, which is ended first."""
+        """Start the keeper. `predecessor`: pid of the command of a keeper that was lost, which is
+        ended first.
+        """
         self._messages, self._predecessor = messages, predecessor
         self._process = _fork.Process(name=self.name, target=self._run)
         self._process.start()
@@ -119,11 +133,15 @@ class KeeperProcess:
         self._send("start", pid)
 
     def _send(self, kind: str, data: object) -> None:
-        self._messages.put(Message(type=kind, data=data, time=datetime.now(), name=self.name, colour=self._colour))
+        self._messages.put(
+            Message(type=kind, data=data, time=datetime.now(), name=self.name, colour=self._colour)
+        )
 
 
 def _end(pid: int) -> None:
-    """Wait for the end of a lost keeper's command: where there is no parent-death signal, it is still running."""
+    """Wait for the end of a lost keeper's command: where there is no parent-death signal, it is
+    still running.
+    """
     if sys.platform != "linux":
         kill_all(pid)
     with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
@@ -131,9 +149,11 @@ def _end(pid: int) -> None:
 
 
 class FleetManager:
-    """Runs commands, each with a keeper, until a signal arrives or one of them ends for good; then all are stopped.
+    """Runs commands, each with a keeper, until a signal arrives or one of them ends for good; then
+    all are stopped.
 
-    `culprit`: name of the process whose end stopped the fleet; None after a signal. `when_started`: called once, when all run.
+    `culprit`: name of the process whose end stopped the fleet; None after a signal. `when_started`:
+    called once, when all run.
     """
 
     def __init__(self, redis_url: str, when_started: Callable[[], None]) -> None:
@@ -148,10 +168,18 @@ class FleetManager:
         self._has_started = self._stopping = False
         self._kill_s: float | None = None
 
-    def keep(self, name: str, arguments: list[str], env: Mapping[str, str], starter: ProcessStarter) -> None:
+    def keep(
+        self, name: str, arguments: list[str], env: Mapping[str, str], starter: ProcessStarter
+    ) -> None:
         """Run `fleet ARGUMENTS` as process `name` once `loop` is called."""
         self._keepers[name] = KeeperProcess(
-            name, arguments, env, next(self._colours), redis_url=self._redis_url, pipe=self._pipe, starter=starter
+            name,
+            arguments,
+            env,
+            next(self._colours),
+            redis_url=self._redis_url,
+            pipe=self._pipe,
+            starter=starter,
         )
         self._printer.width = max(self._printer.width, len(name))
 
@@ -201,12 +229,18 @@ class FleetManager:
                 self._end_keeper(keeper, status)
                 return
             killed_by = signal.Signals(-status).name
-            self._print(f"the keeper of {keeper.name} was lost (killed by {killed_by}); starting both again")
+            self._print(
+                f"the keeper of {keeper.name} was lost (killed by {killed_by}); starting both again"
+            )
             keeper.fork(self._messages, predecessor=keeper.pid)
 
     def _report_start(self) -> None:
-        """Call `when_started` once: only now, because a thread started earlier could hold a lock while this process forks."""
-        if not self._has_started and all(keeper.pid is not None for keeper in self._keepers.values()):
+        """Call `when_started` once: only now, because a thread started earlier could hold a lock
+        while this process forks.
+        """
+        if not self._has_started and all(
+            keeper.pid is not None for keeper in self._keepers.values()
+        ):
             self._has_started = True
             self._when_started()
 
@@ -236,14 +270,17 @@ class FleetManager:
 
     def _all_ended(self) -> bool:
         return self._stopping and all(
-            keeper.status is not None or keeper.exit_status is not None for keeper in self._keepers.values()
+            keeper.status is not None or keeper.exit_status is not None
+            for keeper in self._keepers.values()
         )
 
     def _print(self, text: str) -> None:
         self._write(Message(type="line", data=text, time=datetime.now(), name=SYSTEM, colour=None))
 
     def _write(self, message: Message) -> None:
-        """Print until the reader is gone (`fleet up | head`): that stops the fleet, and the rest is dropped."""
+        """Print until the reader is gone (`fleet up | head`): that stops the fleet, and the rest is
+        dropped.
+        """
         try:
             self._printer.write(message)
         except BrokenPipeError:

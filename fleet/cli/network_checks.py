@@ -1,4 +1,5 @@
-"""Checks of `fleet doctor` that use the network: Redis, NIXL, transfers and listeners of listed workers.
+"""Checks of `fleet doctor` that use the network: Redis, NIXL, transfers and listeners of listed
+workers.
 
 Each has a time limit.
 """
@@ -30,15 +31,20 @@ from fleet.worker.peers import NETWORK_REACH, PeerAccess, read_peer_access
 REDIS_LIMIT_S, NIXL_LIMIT_S = 20.0, LIMIT_S + 5.0
 MAX_PEERS = 64
 """Number of listed workers that are read at most, since each read needs an agent."""
-NIXL_FIX = "install nixl (`pip install nixl`; its libraries need Linux), or set transfer.kind: redis"
+NIXL_FIX = (
+    "install nixl (`pip install nixl`; its libraries need Linux), or set transfer.kind: redis"
+)
 READ_FIX = (
-    "open the ports between the two hosts in both directions, and give `transfer.interface` the network that both are on, "
+    "open the ports between the two hosts in both directions, and give `transfer.interface` the "
+    "network that both are on, "
     "on every worker"
 )
 
 
 def limited(check: Check, subject: str, limit_s: float) -> Check:
-    """Return a check that is refused if it does not end within `limit_s`: a name server or a firewall may never answer."""
+    """Return a check that is refused if it does not end within `limit_s`: a name server or a
+    firewall may never answer.
+    """
 
     def run(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
         found: list[Finding] = []
@@ -57,7 +63,10 @@ def limited(check: Check, subject: str, limit_s: float) -> Check:
         if failed:
             raise failed[0]
         if thread.is_alive():
-            refusal = f"{subject}: no result within {limit_s:g} s; look for a firewall that drops packets, or a name server"
+            refusal = (
+                f"{subject}: no result within {limit_s:g} s; look for a firewall that "
+                "drops packets, or a name server"
+            )
             yield Finding(subject=subject, value="", refusal=refusal)
 
     return run
@@ -69,14 +78,21 @@ def redis_url(config: FleetConfig, settings: EnvironmentSettings) -> str:
 
 def is_started(config: FleetConfig, settings: EnvironmentSettings) -> bool:
     """Return False if the deployment's own Redis has no socket: it is not running."""
-    return settings.redis_url is not None or Path(unquote(urlsplit(redis_url(config, settings)).path)).exists()
+    return (
+        settings.redis_url is not None
+        or Path(unquote(urlsplit(redis_url(config, settings)).path)).exists()
+    )
 
 
-def check_redis(config: FleetConfig, settings: EnvironmentSettings, *, measured: bool = True) -> Iterator[Finding]:
+def check_redis(
+    config: FleetConfig, settings: EnvironmentSettings, *, measured: bool = True
+) -> Iterator[Finding]:
     """Check the Redis of the deployment. Its own one may not be started yet."""
     if is_started(config, settings):
         url = redis_url(config, settings)
-        yield from check_server(url, config, is_embedded=settings.redis_url is None, measured=measured)
+        yield from check_server(
+            url, config, is_embedded=settings.redis_url is None, measured=measured
+        )
         return
     try:
         value, refusal = f"not running; `fleet up` and `honcho start` start {find_server()}", ""
@@ -86,7 +102,9 @@ def check_redis(config: FleetConfig, settings: EnvironmentSettings, *, measured:
 
 
 def check_nixl(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check that NIXL reads memory on this host, and that of the listed workers which this host may read."""
+    """Check that NIXL reads memory on this host, and that of the listed workers which this host may
+    read.
+    """
     if config.transfer.kind == "redis":
         return
     try:
@@ -106,9 +124,17 @@ def check_nixl(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[F
 def _describe_own_read(result: ProbeResult, config: FleetConfig) -> Finding:
     failure = result.failures.get(SELF)
     if failure is None:
-        return Finding(subject="NIXL", value=f"an agent of this host reads from another one in {result.read_us / 1000:.1f} ms")
+        return Finding(
+            subject="NIXL",
+            value=f"an agent of this host reads from another one in {result.read_us / 1000:.1f} ms",
+        )
     if config.transfer.kind == "nixl":
-        return Finding(subject="NIXL", value="", refusal=f"transfer.kind: {failure}; {NIXL_FIX}", param="transfer.kind")
+        return Finding(
+            subject="NIXL",
+            value="",
+            refusal=f"transfer.kind: {failure}; {NIXL_FIX}",
+            param="transfer.kind",
+        )
     warning = f"workers would send tensors through Redis, which is slower: {failure}; {NIXL_FIX}"
     return Finding(subject="NIXL", value="", warning=warning)
 
@@ -122,7 +148,9 @@ def _describe_peers(result: ProbeResult, hosts: dict[str, str]) -> Iterator[Find
         )
     num_read = len(hosts) - len(result.failures)
     if num_read:
-        yield Finding(subject="workers", value=f"this host reads the tensors of {num_read} listed workers")
+        yield Finding(
+            subject="workers", value=f"this host reads the tensors of {num_read} listed workers"
+        )
 
 
 def _check_bind(address: str) -> Finding:
@@ -130,20 +158,30 @@ def _check_bind(address: str) -> Finding:
         with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
             probe.bind((address, 0))
     except OSError as error:
-        refusal = f"transfer.interface: {address} cannot be listened on ({error.strerror}); name another interface of this host"
-        return Finding(subject="transfer address", value="", refusal=refusal, param="transfer.interface")
+        refusal = (
+            f"transfer.interface: {address} cannot be listened on ({error.strerror}); "
+            "name another interface of this host"
+        )
+        return Finding(
+            subject="transfer address", value="", refusal=refusal, param="transfer.interface"
+        )
     return Finding(subject="transfer address", value=f"workers of this host listen at {address}")
 
 
 def _read_peers(
     config: FleetConfig, settings: EnvironmentSettings, access: PeerAccess
 ) -> tuple[dict[str, ProbePeer], dict[str, str]]:
-    """Return the listed workers that this host may read, and their hosts; none while Redis is away, which its check shows."""
+    """Return the listed workers that this host may read, and their hosts; none while Redis is away,
+    which its check shows.
+    """
     if not is_started(config, settings):
         return {}, {}
     try:
         with connect_for_a_call(redis_url(config, settings), TIMEOUT_S) as client:
-            listed = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, MAX_PEERS - 1))]
+            listed = [
+                WorkerId(text(name))
+                for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, MAX_PEERS - 1))
+            ]
             pipe = client.pipeline(transaction=False)
             for worker in listed:
                 pipe.hgetall(keys.worker(worker))
@@ -161,12 +199,17 @@ def _read_peers(
 
 
 def check_listeners(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """List the network sockets of this host at which listed workers and gateways accept connections."""
+    """List the network sockets of this host at which listed workers and gateways accept
+    connections.
+    """
     if not is_started(config, settings):
         return
     try:
         with connect_for_a_call(redis_url(config, settings), TIMEOUT_S) as client:
-            members = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))]
+            members = [
+                WorkerId(text(name))
+                for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))
+            ]
     except RedisError:
         return  # its own check shows it
     num_silent, host = 0, socket.gethostname()
@@ -178,11 +221,16 @@ def check_listeners(config: FleetConfig, settings: EnvironmentSettings) -> Itera
             who = f"{role_of(worker)} (process {pid})"
             yield Finding(subject="listeners", value=f"{who}: {', '.join(addresses)}")
     if num_silent:
-        yield Finding(subject="listeners", value=f"{num_silent} listed processes of this host: no network socket")
+        yield Finding(
+            subject="listeners",
+            value=f"{num_silent} listed processes of this host: no network socket",
+        )
 
 
 def _addresses_of(pid: int) -> list[str] | None:
-    """Return the addresses at which a process listens; None if it has ended, or is another user's."""
+    """Return the addresses at which a process listens; None if it has ended, or is another
+    user's.
+    """
     try:
         found = psutil.Process(pid).net_connections("inet")
     except psutil.Error:
@@ -207,5 +255,7 @@ NETWORK_CHECKS: tuple[Check, ...] = (
     limited(check_nixl, "NIXL", NIXL_LIMIT_S),
     limited(check_listeners, "listeners", REDIS_LIMIT_S),
 )
-QUICK_REDIS_CHECK: Check = limited(partial(check_redis, measured=False), "Redis server", REDIS_LIMIT_S)
+QUICK_REDIS_CHECK: Check = limited(
+    partial(check_redis, measured=False), "Redis server", REDIS_LIMIT_S
+)
 """Those of a Redis that is there before the fleet is started."""

@@ -10,20 +10,30 @@ ConfigFile = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="The deployment file. Default: FLEET_CONFIG, else configs/GRAPH.yaml in this folder, else built-in defaults.",
+        help="The deployment file. Default: FLEET_CONFIG, else configs/GRAPH.yaml in this "
+        "folder, else built-in defaults.",
     ),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Override one key, such as --set web.port=8001. Can be repeated."),
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Override one key, such as --set web.port=8001. Can be repeated.",
+    ),
 ]
 Keep = Annotated[
     bool,
-    typer.Option("--keep", help="Restart the process when it crashes or is killed; end when it cannot start."),
+    typer.Option(
+        "--keep", help="Restart the process when it crashes or is killed; end when it cannot start."
+    ),
 ]
 ReadOnly = Annotated[
     bool,
-    typer.Option("--read-only", help="Serve requests and pages, but refuse changes to the fleet: --set web.read_only=true."),
+    typer.Option(
+        "--read-only",
+        help="Serve requests and pages, but refuse changes to the fleet: --set web.read_only=true.",
+    ),
 ]
 
 

@@ -1,4 +1,6 @@
-"""The part of `fleet status` about divided models: a table for each route, and the span workers in none."""
+"""The part of `fleet status` about divided models: a table for each route, and the span workers in
+none.
+"""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -12,7 +14,10 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 BAR_WIDTH = 7
-LEGEND = "█ compute, ▒ wait, ░ send: means per pass; the longest bar is the process in which a pass is longest"
+LEGEND = (
+    "█ compute, ▒ wait, ░ send: means per pass; the longest bar is the process in which a "
+    "pass is longest"
+)
 
 
 def route_tables(spans: SpanRoutes) -> "Iterator[RenderableType]":
@@ -34,7 +39,10 @@ def _title(route: RouteView) -> "Iterator[Text]":
         yield Text(route.gap, style="red")
     if route.pass_us is not None and route.between_us is not None:
         between = f"{duration(route.between_us)} of it between processes"
-        yield Text(f"a pass takes {duration(route.pass_us)}, {between} (mean of the last {route.num_recent})")
+        yield Text(
+            f"a pass takes {duration(route.pass_us)}, {between} (mean of the last "
+            f"{route.num_recent})"
+        )
 
 
 def _table(route: RouteView) -> "Table":
@@ -72,7 +80,9 @@ def _cells(hop: HopView, longest_us: int) -> "tuple[Text, ...]":
 
 
 def _bar(hop: HopView, longest_us: int) -> str:
-    """Return a bar of the times of a pass, each rounded up to where it ends, so that the whole is as long as their sum."""
+    """Return a bar of the times of a pass, each rounded up to where it ends, so that the whole is
+    as long as their sum.
+    """
     bar, spent_us = "", 0
     for mark, us in (("█", hop.computed_us), ("▒", hop.waited_us), ("░", hop.sent_us)):
         spent_us += us or 0

@@ -1,4 +1,6 @@
-"""The commands that run one process each: redis, conductor, worker, web. Each runs until SIGTERM."""
+"""The commands that run one process each: redis, conductor, worker, web. Each runs until
+SIGTERM.
+"""
 
 import asyncio
 import os
@@ -8,7 +10,13 @@ from typing import Annotated
 import typer
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, check_data_dir, open_deployment, open_serving_deployment, secure_data_dir
+from fleet.cli.deployment import (
+    Deployment,
+    check_data_dir,
+    open_deployment,
+    open_serving_deployment,
+    secure_data_dir,
+)
 from fleet.cli.doctor import log_redis_findings
 from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
@@ -23,9 +31,10 @@ STOP_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
     """Run the fleet's Redis server; idle if REDIS_URL is set.
 
-    The server is the Valkey installed with Fleet, else redis-server or valkey-server from PATH (6.2 or newer). Its data is an
-    append-only file in `redis.data_dir`, or in `redis` under `data_dir`, and survives restarts. Clients connect to the Unix
-    socket `redis.sock` in that folder; with `redis.port` also to that port, with the password in the file `password` there.
+    The server is the Valkey installed with Fleet, else redis-server or valkey-server from PATH (6.2
+    or newer). Its data is an append-only file in `redis.data_dir`, or in `redis` under `data_dir`,
+    and survives restarts. Clients connect to the Unix socket `redis.sock` in that folder; with
+    `redis.port` also to that port, with the password in the file `password` there.
 
     Example: fleet redis --set redis.port=6400
     """
@@ -42,7 +51,9 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
     options = deployment.config.redis
     if options.port == 0:
         raise ConfigError(
-            "redis.port: only `fleet up` chooses a free port; set a port, or null for the Unix socket alone", param="redis.port"
+            "redis.port: only `fleet up` chooses a free port; set a port, or null for the Unix "
+            "socket alone",
+            param="redis.port",
         )
     if options.data_dir is None:
         check_data_dir(secure_data_dir(deployment.config))
@@ -52,7 +63,8 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
 
 
 def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False) -> None:
-    """Run a conductor, which assigns tasks to workers. If several run, one leads and the others stand by.
+    """Run a conductor, which assigns tasks to workers. If several run, one leads and the others
+    stand by.
 
     Example: fleet conductor
     """
@@ -70,15 +82,24 @@ def conductor(config: ConfigFile = None, set_: Overrides = None, kept: Keep = Fa
 
 
 def worker(
-    role: Annotated[str, typer.Argument(help="A stage; of a split one, STAGE.prefill or STAGE.decode.")],
+    role: Annotated[
+        str, typer.Argument(help="A stage; of a split one, STAGE.prefill or STAGE.decode.")
+    ],
     config: ConfigFile = None,
     set_: Overrides = None,
     kept: Keep = False,
-    replica: Annotated[int, typer.Option(min=1, help="Which device of a list this worker uses: 1 the first, 2 the second.")] = 1,
+    replica: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Which device of a list this worker uses: 1 the first, 2 the second."
+        ),
+    ] = 1,
 ) -> None:
-    """Run one worker of ROLE. Any number can be started, at any time, on any machine that reaches Redis.
+    """Run one worker of ROLE. Any number can be started, at any time, on any machine that reaches
+    Redis.
 
-    A worker joins its role when it starts and leaves it when it stops; its tasks then continue on other workers.
+    A worker joins its role when it starts and leaves it when it stops; its tasks then continue on
+    other workers.
 
     Examples:
 
@@ -93,7 +114,9 @@ def worker(
     read_peer_access(deployment.config)  # before anything is loaded
     if kept:
         number = ["--replica", str(replica)] if replica > 1 else []
-        raise typer.Exit(_keep_fenced(["worker", role, *number, *passed_on(config, set_)], deployment, own_role))
+        raise typer.Exit(
+            _keep_fenced(["worker", role, *number, *passed_on(config, set_)], deployment, own_role)
+        )
     _await_redis(deployment)
     os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
     from fleet.control.starting import StartAnnouncement
@@ -102,7 +125,8 @@ def worker(
         starting.end_by(signal.SIGTERM)  # until the worker is loaded and handles the signal itself
         fake = deployment.config.engine == "fake"
         checkpoint = None if fake else resolve_checkpoint(deployment.config)
-        # OpenMP reads these once, when torch is first imported; threads that spin while they wait starve Redis and NIXL.
+        # OpenMP reads these once, when torch is first imported; threads that spin while they wait
+        # starve Redis and NIXL.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(own_role.stage).threads)
         from fleet.control.log_stream import shipping
@@ -110,14 +134,27 @@ def worker(
 
         with shipping(deployment.redis_url, Labels("worker", stage=own_role.stage)) as labels:
             run_worker(
-                deployment.config, role, deployment.redis_url, checkpoint, labels, starting.joined, starting.loaded, replica
+                deployment.config,
+                role,
+                deployment.redis_url,
+                checkpoint,
+                labels,
+                starting.joined,
+                starting.loaded,
+                replica,
             )
 
 
-def web(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False, read_only: ReadOnly = False) -> None:
+def web(
+    config: ConfigFile = None,
+    set_: Overrides = None,
+    kept: Keep = False,
+    read_only: ReadOnly = False,
+) -> None:
     """Run a gateway: the OpenAI API, the Realtime WebSocket and the console, at http://HOST:PORT.
 
-    FLEET_PORT sets the port. FLEET_API_KEY sets the key that clients must send; without it the gateway listens on loopback only.
+    FLEET_PORT sets the port. FLEET_API_KEY sets the key that clients must send; without it the
+    gateway listens on loopback only.
 
     Example: fleet web --set web.port=8001
     """
@@ -153,14 +190,18 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None
 
 
 def _await_redis(deployment: Deployment) -> None:
-    """Wait for Redis, which may be starting too. Raises: RedisUnreachable after about ten seconds."""
+    """Wait for Redis, which may be starting too. Raises: RedisUnreachable after about ten
+    seconds.
+    """
     from fleet.control.connect import connect
 
     connect(deployment.redis_url).close()
 
 
 def idle(line: str) -> None:
-    """Print the reason, then wait for a stop signal: the end of one Procfile process ends the others."""
+    """Print the reason, then wait for a stop signal: the end of one Procfile process ends the
+    others.
+    """
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     print(line, flush=True)
     signal.sigwait(STOP_SIGNALS)

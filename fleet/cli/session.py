@@ -19,21 +19,30 @@ if TYPE_CHECKING:
 
 app = typer.Typer(name="session", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The conversation's `prompt_cache_key`.")]
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The file, in the format of safetensors.")]
-OfStage = Annotated[str | None, typer.Option("--stage", help="The stage, where more than one caches conversations.")]
+File = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The file, in the format of safetensors.")
+]
+OfStage = Annotated[
+    str | None, typer.Option("--stage", help="The stage, where more than one caches conversations.")
+]
 
 
 @app.callback()
 def session() -> None:
-    """Save and load conversations: what a worker has computed of one, so that its next turn computes only the new part.
+    """Save and load conversations: what a worker has computed of one, so that its next turn
+    computes only the new part.
 
-    A file is one of a checkpoint and a stage. It does not depend on how the stage's layers are divided, if they are.
+    A file is one of a checkpoint and a stage. It does not depend on how the stage's layers are
+    divided, if they are.
     """
 
 
 @app.command()
-def save(name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Write the cached rows of a conversation to a file. Between its turns only; other answers continue meanwhile.
+def save(
+    name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None
+) -> None:
+    """Write the cached rows of a conversation to a file. Between its turns only; other answers
+    continue meanwhile.
 
     Example: fleet session save my-conversation conversation.safetensors
     """
@@ -47,8 +56,11 @@ def save(name: Name, file: File, stage: OfStage = None, config: ConfigFile = Non
 
 
 @app.command()
-def load(name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Read a conversation's rows from a file into a worker, where its next turn finds them for `lease.prefix_cache_s`.
+def load(
+    name: Name, file: File, stage: OfStage = None, config: ConfigFile = None, set_: Overrides = None
+) -> None:
+    """Read a conversation's rows from a file into a worker, where its next turn finds them for
+    `lease.prefix_cache_s`.
 
     Example: fleet session load my-conversation conversation.safetensors
     """
@@ -68,12 +80,24 @@ def _print(done: str, num_rows: int, file: Path, began_s: float) -> None:
 
 
 def _stage_of(deployment: Deployment, given: str | None) -> StageName:
-    """Return the stage. Raises: BadInput if the graph has several language stages and none is given, or no such one."""
-    stages = [stage.name for stage in deployment.config.graph_declaration().stages if stage.default_sampling]
+    """Return the stage. Raises: BadInput if the graph has several language stages and none is
+    given, or no such one.
+    """
+    stages = [
+        stage.name
+        for stage in deployment.config.graph_declaration().stages
+        if stage.default_sampling
+    ]
     if given is None and len(stages) > 1:
-        raise BadInput(f"--stage: several stages cache conversations; give one of {', '.join(stages)}", param="--stage")
+        raise BadInput(
+            f"--stage: several stages cache conversations; give one of {', '.join(stages)}",
+            param="--stage",
+        )
     if given is not None and given not in stages:
-        raise NotFound(f"--stage: no stage {given!r} caches conversations; give one of {', '.join(stages)}", param="--stage")
+        raise NotFound(
+            f"--stage: no stage {given!r} caches conversations; give one of {', '.join(stages)}",
+            param="--stage",
+        )
     return StageName(given) if given is not None else stages[0]
 
 

@@ -1,4 +1,5 @@
-"""The plan of `fleet spans plan`: sizes of the model, division by memory, and what would make a model fit that does not.
+"""The plan of `fleet spans plan`: sizes of the model, division by memory, and what would make a
+model fit that does not.
 
 Imports torch, for the shapes of the model; reads no weight.
 """
@@ -10,11 +11,11 @@ import torch
 
 from fleet.core.byte_sizes import format_byte_size, option_of_byte_size
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.buffers import PassLimits
-from fleet.spans.protocol.plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
 from fleet.engine.torch.build import DTYPES
 from fleet.graphs import Stage
 from fleet.models.weight_headers import WeightHeaders, check_weight_headers, read_weight_headers
+from fleet.spans.protocol.buffers import PassLimits
+from fleet.spans.protocol.plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
 from fleet.stages.base import BuildOptions
 from fleet.stages.span_sizes import pass_buffer_bytes, process_sizes
 
@@ -23,8 +24,9 @@ from fleet.stages.span_sizes import pass_buffer_bytes, process_sizes
 class PlanRequest:
     """The stage to divide, and the memory of the processes in bytes, the anchor's first.
 
-    `num_pages`: of the KV pool; `kv_pages`: that number in the deployment, None if it has none. `changed`: keys of the deployment
-    that options replace. `keep_bytes`, `window`: see `PassLimits`.
+    `num_pages`: of the KV pool; `kv_pages`: that number in the deployment, None if it has none.
+    `changed`: keys of the deployment that options replace. `keep_bytes`, `window`: see
+    `PassLimits`.
     """
 
     graph: str
@@ -54,9 +56,12 @@ class PlanRequest:
     @property
     def limits(self) -> PassLimits:
         return PassLimits(
-            max_batch=self.options.max_batch, prefill_chunk_tokens=self.options.prefill_chunk_tokens,
-            num_positions=self.num_positions, window=self.window, keep_bytes=self.keep_bytes if len(self.budgets) > 1 else 0,
-        )  # fmt: skip
+            max_batch=self.options.max_batch,
+            prefill_chunk_tokens=self.options.prefill_chunk_tokens,
+            num_positions=self.num_positions,
+            window=self.window,
+            keep_bytes=self.keep_bytes if len(self.budgets) > 1 else 0,
+        )
 
     @property
     def min_pages(self) -> int:
@@ -65,15 +70,21 @@ class PlanRequest:
 
     def divide(self, sizes: ModelSizes) -> SpanPlan:
         return plan_spans(
-            sizes, self.budgets[0], self.budgets[1:], anchor_is_last=self.anchor_is_last, head_on_anchor=self.head_on_anchor
+            sizes,
+            self.budgets[0],
+            self.budgets[1:],
+            anchor_is_last=self.anchor_is_last,
+            head_on_anchor=self.head_on_anchor,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadePlan:
-    """The division, with the sizes it was made from. `headers`: of the checkpoint's weight files, None if there are none.
+    """The division, with the sizes it was made from. `headers`: of the checkpoint's weight files,
+    None if there are none.
 
-    If it does not fit: `further_worker_bytes`, see the function of this name; `remedies`: changes each of which alone is enough.
+    If it does not fit: `further_worker_bytes`, see the function of this name; `remedies`: changes
+    each of which alone is enough.
     """
 
     request: PlanRequest
@@ -85,14 +96,18 @@ class MadePlan:
 
 
 def make_plan(request: PlanRequest) -> MadePlan:
-    """Divide the layers. Raises: ConfigError for more processes than layers, and for weight files that contradict config.json."""
+    """Divide the layers. Raises: ConfigError for more processes than layers, and for weight files
+    that contradict config.json.
+    """
     dtype = DTYPES[request.options.dtype]
     sizes = _read_sizes(request, dtype)
     if len(request.budgets) > len(sizes.layers):
         raise ConfigError(
-            f"--memory: {len(request.budgets)} processes for a model of {len(sizes.layers)} layers, and each needs a layer; give "
-            f"--memory at most {len(sizes.layers)} times", param="memory",
-        )  # fmt: skip
+            f"--memory: {len(request.budgets)} processes for a model of {len(sizes.layers)} "
+            "layers, and each needs a layer; give "
+            f"--memory at most {len(sizes.layers)} times",
+            param="memory",
+        )
     headers = read_weight_headers(request.options.checkpoint)
     if headers is not None and not headers.missing:
         check_weight_headers(request.options.checkpoint, headers, sizes, dtype.itemsize)
@@ -100,31 +115,51 @@ def make_plan(request: PlanRequest) -> MadePlan:
     if not plan.lacking_bytes:
         return MadePlan(request=request, sizes=sizes, plan=plan, headers=headers)
     further = further_worker_bytes(
-        sizes, request.budgets[0], request.budgets[1:], anchor_is_last=request.anchor_is_last,
+        sizes,
+        request.budgets[0],
+        request.budgets[1:],
+        anchor_is_last=request.anchor_is_last,
         head_on_anchor=request.head_on_anchor,
-    )  # fmt: skip
+    )
     remedies = tuple(_remedies(request, further, _max_pages(request, sizes, dtype)))
     return MadePlan(
-        request=request, sizes=sizes, plan=plan, headers=headers, further_worker_bytes=further, remedies=remedies
-    )  # fmt: skip
+        request=request,
+        sizes=sizes,
+        plan=plan,
+        headers=headers,
+        further_worker_bytes=further,
+        remedies=remedies,
+    )
 
 
 def _read_sizes(request: PlanRequest, dtype: torch.dtype) -> ModelSizes:
     return process_sizes(
-        request.graph, request.stage.name, request.options.checkpoint, dtype, limits=request.limits,
-        page_size=request.options.page_size_tokens, device_kind=request.device_kind,
-    )  # fmt: skip
+        request.graph,
+        request.stage.name,
+        request.options.checkpoint,
+        dtype,
+        limits=request.limits,
+        page_size=request.options.page_size_tokens,
+        device_kind=request.device_kind,
+    )
 
 
 def _buffers(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:
     return pass_buffer_bytes(
-        request.graph, request.stage.name, request.options.checkpoint, dtype, sizes, limits=request.limits,
+        request.graph,
+        request.stage.name,
+        request.options.checkpoint,
+        dtype,
+        sizes,
+        limits=request.limits,
         device_kind=request.device_kind,
-    )  # fmt: skip
+    )
 
 
 def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:
-    """Return the most KV pages, fewer than those of the request, with which the model fits; 0 if it fits with none."""
+    """Return the most KV pages, fewer than those of the request, with which the model fits; 0 if it
+    fits with none.
+    """
     page = request.options.page_size_tokens
     position_bytes = sizes.kv_bytes // (request.num_positions + page)
     fixed = sizes.buffer_bytes - _buffers(request, sizes, dtype)
@@ -132,7 +167,9 @@ def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> i
     def fits(num_pages: int) -> bool:
         other = replace(request, num_pages=num_pages)
         kv_bytes = position_bytes * (num_pages + 1) * page
-        resized = replace(sizes, kv_bytes=kv_bytes, buffer_bytes=fixed + _buffers(other, sizes, dtype))
+        resized = replace(
+            sizes, kv_bytes=kv_bytes, buffer_bytes=fixed + _buffers(other, sizes, dtype)
+        )
         return not request.divide(resized).lacking_bytes
 
     low, high = 0, request.num_pages - 1
@@ -147,10 +184,16 @@ def _remedies(request: PlanRequest, further: int | None, max_pages: int) -> list
     found: list[str] = []
     options, name = request.options, request.stage.name
     if further is not None:
-        found.append(f"a further worker of at least {format_byte_size(further)}: add --memory {option_of_byte_size(further)}")
+        found.append(
+            f"a further worker of at least {format_byte_size(further)}: add --memory "
+            f"{option_of_byte_size(further)}"
+        )
     if max_pages and max_pages >= request.min_pages:
         positions = max_pages * options.page_size_tokens
-        found.append(f"fewer keys and values: set stages.{name}.kv_pages to at most {max_pages} ({positions} positions)")
+        found.append(
+            f"fewer keys and values: set stages.{name}.kv_pages to at most {max_pages} "
+            f"({positions} positions)"
+        )
     if options.dtype == "float32" and options.numerics != "invariant":
         smaller = replace(request, options=replace(options, dtype="bfloat16"))
         if not smaller.divide(_read_sizes(smaller, torch.bfloat16)).lacking_bytes:

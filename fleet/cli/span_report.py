@@ -1,4 +1,6 @@
-"""The output of `fleet spans plan`: a table, the lines of the deployment file, and what lacks; or one JSON object."""
+"""The output of `fleet spans plan`: a table, the lines of the deployment file, and what lacks; or
+one JSON object.
+"""
 
 import json
 from collections.abc import Iterator
@@ -7,8 +9,8 @@ from rich.console import Console
 
 from fleet.cli.span_planning import MadePlan
 from fleet.core.byte_sizes import format_byte_size
-from fleet.spans.protocol.plan import PlannedSpan
 from fleet.lab.report.tables import bar_of, table_of
+from fleet.spans.protocol.plan import PlannedSpan
 
 WIDTH = 110
 """Columns of the table where the output is no terminal."""
@@ -23,7 +25,9 @@ def print_plan(made: MadePlan) -> None:
         amounts = (each.num_bytes - kv - buffers, kv, buffers, each.num_bytes, each.budget)
         bar = bar_of(each.fill)
         shown = f"[red]{bar}[/]" if each.lacking_bytes else bar
-        table.add_row(name, str(each.span), *map(format_byte_size, amounts), f"{100 * each.fill:.0f} %", shown)
+        table.add_row(
+            name, str(each.span), *map(format_byte_size, amounts), f"{100 * each.fill:.0f} %", shown
+        )
     console = Console()
     Console(width=None if console.is_terminal else WIDTH).print(table)
     for line in _missing_lines(made) if made.plan.lacking_bytes else _result_lines(made):
@@ -37,7 +41,9 @@ def plan_as_json(made: MadePlan) -> str:
             "process": name,
             "span": str(each.span),
             "has_head": each.has_head,
-            "weight_bytes": each.num_bytes - made.sizes.cached_bytes(each.span) - made.sizes.buffer_bytes,
+            "weight_bytes": each.num_bytes
+            - made.sizes.cached_bytes(each.span)
+            - made.sizes.buffer_bytes,
             "kv_bytes": made.sizes.cached_bytes(each.span),
             "buffer_bytes": made.sizes.buffer_bytes,
             "num_bytes": each.num_bytes,
@@ -54,27 +60,33 @@ def plan_as_json(made: MadePlan) -> str:
             "num_bytes": headers.num_bytes,
             "dtypes": list(headers.dtypes),
         }
-    return json.dumps({
-        "graph": request.graph,
-        "stage": request.stage.name,
-        "checkpoint": str(request.options.checkpoint),
-        "device": request.device_kind,
-        "dtype": request.options.dtype,
-        "num_layers": len(made.sizes.layers),
-        "num_positions": request.num_positions,
-        "kv_pages": request.num_pages,
-        "weight_files": stored,
-        "fits": not made.plan.lacking_bytes,
-        "lacking_bytes": made.plan.lacking_bytes,
-        "further_worker_bytes": made.further_worker_bytes,
-        "remedies": list(made.remedies),
-        "spans": spans,
-        "configuration": "" if made.plan.lacking_bytes or len(spans) == 1 else "\n".join(_configuration(made)),
-    })  # fmt: skip
+    return json.dumps(
+        {
+            "graph": request.graph,
+            "stage": request.stage.name,
+            "checkpoint": str(request.options.checkpoint),
+            "device": request.device_kind,
+            "dtype": request.options.dtype,
+            "num_layers": len(made.sizes.layers),
+            "num_positions": request.num_positions,
+            "kv_pages": request.num_pages,
+            "weight_files": stored,
+            "fits": not made.plan.lacking_bytes,
+            "lacking_bytes": made.plan.lacking_bytes,
+            "further_worker_bytes": made.further_worker_bytes,
+            "remedies": list(made.remedies),
+            "spans": spans,
+            "configuration": ""
+            if made.plan.lacking_bytes or len(spans) == 1
+            else "\n".join(_configuration(made)),
+        }
+    )
 
 
 def _named_spans(made: MadePlan) -> Iterator[tuple[str, PlannedSpan]]:
-    """Yield the spans in the order of the layers, each with the name of its process; workers are numbered from 1."""
+    """Yield the spans in the order of the layers, each with the name of its process; workers are
+    numbered from 1.
+    """
     number = 0
     for each in made.plan.spans:
         number += not each.is_anchor
@@ -85,7 +97,11 @@ def _model_lines(made: MadePlan) -> Iterator[str]:
     request, options = made.request, made.request.options
     model = f"{len(made.sizes.layers)} layers in {options.dtype} on {request.device_kind}"
     yield f"{options.checkpoint}: stage {options.stage}, {model}"
-    counted = ", which the longest request within the limits needs" if request.num_pages == request.min_pages else ""
+    counted = (
+        ", which the longest request within the limits needs"
+        if request.num_pages == request.min_pages
+        else ""
+    )
     pages = f"{request.num_pages} pages of {options.page_size_tokens}{counted}"
     yield f"keys and values of {request.num_positions} positions ({pages}); buffers: an upper bound"
 
@@ -95,24 +111,35 @@ def _file_lines(made: MadePlan) -> Iterator[str]:
     if headers is None:
         yield "weight files: none here; sizes are by config.json alone"
     elif headers.missing:
-        yield f"weight files: {len(headers.missing)} of {headers.num_files} are not here; sizes are by config.json alone"
+        yield (
+            f"weight files: {len(headers.missing)} of {headers.num_files} are not here; sizes "
+            "are by config.json alone"
+        )
     else:
         stored = f"{format_byte_size(headers.num_bytes)} in {'/'.join(headers.dtypes)}"
-        yield f"weight files: {headers.num_files} with {stored}; their headers agree with config.json"
+        yield (
+            f"weight files: {headers.num_files} with {stored}; their headers agree with config.json"
+        )
 
 
 def _result_lines(made: MadePlan) -> Iterator[str]:
     if len(made.plan.spans) == 1:
         yield "One process holds the model: its layers need not be divided."
         return
-    path = "through the workers to the anchor" if made.request.anchor_is_last else "from the anchor through the workers"
+    path = (
+        "through the workers to the anchor"
+        if made.request.anchor_is_last
+        else "from the anchor through the workers"
+    )
     yield f"The model fits. Passes go {path}. Add to the deployment file:"
     yield ""
     yield from _configuration(made)
 
 
 def _configuration(made: MadePlan) -> Iterator[str]:
-    """Yield the lines of YAML that divide the layers, with settings that the plan depends on and the deployment does not have."""
+    """Yield the lines of YAML that divide the layers, with settings that the plan depends on and
+    the deployment does not have.
+    """
     request = made.request
     for key, value in request.changed.items():
         yield f"{key}: {json.dumps(value)}"
@@ -131,7 +158,10 @@ def _missing_lines(made: MadePlan) -> Iterator[str]:
     yield f"The model does not fit: {format_byte_size(lacking)} ({lacking} bytes) are missing."
     for name, each in _named_spans(made):
         if each.lacking_bytes:
-            yield f"  {name} ({each.span}): {format_byte_size(each.lacking_bytes)} ({each.lacking_bytes} bytes)"
+            yield (
+                f"  {name} ({each.span}): {format_byte_size(each.lacking_bytes)} "
+                f"({each.lacking_bytes} bytes)"
+            )
     if made.remedies:
         yield "Each of these alone makes it fit:"
         yield from (f"  * {remedy}" for remedy in made.remedies)
@@ -141,5 +171,9 @@ def _missing_lines(made: MadePlan) -> Iterator[str]:
 
 def _least_budgets(made: MadePlan) -> str:
     """Return the remedy by larger budgets, of those processes that lack memory in this division."""
-    wanted = [f"{name} at least {format_byte_size(each.num_bytes)}" for name, each in _named_spans(made) if each.lacking_bytes]
+    wanted = [
+        f"{name} at least {format_byte_size(each.num_bytes)}"
+        for name, each in _named_spans(made)
+        if each.lacking_bytes
+    ]
     return f"give {', '.join(wanted)}, or more workers"

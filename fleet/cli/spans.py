@@ -1,4 +1,6 @@
-"""`fleet spans`: plans the division of a model's layers by the memory of the processes. Loads no weight."""
+"""`fleet spans`: plans the division of a model's layers by the memory of the processes. Loads no
+weight.
+"""
 
 import contextlib
 import sys
@@ -33,44 +35,64 @@ def plan(
     memory: Annotated[
         list[str],
         typer.Option(
-            MEMORY, metavar="SIZE",
-            help="Memory of a process: 900MiB, 2GB, 1.5GiB. First the anchor's, then each span worker's in order of layers.",
+            MEMORY,
+            metavar="SIZE",
+            help="Memory of a process: 900MiB, 2GB, 1.5GiB. First the anchor's, then each span "
+            "worker's in order of layers.",
         ),
     ],
     anchor: Annotated[
         Literal["first", "last"],
-        typer.Option(help="The layers of the anchor: the first ones, or the last ones with the output head."),
+        typer.Option(
+            help="The layers of the anchor: the first ones, or the last ones with the output head."
+        ),
     ] = "first",
-    stage: Annotated[str | None, typer.Option(help="The stage. Default: the first one whose layers can be divided.")] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option(help="The stage. Default: the first one whose layers can be divided."),
+    ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A folder with config.json; weight files may be missing. Default: the deployment's."),
+        typer.Option(
+            metavar="DIR",
+            help="A folder with config.json; weight files may be missing. Default: the "
+            "deployment's.",
+        ),
     ] = None,
     positions: Annotated[
-        int | None, typer.Option(min=1, help="Positions of keys and values. Default: kv_pages x page_size_tokens of the stage.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Positions of keys and values. Default: kv_pages x page_size_tokens of the stage.",
+        ),
     ] = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(help="Default: the deployment's; auto is float32 on a CPU, bfloat16 on a GPU."),
+        typer.Option(
+            help="Default: the deployment's; auto is float32 on a CPU, bfloat16 on a GPU."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     config: ConfigFile = None,
     set_: Overrides = None,
-) -> None:  # fmt: skip
-    """Divide a stage's layers among an anchor and span workers by their memory; print each one's bytes and the configuration.
+) -> None:
+    """Divide a stage's layers among an anchor and span workers by their memory; print each one's
+    bytes and the configuration.
 
-    Counts weights, keys and values, and buffers, from the checkpoint's configuration and the headers of its weight files: no
-    weight is read. Buffers are an upper bound: the process itself, the rows of its largest pass, and the rows that it keeps. For
-    a GPU, SIZE is its memory: add --set device=cuda if this machine has none.
+    Counts weights, keys and values, and buffers, from the checkpoint's configuration and the
+    headers of its weight files: no weight is read. Buffers are an upper bound: the process itself,
+    the rows of its largest pass, and the rows that it keeps. For a GPU, SIZE is its memory: add
+    --set device=cuda if this machine has none.
 
-    The exit status is 1 if the model does not fit; the output then has the missing bytes and the remedies. With one SIZE, the
-    output shows whether one process holds the model.
+    The exit status is 1 if the model does not fit; the output then has the missing bytes and the
+    remedies. With one SIZE, the output shows whether one process holds the model.
 
     Examples:
 
       fleet spans plan --config configs/text.yaml --memory 1GiB --memory 1GiB --memory 900MiB
 
-      fleet spans plan --config configs/text.yaml --set device=cuda --anchor last --memory 24GB --memory 24GB
+      fleet spans plan --config configs/text.yaml --set device=cuda --anchor last --memory 24GB
+      --memory 24GB
     """
     # Imported here, since every command imports this module when it starts.
     from fleet.cli.span_planning import make_plan
@@ -78,7 +100,15 @@ def plan(
 
     budgets = tuple(parse_byte_size(each, MEMORY) for each in memory)
     deployment = open_deployment(config, set_).config
-    request = _request(deployment, stage, checkpoint, dtype, budgets, anchor_is_last=anchor == "last", positions=positions)
+    request = _request(
+        deployment,
+        stage,
+        checkpoint,
+        dtype,
+        budgets,
+        anchor_is_last=anchor == "last",
+        positions=positions,
+    )
     made = make_plan(request)
     if as_json:
         print(plan_as_json(made))
@@ -89,9 +119,15 @@ def plan(
 
 
 def _request(
-    config: FleetConfig, stage: str | None, checkpoint: Path | None, dtype: str | None, budgets: tuple[int, ...], *,
-    anchor_is_last: bool, positions: int | None,
-) -> "PlanRequest":  # fmt: skip
+    config: FleetConfig,
+    stage: str | None,
+    checkpoint: Path | None,
+    dtype: str | None,
+    budgets: tuple[int, ...],
+    *,
+    anchor_is_last: bool,
+    positions: int | None,
+) -> "PlanRequest":
     """Resolve the options. Raises: ConfigError naming the option or field."""
     from fleet.cli.span_planning import PlanRequest
     from fleet.worker.main import build_options
@@ -100,25 +136,38 @@ def _request(
     if config.engine_of(name) != "torch":
         field = f"stages.{name}.engine"
         raise ConfigError(
-            f"{field}: the engine {config.engine_of(name)} cannot divide a model's layers; add --set {field}=torch", param=field
+            f"{field}: the engine {config.engine_of(name)} cannot divide a model's layers; add "
+            f"--set {field}=torch",
+            param=field,
         )
     given = {"checkpoint": str(checkpoint.absolute()) if checkpoint else None, "dtype": dtype}
-    changed = {key: value for key, value in given.items() if value not in (None, getattr(config, key))}
+    changed = {
+        key: value for key, value in given.items() if value not in (None, getattr(config, key))
+    }
     config = config.model_copy(update=changed)
     # The notes of a first start belong to no JSON.
     with contextlib.redirect_stdout(sys.stderr):
         folder = resolve_configuration(config)
     options = build_options(config, name, folder, is_here=False)
     page, stage_of_graph = options.page_size_tokens, config.graph_declaration().stage(name)
-    # On a GPU the number is by default a share of it. Only the main stage's requests have a length limit of their own.
-    default_pages = options.kv_pages or (-(-options.min_positions // page) if stage_of_graph.main else KV_PAGES)
+    # On a GPU the number is by default a share of it. Only the main stage's requests have a length
+    # limit of their own.
+    default_pages = options.kv_pages or (
+        -(-options.min_positions // page) if stage_of_graph.main else KV_PAGES
+    )
     spans = config.stage(name).spans or SpansConfig(anchor="0:output")
     return PlanRequest(
-        graph=config.graph, stage=stage_of_graph, options=options,
+        graph=config.graph,
+        stage=stage_of_graph,
+        options=options,
         num_pages=-(-positions // page) if positions else default_pages,
-        budgets=budgets, anchor_is_last=anchor_is_last, keep_bytes=spans.keep_mib << 20,
-        window=spans.window or len(budgets) + 1, changed=changed, kv_pages=config.stage(name).kv_pages,
-    )  # fmt: skip
+        budgets=budgets,
+        anchor_is_last=anchor_is_last,
+        keep_bytes=spans.keep_mib << 20,
+        window=spans.window or len(budgets) + 1,
+        changed=changed,
+        kv_pages=config.stage(name).kv_pages,
+    )
 
 
 def _divisible_stage(config: FleetConfig, stage: str | None) -> StageName:
@@ -127,7 +176,8 @@ def _divisible_stage(config: FleetConfig, stage: str | None) -> StageName:
     able = [each.name for each in config.graph_declaration().stages if each.span_builder]
     if not able:
         raise ConfigError(
-            f"graph {config.graph} has no stage whose layers can be divided; use another, such as --config configs/text.yaml",
+            f"graph {config.graph} has no stage whose layers can be divided; use another, such "
+            "as --config configs/text.yaml",
             param="graph",
         )
     return able[0]

@@ -1,4 +1,6 @@
-"""Calls of a keeper to Redis: fence a process that died, announce one that is being started, count other clients. Starts none."""
+"""Calls of a keeper to Redis: fence a process that died, announce one that is being started, count
+other clients. Starts none.
+"""
 
 import asyncio
 import logging
@@ -23,13 +25,16 @@ from fleet.core.log_labels import Labels
 FENCE_TIMEOUT_S = 2.0
 PYTHON_START_S = 20.0
 REDIS_START_S = 5.0
-"""Time that a Redis takes which `fleet up` or honcho starts beside the keeper, on a busy machine."""
+"""Time that a Redis takes which `fleet up` or honcho starts beside the keeper, on a busy
+machine.
+"""
 
 log = logging.getLogger(__name__)
 
 
 def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
-    """Return a `Keeper.when_dead` for a `process` (worker, web or conductor): it fences what died and logs the death.
+    """Return a `Keeper.when_dead` for a `process` (worker, web or conductor): it fences what died
+    and logs the death.
 
     `role` is what a worker serves. While Redis is unreachable, the lease has to lapse instead.
     """
@@ -39,7 +44,10 @@ def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
             return await asyncio.to_thread(fence_process, redis_url, pid, process, cause, role)
         except RedisError as error:
             log.warning(
-                "process %d could not be fenced, because Redis failed (%s); its tasks wait until its lease lapses", pid, error
+                "process %d could not be fenced, because Redis failed (%s); its tasks wait "
+                "until its lease lapses",
+                pid,
+                error,
             )
             return False
 
@@ -47,18 +55,24 @@ def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
 
 
 def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str = "") -> bool:
-    """Fence every worker and gateway that process `pid` of this host registered, and end its lead if it was the leader.
+    """Fence every worker and gateway that process `pid` of this host registered, and end its lead
+    if it was the leader.
 
-    Returns True if it had registered any and its death was not handled before. Ids are never reused, so a new process of the same
-    pid is not fenced. If two hosts have one name, a living worker may be fenced for a dead one; it registers again, as after any
-    lapse. The death is logged by the script that fences, or here.
+    Returns True if it had registered any and its death was not handled before. Ids are never
+    reused, so a new process of the same pid is not fenced. If two hosts have one name, a living
+    worker may be fenced for a dead one; it registers again, as after any lapse. The death is logged
+    by the script that fences, or here.
     """
     if _is_running(pid):
         return False
     place = (socket.gethostname(), pid)
     with connect_for_a_call(redis_url, FENCE_TIMEOUT_S) as client:
         listed, ended, leads = exchange(
-            client, (), ("ZRANGE", keys.WORKERS, 0, -1), ("ZREVRANGE", keys.GONE, 0, -1), ("GET", keys.CONDUCTOR)
+            client,
+            (),
+            ("ZRANGE", keys.WORKERS, 0, -1),
+            ("ZREVRANGE", keys.GONE, 0, -1),
+            ("GET", keys.CONDUCTOR),
         )
         workers, ended_before = _of_process(listed, place), _of_process(ended, place)[:1]
         if not workers and ended_before and not client.hget(keys.gone(ended_before[0]), "cause"):
@@ -68,10 +82,19 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
         led = place_of(leader) == place
         exchange(client, [*calls, scripts.lead(leader, text(leads), 1)] if led else calls)
         if led:
-            add_line(client, Labels(process, leader), f"conductor {leader} died ({cause}); it was the leader", level="warning")
+            add_line(
+                client,
+                Labels(process, leader),
+                f"conductor {leader} died ({cause}); it was the leader",
+                level="warning",
+            )
         elif not calls and not ended_before:
             command = f"fleet {process} {role}".rstrip()
-            held = "it was not the leader" if process == "conductor" else "it was not registered, and held no tasks"
+            held = (
+                "it was not the leader"
+                if process == "conductor"
+                else "it was not registered, and held no tasks"
+            )
             message = f"process {pid} of {place[0]}, `{command}`, died ({cause}); {held}"
             add_line(client, Labels(process, stage=stage_of(role)), message, level="warning")
         return led or bool(calls)
@@ -84,11 +107,13 @@ def _of_process(workers: object, place: tuple[str, int]) -> list[WorkerId]:
 
 
 class WorkerStarts:
-    """Announces each start of a kept worker, from the death of its predecessor until the new process announces itself.
+    """Announces each start of a kept worker, from the death of its predecessor until the new
+    process announces itself.
 
-    Announcements are sent in the background as soon as Redis answers; no start waits for them. Unless the new process renews an
-    announcement, it lapses `PYTHON_START_S` after the start, so that a keeper that died announces nothing. Until the process
-    exists, the announcement is repeated.
+    Announcements are sent in the background as soon as Redis answers; no start waits for them.
+    Unless the new process renews an announcement, it lapses `PYTHON_START_S` after the start, so
+    that a keeper that died announces nothing. Until the process exists, the announcement is
+    repeated.
     """
 
     def __init__(self, redis_url: str, role: RoleName) -> None:
@@ -101,11 +126,15 @@ class WorkerStarts:
         """One thread, so that an announcement cannot overtake the end."""
 
     def begin(self, pause_s: float, *, stopped: bool = False) -> None:
-        """Announce a start in `pause_s`. `stopped`: the previous worker was stopped and did not fail."""
+        """Announce a start in `pause_s`. `stopped`: the previous worker was stopped and did not
+        fail.
+        """
         self._stop()
         self._number, self._stopped = self._number + 1, stopped
         self._child, self._predecessor = "", self._child
-        self._announcing = asyncio.create_task(self._announce(asyncio.get_running_loop().time() + pause_s))
+        self._announcing = asyncio.create_task(
+            self._announce(asyncio.get_running_loop().time() + pause_s)
+        )
 
     def spawned(self, pid: int) -> None:
         self._child = place_here(pid)
@@ -113,7 +142,9 @@ class WorkerStarts:
     async def end(self, *, failed: bool) -> None:
         """Withdraw the announcement. `failed`: the last start counts as a failed one."""
         self._stop()
-        await self._send(scripts.end_start(self._role, self._place, child=self._child, failed=failed))
+        await self._send(
+            scripts.end_start(self._role, self._place, child=self._child, failed=failed)
+        )
 
     def _stop(self) -> None:
         if self._announcing is not None:
@@ -124,9 +155,15 @@ class WorkerStarts:
             left_us = int(max(begins_s - asyncio.get_running_loop().time(), 0.0) * 1e6)
             lease_us = left_us + int(PYTHON_START_S * 1e6)
             call = scripts.announce_start(
-                self._role, self._place, lease_us, instead_of=self._predecessor, child=self._child, begins_us=left_us,
-                number=self._number, stopped=self._stopped,
-            )  # fmt: skip
+                self._role,
+                self._place,
+                lease_us,
+                instead_of=self._predecessor,
+                child=self._child,
+                begins_us=left_us,
+                number=self._number,
+                stopped=self._stopped,
+            )
             pause_s = await self._send(call)
             if not pause_s and self._child:
                 return
@@ -156,7 +193,9 @@ def _is_running(pid: int) -> bool:
 
 
 def make_alone_check(redis_url: str) -> Callable[[], Awaitable[bool]]:
-    """Return a check that is True if the caller is the only client of the server, or the server does not answer."""
+    """Return a check that is True if the caller is the only client of the server, or the server
+    does not answer.
+    """
 
     async def alone() -> bool:
         client = connect_async(redis_url)

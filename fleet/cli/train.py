@@ -1,4 +1,6 @@
-"""`fleet train`: train a draft head of a running fleet on a pool of prompts, and make a version of it."""
+"""`fleet train`: train a draft head of a running fleet on a pool of prompts, and make a version of
+it.
+"""
 
 import asyncio
 import itertools
@@ -16,12 +18,15 @@ from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import new_request_id
 
 if TYPE_CHECKING:
-    from fleet.drafts.capture.run import RunProgress
     from fleet.core.request import RequestSpec
+    from fleet.drafts.capture.run import RunProgress
     from fleet.processing import Frontend
 
 DEFAULT_SAMPLES = 256
-OFF_HINT = "training.enabled is false: set it to true in the deployment file, restart the fleet, and start `fleet worker trainer`"
+OFF_HINT = (
+    "training.enabled is false: set it to true in the deployment file, restart the "
+    "fleet, and start `fleet worker trainer`"
+)
 
 
 app = typer.Typer(name="train", invoke_without_command=True)
@@ -32,21 +37,33 @@ def train(
     context: typer.Context,
     pool: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Lines of JSON: prompt or messages, and answer unless the fleet is to be asked."),
+        typer.Option(
+            metavar="FILE",
+            help="Lines of JSON: prompt or messages, and answer unless the fleet is to be asked.",
+        ),
     ] = None,
     corpus: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, max=1_000_000, help="N questions of Pocket's corpus instead, answered by the fleet."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            max=1_000_000,
+            help="N questions of Pocket's corpus instead, answered by the fleet.",
+        ),
     ] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the run, as the source of its version.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run, as the source of its version.")
+    ] = None,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Train the draft head on a pool of prompts, while the fleet serves, and make a numbered version of it at the end.
+    """Train the draft head on a pool of prompts, while the fleet serves, and make a numbered
+    version of it at the end.
 
-    Each prompt and its answer are computed once more in the background, and sent to the trainer, which `fleet up` starts
-    where `training.enabled` is true, and `fleet worker trainer` anywhere. A line shows the progress; Ctrl-C stops the run, which
-    then makes no version. What was trained on stays: the next run continues there.
+    Each prompt and its answer are computed once more in the background, and sent to the trainer,
+    which `fleet up` starts where `training.enabled` is true, and `fleet worker trainer` anywhere. A
+    line shows the progress; Ctrl-C stops the run, which then makes no version. What was trained on
+    stays: the next run continues there.
 
     `fleet train forget` lets the trainer forget every sample that it holds.
 
@@ -73,7 +90,8 @@ def train(
 
 @app.command()
 def forget(config: ConfigFile = None, set_: Overrides = None) -> None:
-    """Let the trainer forget every sample that it holds, within a second. Checkpoints and versions contain none.
+    """Let the trainer forget every sample that it holds, within a second. Checkpoints and versions
+    contain none.
 
     Example: fleet train forget
     """
@@ -93,11 +111,13 @@ def forget(config: ConfigFile = None, set_: Overrides = None) -> None:
     print("the trainer forgets its samples")
 
 
-async def _run(deployment: Deployment, pool: Path | None, corpus: int | None, name: str) -> "RunProgress":
+async def _run(
+    deployment: Deployment, pool: Path | None, corpus: int | None, name: str
+) -> "RunProgress":
+    from fleet.control.client import FleetClient
     from fleet.drafts.capture.pool import answered
     from fleet.drafts.capture.run import CapturedRun
     from fleet.drafts.capture.source import CaptureSource
-    from fleet.control.client import FleetClient
     from fleet.processing import load_frontend
 
     config = deployment.config
@@ -111,15 +131,20 @@ async def _run(deployment: Deployment, pool: Path | None, corpus: int | None, na
     try:
         specs = _specs(deployment, frontend, pool, corpus)
         run = CapturedRun(
-            source=CaptureSource(client, config), pool=answered(specs, client), name=name,
-            num_at_once=config.training.max_in_flight, on_progress=_shown,
-        )  # fmt: skip
+            source=CaptureSource(client, config),
+            pool=answered(specs, client),
+            name=name,
+            num_at_once=config.training.max_in_flight,
+            on_progress=_shown,
+        )
         return await run.run(stop)
     finally:
         await client.stop()
 
 
-def _specs(deployment: Deployment, frontend: "Frontend", pool: Path | None, corpus: int | None) -> "Iterator[RequestSpec]":
+def _specs(
+    deployment: Deployment, frontend: "Frontend", pool: Path | None, corpus: int | None
+) -> "Iterator[RequestSpec]":
     from fleet.drafts.capture.pool import prepare, read_pool
     from fleet.lab.pocket.corpus.generate import dialogues
     from fleet.processing import Message, TextPart
@@ -129,7 +154,8 @@ def _specs(deployment: Deployment, frontend: "Frontend", pool: Path | None, corp
         return
     for dialogue in itertools.islice(dialogues("train", corpus or DEFAULT_SAMPLES, 1), corpus):
         messages = tuple(
-            Message(role=turn.role, content=TextPart(text=turn.text, where="messages")) for turn in dialogue.turns[:-1]
+            Message(role=turn.role, content=TextPart(text=turn.text, where="messages"))
+            for turn in dialogue.turns[:-1]
         )
         yield prepare(messages, deployment.config, frontend)
 

@@ -1,4 +1,6 @@
-"""`fleet up`: all processes of a deployment on this machine, from one command. Knows no stage; the graph names them."""
+"""`fleet up`: all processes of a deployment on this machine, from one command. Knows no stage; the
+graph names them.
+"""
 
 import http.client
 import os
@@ -12,7 +14,12 @@ import typer
 import yaml
 
 from fleet.cli.checkpoint import resolve_checkpoint
-from fleet.cli.deployment import Deployment, check_data_dir, open_serving_deployment, secure_data_dir
+from fleet.cli.deployment import (
+    Deployment,
+    check_data_dir,
+    open_serving_deployment,
+    secure_data_dir,
+)
 from fleet.cli.doctor import refuse_unready
 from fleet.cli.environment import USES, without_secrets
 from fleet.cli.options import ConfigFile, Overrides, ReadOnly, with_read_only
@@ -31,14 +38,17 @@ READY_POLL_S = 0.25
 
 
 def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = False) -> None:
-    """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway and the job worker.
+    """Run the whole fleet on this machine: Redis, a conductor, each stage's replicas, the gateway
+    and the job worker.
 
-    In addition to a stage's replicas, `standby` workers load their weights and wait: when a worker of the stage is lost, one of
-    them replaces it immediately, and the restarted worker becomes a standby.
+    In addition to a stage's replicas, `standby` workers load their weights and wait: when a worker
+    of the stage is lost, one of them replaces it immediately, and the restarted worker becomes a
+    standby.
 
-    Prints one line with the address once requests are served. A process that dies is restarted, after a pause that grows while it
-    keeps dying; a process that cannot start ends all of them. Ctrl-C stops them all, and so does the death of this command.
-    Redis is not started if REDIS_URL is set.
+    Prints one line with the address once requests are served. A process that dies is restarted,
+    after a pause that grows while it keeps dying; a process that cannot start ends all of them.
+    Ctrl-C stops them all, and so does the death of this command. Redis is not started if REDIS_URL
+    is set.
 
     Examples:
 
@@ -58,13 +68,24 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
     resolved = _resolve(deployment)
     resolved_file = _store(resolved)
     url = f"{resolved.web.scheme}://{reachable(resolved.web.host)}:{resolved.web.port}"
-    watch = threading.Thread(target=_report_ready, args=(url, _url_elsewhere(resolved.web)), daemon=True)
+    watch = threading.Thread(
+        target=_report_ready, args=(url, _url_elsewhere(resolved.web)), daemon=True
+    )
     manager = FleetManager(deployment.redis_url, watch.start)
     for name, arguments in list_processes(deployment, resolved):
-        manager.keep(name, arguments, _environment(arguments[0], resolved_file), _starter_of(arguments, resolved))
+        manager.keep(
+            name,
+            arguments,
+            _environment(arguments[0], resolved_file),
+            _starter_of(arguments, resolved),
+        )
     manager.loop()
     if manager.culprit:
-        print(f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped", file=sys.stderr, flush=True)
+        print(
+            f"fleet: {manager.culprit} ended, see its lines above; everything else was stopped",
+            file=sys.stderr,
+            flush=True,
+        )
         raise typer.Exit(1)
 
 
@@ -76,7 +97,9 @@ def _check_peers(config: FleetConfig) -> None:
 
 
 def _check_redis(deployment: Deployment) -> None:
-    """Check Redis and the ports before anything is started. Raises: RedisUnreachable, ConfigError."""
+    """Check Redis and the ports before anything is started. Raises: RedisUnreachable,
+    ConfigError.
+    """
     from fleet.control.connect import connect
     from fleet.control.server import find_server, lock_data_dir, require_free_port
 
@@ -102,17 +125,27 @@ def _resolve(deployment: Deployment) -> FleetConfig:
     redis = config.redis.model_copy(update={"port": port, "data_dir": config.redis_data_dir})
     checkpoint = str(resolve_checkpoint(config))
     secret = config.security.fleet_secret
-    security = config.security.model_copy(update={"fleet_secret": secret.absolute() if secret else None})
+    security = config.security.model_copy(
+        update={"fleet_secret": secret.absolute() if secret else None}
+    )
     sections = {"web": web, "redis": redis, "security": security}
-    return config.model_copy(update={**sections, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint})
+    return config.model_copy(
+        update={**sections, "data_dir": config.data_dir.absolute(), "checkpoint": checkpoint}
+    )
 
 
 def _store(config: FleetConfig) -> Path:
-    """Write the resolved configuration to the data folder and print its values that are not defaults."""
+    """Write the resolved configuration to the data folder and print its values that are not
+    defaults.
+    """
     path = secure_data_dir(config) / RESOLVED_NAME
     write_private(path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     changed = yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True), sort_keys=False)
-    print(f"fleet: configuration resolved to {path}; values other than the defaults:\n{changed}", end="", flush=True)
+    print(
+        f"fleet: configuration resolved to {path}; values other than the defaults:\n{changed}",
+        end="",
+        flush=True,
+    )
     return path
 
 
@@ -121,7 +154,11 @@ def _environment(command: str, config_file: Path) -> dict[str, str]:
 
     FLEET_PORT is left out: it is in the file already, unless a --set overrode it.
     """
-    env = {key: value for key, value in without_secrets(os.environ, USES[command]).items() if key != "FLEET_PORT"}
+    env = {
+        key: value
+        for key, value in without_secrets(os.environ, USES[command]).items()
+        if key != "FLEET_PORT"
+    }
     return {**env, "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
 
 
@@ -129,7 +166,11 @@ def _starter_of(arguments: list[str], config: FleetConfig) -> "ProcessStarter":
     from fleet.cli.fork_client import make_starter
     from fleet.cli.keeper import NewProcesses
 
-    return make_starter(config, config.role(arguments[1])) if arguments[0] == "worker" else NewProcesses()
+    return (
+        make_starter(config, config.role(arguments[1]))
+        if arguments[0] == "worker"
+        else NewProcesses()
+    )
 
 
 def list_processes(deployment: Deployment, config: FleetConfig) -> list[tuple[str, list[str]]]:
@@ -153,18 +194,24 @@ def reachable(host: str) -> str:
 
 
 def _url_elsewhere(web: WebConfig) -> str:
-    """Return the gateway's address for other devices, such as phones, if it listens on all addresses; otherwise ""."""
+    """Return the gateway's address for other devices, such as phones, if it listens on all
+    addresses; otherwise "".
+    """
     address = lan_address() if web.host in EVERYWHERE else None
     return f"{web.scheme}://{address}:{web.port}" if address else ""
 
 
 def _report_ready(url: str, elsewhere: str) -> None:
-    """Print when the gateway is ready at `url`. `elsewhere`: its address for other devices; "" if they cannot reach it."""
+    """Print when the gateway is ready at `url`. `elsewhere`: its address for other devices; "" if
+    they cannot reach it.
+    """
     pause = threading.Event()
     while not _is_ready(url):
         pause.wait(READY_POLL_S)
     # One write, so that no other process's line gets in between.
-    sys.stdout.write(f"fleet: ready at {url}{f' and, from other devices, {elsewhere}' if elsewhere else ''}\n")
+    sys.stdout.write(
+        f"fleet: ready at {url}{f' and, from other devices, {elsewhere}' if elsewhere else ''}\n"
+    )
     sys.stdout.flush()
 
 
@@ -183,7 +230,9 @@ def _is_ready(url: str) -> bool:
 
 
 def _own_gateway_context() -> ssl.SSLContext:
-    """Return a TLS context for this fleet's own gateway, whose certificate may be self-signed or for another name."""
+    """Return a TLS context for this fleet's own gateway, whose certificate may be self-signed or
+    for another name.
+    """
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE

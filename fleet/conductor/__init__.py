@@ -1,1 +1,3 @@
-"""The conductor. `step` is pure: (state, event) -> (state, commands); `driver` is the one impure part. Holds no tensors."""
+"""The conductor. `step` is pure: (state, event) -> (state, commands); `driver` is the one impure
+part. Holds no tensors.
+"""

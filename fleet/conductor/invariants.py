@@ -1,11 +1,15 @@
-"""Invariants of every reachable conductor state; checked by the tests and, for changed requests, at every tick of the driver."""
+"""Invariants of every reachable conductor state; checked by the tests and, for changed requests, at
+every tick of the driver.
+"""
 
 from fleet.conductor.state import ConductorState, TaskState
 from fleet.graphs import get_graph
 
 
 def violations(state: ConductorState, checked: ConductorState | None = None) -> list[str]:
-    """Return one sentence per broken invariant; empty if all hold. `checked`: skip the records that this state has too."""
+    """Return one sentence per broken invariant; empty if all hold. `checked`: skip the records that
+    this state has too.
+    """
     found: list[str] = []
     skipped = checked.requests if checked else {}
     for record in state.requests.values():
@@ -13,10 +17,14 @@ def violations(state: ConductorState, checked: ConductorState | None = None) -> 
             continue
         expected = set(get_graph(record.graph).stages_for(record.outputs))
         if set(record.tasks) != expected:
-            found.append(f"{record.id}: tasks {sorted(record.tasks)} are not the graph's {sorted(expected)}")
+            found.append(
+                f"{record.id}: tasks {sorted(record.tasks)} are not the graph's {sorted(expected)}"
+            )
         for task in record.tasks.values():
             if (task.state is TaskState.RUNNING) != (task.owner is not None):
-                found.append(f"{record.id}: {task.stage} is {task.state} and its owner is {task.owner}")
+                found.append(
+                    f"{record.id}: {task.stage} is {task.state} and its owner is {task.owner}"
+                )
             if task.state is TaskState.PENDING and task.epoch != 0:
                 found.append(f"{record.id}: {task.stage} is pending at epoch {task.epoch}")
             if task.state is not TaskState.PENDING and task.epoch <= 0:

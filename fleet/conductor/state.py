@@ -1,4 +1,6 @@
-"""State of the conductor: one record per live request, one per task. A copy of the hashes in Redis, never written back."""
+"""State of the conductor: one record per live request, one per task. A copy of the hashes in Redis,
+never written back.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -22,7 +24,8 @@ ENDED = frozenset({TaskState.FINISHED, TaskState.FAILED, TaskState.LOST, TaskSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0. `alone`: nothing runs beside it.
+    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0.
+    `alone`: nothing runs beside it.
 
     `role` is the one that it was last granted to; None before.
     """
@@ -48,7 +51,9 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConductorState:
-    requests: Mapping[RequestId, RequestRecord] = field(default_factory=dict[RequestId, RequestRecord])
+    requests: Mapping[RequestId, RequestRecord] = field(
+        default_factory=dict[RequestId, RequestRecord]
+    )
     conductor_driven: frozenset[StageName] = frozenset()
     """Stages whose walk transitions the conductor drives, by configuration."""
     first_roles: Mapping[StageName, RoleName] = field(default_factory=dict[StageName, RoleName])
@@ -66,4 +71,6 @@ class ConductorState:
         return self.with_request(replace(record, tasks={**record.tasks, task.stage: task}))
 
     def without(self, request: RequestId) -> "ConductorState":
-        return replace(self, requests={key: value for key, value in self.requests.items() if key != request})
+        return replace(
+            self, requests={key: value for key, value in self.requests.items() if key != request}
+        )

@@ -1,4 +1,5 @@
-"""`step(state, event) -> (state, commands)`: every decision of the conductor. No Redis, clock or sleep; idempotent.
+"""`step(state, event) -> (state, commands)`: every decision of the conductor. No Redis, clock or
+sleep; idempotent.
 
 Events of a task with an older epoch than its record's are late and change nothing.
 """
@@ -14,7 +15,8 @@ from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 MAX_DEATHS = 2
-"""Workers that may die over a task without progress before it runs alone: another task of the batch may be the cause.
+"""Workers that may die over a task without progress before it runs alone: another task of the batch
+may be the cause.
 
 The scripts that grant lost tasks follow the same rule (`lose_owner` in `common.lua`).
 """
@@ -27,13 +29,15 @@ def step(state: ConductorState, event: ev.Event) -> Decision:
 
 
 def resume(state: ConductorState, request: RequestId) -> tuple[Command, ...]:
-    """Take over a live request, as read from its hashes, after its missed facts: grant the tasks that an older version left
-    pending or lost, which the scripts of this one grant themselves.
+    """Take over a live request, as read from its hashes, after its missed facts: grant the tasks
+    that an older version left pending or lost, which the scripts of this one grant themselves.
     """
     record = state.requests.get(request)
     if record is None or record.ending:
         return ()
-    ungranted = (task for task in record.tasks.values() if task.state in (TaskState.PENDING, TaskState.LOST))
+    ungranted = (
+        task for task in record.tasks.values() if task.state in (TaskState.PENDING, TaskState.LOST)
+    )
     return tuple(_grant(state, request, task) for task in ungranted)
 
 
@@ -86,15 +90,22 @@ def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
 
 @_decide.register
 def _(event: ev.TaskLost, state: ConductorState) -> Decision:
-    """Fail the request of a task that kills its workers alone too. Any other task is granted again by the script that lost it."""
+    """Fail the request of a task that kills its workers alone too. Any other task is granted again
+    by the script that lost it.
+    """
     task = state.task(event.request, event.stage)
     if task is None or event.epoch < task.epoch:
         return state, ()
     state = _move(state, event, Happened.LOST)
     if event.alone and event.deaths > MAX_DEATHS:
-        message = f"{event.deaths} workers of stage {event.stage} died over this request, the last one with no other task"
+        message = (
+            f"{event.deaths} workers of stage {event.stage} died over this request, the "
+            "last one with no other task"
+        )
         return _end(state, event.request, "failed", "worker_lost", message, dead_stage=event.stage)
-    lost = replace(state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS)
+    lost = replace(
+        state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS
+    )
     return state.with_task(event.request, lost), ()
 
 
@@ -114,7 +125,9 @@ def _(event: ev.ChunkAppended, state: ConductorState) -> Decision:
     walk = edge.consumer_walk(event.producer_walk, event.ordinal)
     if edge.target not in state.conductor_driven or walk is None:
         return state, ()
-    command = SetWalk(request=event.request, stage=edge.target, edge=edge.name, from_index=event.index, walk=walk)
+    command = SetWalk(
+        request=event.request, stage=edge.target, edge=edge.name, from_index=event.index, walk=walk
+    )
     return state, (command,)
 
 
@@ -122,7 +135,9 @@ def _(event: ev.ChunkAppended, state: ConductorState) -> Decision:
 def _(event: ev.AnswerDelivered, state: ConductorState) -> Decision:
     """End the request if every task has finished: an older version left it open."""
     record = state.requests.get(event.request)
-    if record is None or any(task.state is not TaskState.FINISHED for task in record.tasks.values()):
+    if record is None or any(
+        task.state is not TaskState.FINISHED for task in record.tasks.values()
+    ):
         return state, ()
     return _end(state, event.request, "finished")
 
@@ -157,7 +172,9 @@ def _(event: ev.WorkerExpired, state: ConductorState) -> Decision:
 
 def _grant(state: ConductorState, request: RequestId, task: TaskRecord) -> GrantTask:
     role = granted_role(state, task)
-    return GrantTask(request=request, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone)
+    return GrantTask(
+        request=request, stage=task.stage, role=role, expected_epoch=task.epoch, alone=task.alone
+    )
 
 
 def granted_role(state: ConductorState, task: TaskRecord) -> RoleName:
@@ -171,22 +188,40 @@ def _current_task(state: ConductorState, event: ev.TaskEvent) -> TaskRecord | No
     return task if task is not None and task.epoch == event.epoch else None
 
 
-def _move(state: ConductorState, event: ev.TaskEvent, happened: Happened, owner: WorkerId | None = None) -> ConductorState:
+def _move(
+    state: ConductorState, event: ev.TaskEvent, happened: Happened, owner: WorkerId | None = None
+) -> ConductorState:
     task = state.task(event.request, event.stage)
     if task is None or event.epoch < task.epoch:
         return state
-    moved = replace(task, state=next_state(task.state, happened), epoch=event.epoch, owner=owner or task.owner)
+    moved = replace(
+        task, state=next_state(task.state, happened), epoch=event.epoch, owner=owner or task.owner
+    )
     if moved.state in ENDED or moved.state is TaskState.GRANTED:
         moved = replace(moved, owner=None)
     return state.with_task(event.request, moved)
 
 
 def _end(
-    state: ConductorState, request: RequestId, how: str, code: str = "", message: str = "", param: str | None = None,
+    state: ConductorState,
+    request: RequestId,
+    how: str,
+    code: str = "",
+    message: str = "",
+    param: str | None = None,
     dead_stage: StageName | None = None,
-) -> Decision:  # fmt: skip
+) -> Decision:
     record = state.requests.get(request)
     if record is None or record.ending:
         return state, ()
     state = state.with_request(replace(record, ending=True))
-    return state, (EndRequest(request=request, state=how, code=code, message=message, param=param, dead_stage=dead_stage),)
+    return state, (
+        EndRequest(
+            request=request,
+            state=how,
+            code=code,
+            message=message,
+            param=param,
+            dead_stage=dead_stage,
+        ),
+    )

@@ -26,7 +26,11 @@ TABLE: dict[tuple[S, Happened], S] = {
     **{(state, H.LOST): S.LOST for state in (*_LIVE, S.LOST)},
     (S.FINISHED, H.REMADE): S.GRANTED,
     # An event from before the task's end, replayed after a change of leader, changes nothing.
-    **{(state, earlier): state for state in (S.FINISHED, S.FAILED) for earlier in (H.GRANTED, H.CLAIMED)},
+    **{
+        (state, earlier): state
+        for state in (S.FINISHED, S.FAILED)
+        for earlier in (H.GRANTED, H.CLAIMED)
+    },
     (S.LOST, H.CLAIMED): S.LOST,
 }
 

@@ -1,4 +1,6 @@
-"""One frozen configuration, read from YAML and the environment. Every error names the field and the remedy. Knows no process."""
+"""One frozen configuration, read from YAML and the environment. Every error names the field and the
+remedy. Knows no process.
+"""
 
 from fleet.config.load import apply_overrides, load_config
 from fleet.config.schema import FleetConfig, StageConfig

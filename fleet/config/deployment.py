@@ -1,4 +1,6 @@
-"""The configuration that a command works on: its file, its options and FLEET_PORT. Connects to nothing."""
+"""The configuration that a command works on: its file, its options and FLEET_PORT. Connects to
+nothing.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +12,9 @@ from fleet.graphs import DEFAULT_GRAPH
 
 
 def open_config(
-    config_file: Path | None, overrides: Sequence[str] | None, settings: EnvironmentSettings | None = None
+    config_file: Path | None,
+    overrides: Sequence[str] | None,
+    settings: EnvironmentSettings | None = None,
 ) -> tuple[Path | None, FleetConfig]:
     """Return the file and the configuration: --set wins over FLEET_PORT, FLEET_PORT over the file.
 
@@ -24,7 +28,11 @@ def open_config(
 
 
 def _default_file(overrides: Sequence[str]) -> Path | None:
-    """Return the file of the graph that `--set graph=NAME` names, so that its stages match that graph."""
-    graphs = [text.removeprefix("graph=").strip() for text in overrides if text.startswith("graph=")]
+    """Return the file of the graph that `--set graph=NAME` names, so that its stages match that
+    graph.
+    """
+    graphs = [
+        text.removeprefix("graph=").strip() for text in overrides if text.startswith("graph=")
+    ]
     path = Path("configs") / f"{graphs[-1] if graphs else DEFAULT_GRAPH}.yaml"
     return path if path.is_file() else None

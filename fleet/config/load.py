@@ -1,4 +1,6 @@
-"""Reader of deployment files with `--set` overrides; every mistake becomes one line. Knows no process."""
+"""Reader of deployment files with `--set` overrides; every mistake becomes one line. Knows no
+process.
+"""
 
 from pathlib import Path
 from typing import cast
@@ -41,10 +43,16 @@ def apply_overrides(tree: Tree, overrides: tuple[str, ...]) -> Tree:
     for text in overrides:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"--set {format_value(text)}: write KEY=VALUE, such as --set web.port=8001", param="--set")
+            raise ConfigError(
+                f"--set {format_value(text)}: write KEY=VALUE, such as --set web.port=8001",
+                param="--set",
+            )
         parts = _parts(key)
         if not all(parts):
-            raise ConfigError(f"--set {format_value(text)}: a part of the key is empty; write KEY as in web.port", param="--set")
+            raise ConfigError(
+                f"--set {format_value(text)}: a part of the key is empty; write KEY as in web.port",
+                param="--set",
+            )
         _set(result, parts, _parse(parts, value), text)
     return result
 
@@ -60,7 +68,9 @@ def _parse(parts: list[str], value: str) -> object:
         return parse_yaml(value)
     except Malformed as error:
         at = join_path([*parts, error.field]) if error.field else join_path(parts)
-        raise ConfigError(f"--set {at}: {format_value(value)} is not a YAML value: {error.problem}", param=at) from error
+        raise ConfigError(
+            f"--set {at}: {format_value(value)} is not a YAML value: {error.problem}", param=at
+        ) from error
 
 
 def _set(tree: Tree, path: list[str], value: object, text: str) -> None:
@@ -71,13 +81,20 @@ def _set(tree: Tree, path: list[str], value: object, text: str) -> None:
             child = node[part] = {}
         if not isinstance(child, dict):
             field = join_path(path[:depth])
-            raise ConfigError(f"--set {format_value(text)}: {field} is a value, not a section; set {field} itself", param=field)
+            raise ConfigError(
+                f"--set {format_value(text)}: {field} is a value, not a section; set {field} "
+                "itself",
+                param=field,
+            )
         node = cast(Tree, child)
     node[path[-1]] = value
 
 
 def _copy(tree: Tree) -> Tree:
-    return {key: _copy(cast(Tree, value)) if isinstance(value, dict) else value for key, value in tree.items()}
+    return {
+        key: _copy(cast(Tree, value)) if isinstance(value, dict) else value
+        for key, value in tree.items()
+    }
 
 
 def _read(path: Path) -> Tree:
@@ -87,9 +104,13 @@ def _read(path: Path) -> Tree:
     except Malformed as error:
         raise ConfigError(f"{path}: {error.message}", param=error.field or "--config") from error
     if tree is None:
-        raise ConfigError(f"{path}: is empty; write {{}} into it to use all defaults", param="--config")
+        raise ConfigError(
+            f"{path}: is empty; write {{}} into it to use all defaults", param="--config"
+        )
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path}: must be a mapping of keys to values, not {_noun(tree)}", param="--config")
+        raise ConfigError(
+            f"{path}: must be a mapping of keys to values, not {_noun(tree)}", param="--config"
+        )
     return cast(Tree, tree)
 
 
@@ -99,15 +120,22 @@ def _read_text(path: Path) -> str:
             raw = file.read(MAX_FILE_BYTES + 1)
         text = raw.decode("utf-8-sig")
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: no such configuration file; check --config and FLEET_CONFIG", param="--config") from error
+        raise ConfigError(
+            f"{path}: no such configuration file; check --config and FLEET_CONFIG", param="--config"
+        ) from error
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}; check its permissions", param="--config") from error
+        raise ConfigError(
+            f"{path}: cannot be read: {error.strerror}; check its permissions", param="--config"
+        ) from error
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{path}: is not UTF-8 (line {line}); save it as UTF-8", param="--config") from error
+        raise ConfigError(
+            f"{path}: is not UTF-8 (line {line}); save it as UTF-8", param="--config"
+        ) from error
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigError(
-            f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no deployment file is; check --config and FLEET_CONFIG",
+            f"{path}: is larger than {MAX_FILE_BYTES} bytes, which no deployment file is; check "
+            "--config and FLEET_CONFIG",
             param="--config",
         )
     return text
@@ -121,5 +149,9 @@ def _refusal(path: Path | None, overrides: tuple[str, ...], problem: Problem) ->
     """Return the error; it names the override that set the field, or else the file."""
     keys = [tuple(_parts(text.partition("=")[0])) for text in overrides]
     at = problem.path
-    where = "--set " if any(key == at[: len(key)] or at == key[: len(at)] for key in keys) else f"{path or 'the defaults'}: "
+    where = (
+        "--set "
+        if any(key == at[: len(key)] or at == key[: len(at)] for key in keys)
+        else f"{path or 'the defaults'}: "
+    )
     return ConfigError(f"{where}{problem.field}: {problem.message}", param=problem.field)

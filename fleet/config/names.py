@@ -1,4 +1,6 @@
-"""Formatting of fields and values in error messages, and suggestions for misspelt names. Knows no field."""
+"""Formatting of fields and values in error messages, and suggestions for misspelt names. Knows no
+field.
+"""
 
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -15,7 +17,11 @@ def join_path(path: Sequence[str | int]) -> str:
 
 
 def _plain(part: str) -> str:
-    return part if part and part.isprintable() and " " not in part and len(part) <= _SHOWN_CHARS else repr(part)[:_SHOWN_CHARS]
+    return (
+        part
+        if part and part.isprintable() and " " not in part and len(part) <= _SHOWN_CHARS
+        else repr(part)[:_SHOWN_CHARS]
+    )
 
 
 def format_value(value: object) -> str:
@@ -25,13 +31,19 @@ def format_value(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > _HUGE_BITS:
         return f"a number of {value.bit_length()} bits"
     if isinstance(value, dict | list | tuple | set):
-        return f"a list of {len(value)}" if not isinstance(value, dict) else f"a section of {len(value)} keys"
+        return (
+            f"a list of {len(value)}"
+            if not isinstance(value, dict)
+            else f"a section of {len(value)} keys"
+        )
     text = repr(value) if isinstance(value, str | int | float) else str(value)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def find_nearest(name: object, known: Iterable[str]) -> str | None:
-    """Return the known name that is most similar to a misspelt one, ignoring case; None if none is."""
+    """Return the known name that is most similar to a misspelt one, ignoring case; None if none
+    is.
+    """
     by_lower = {one.lower(): one for one in known}
     near = get_close_matches(str(name).lower(), by_lower, n=1, cutoff=_CUTOFF)
     return by_lower[near[0]] if near else None

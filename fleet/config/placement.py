@@ -1,4 +1,6 @@
-"""Placement of workers on devices, and their shares of a GPU's memory, if all replicas run on one host. Opens nothing."""
+"""Placement of workers on devices, and their shares of a GPU's memory, if all replicas run on one
+host. Opens nothing.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,14 +12,16 @@ if TYPE_CHECKING:
     from fleet.config.schema import FleetConfig, StageConfig
 
 SHARED = 0.9
-"""Part of a GPU's memory that is divided among workers without a share of their own; the rest is for the CUDA contexts and for
-stages without KV pages."""
+"""Part of a GPU's memory that is divided among workers without a share of their own; the rest is
+for the CUDA contexts and for stages without KV pages.
+"""
 FIRST_GPU = "cuda:0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedWorkers:
-    """Workers of one role on one device. `share`: the configured share of each; None: an equal part of the rest.
+    """Workers of one role on one device. `share`: the configured share of each; None: an equal part
+    of the rest.
 
     `has_pages`: they have a KV pool, which fills their share.
     """
@@ -36,7 +40,9 @@ def device_of(config: "FleetConfig", own: "StageConfig", replica: int) -> str:
 
 
 def first_replica(own: "StageConfig", role: Role) -> int:
-    """Return the number of a role's first replica among the workers of its stage: span workers come after the anchors."""
+    """Return the number of a role's first replica among the workers of its stage: span workers come
+    after the anchors.
+    """
     return own.replicas + own.standby + 1 if role.hosts_spans else 1
 
 
@@ -45,7 +51,9 @@ def place_workers(config: "FleetConfig") -> Iterator[PlacedWorkers]:
     for role in config.roles():
         own = config.of_role(role)
         first = first_replica(own, role)
-        devices = [device_of(config, own, first + number) for number in range(role.replicas + role.standby)]
+        devices = [
+            device_of(config, own, first + number) for number in range(role.replicas + role.standby)
+        ]
         for device in dict.fromkeys(devices):
             yield PlacedWorkers(
                 role=role,
@@ -57,7 +65,9 @@ def place_workers(config: "FleetConfig") -> Iterator[PlacedWorkers]:
 
 
 def gpu_of(config: "FleetConfig", device: str) -> str | None:
-    """Return the name of the GPU that a device may be; None for a CPU. `auto` may be the first GPU."""
+    """Return the name of the GPU that a device may be; None for a CPU. `auto` may be the first
+    GPU.
+    """
     if device == "cpu" or (device == "auto" and config.numerics == "invariant"):
         return None
     return device if ":" in device else FIRST_GPU
@@ -75,11 +85,15 @@ def workers_by_gpu(config: "FleetConfig") -> dict[str, list[PlacedWorkers]]:
 
 def configured_shares(workers: Sequence[PlacedWorkers]) -> float:
     """Return the sum of the configured shares."""
-    return round(sum(placed.number * placed.share for placed in workers if placed.share is not None), 6)
+    return round(
+        sum(placed.number * placed.share for placed in workers if placed.share is not None), 6
+    )
 
 
 def default_share(config: "FleetConfig", device: str) -> float:
-    """Return the share of a worker without one of its own: an equal part of what the others on its GPU leave; 0 if nothing."""
+    """Return the share of a worker without one of its own: an equal part of what the others on its
+    GPU leave; 0 if nothing.
+    """
     workers = workers_by_gpu(config).get(gpu_of(config, device) or "", [])
     number = sum(placed.number for placed in workers if placed.share is None and placed.has_pages)
     return max(0.0, SHARED - configured_shares(workers)) / max(1, number)

@@ -1,4 +1,6 @@
-"""Mistakes in a deployment as one line for the user: the field, the cause, the remedy. Knows only the shape of the schema."""
+"""Mistakes in a deployment as one line for the user: the field, the cause, the remedy. Knows only
+the shape of the schema.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -9,7 +11,14 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fleet.config.names import find_nearest, format_value, join_path, suggest
-from fleet.config.schema import FleetConfig, LeaseConfig, Limits, PolicyConfig, SamplingDefaults, VoiceConfig
+from fleet.config.schema import (
+    FleetConfig,
+    LeaseConfig,
+    Limits,
+    PolicyConfig,
+    SamplingDefaults,
+    VoiceConfig,
+)
 
 Place = tuple[str | int, ...]
 _NO_SECTION = {"model_type", "dict_type", "model_attributes_type"}
@@ -49,7 +58,9 @@ class Problem:
         return join_path(self.path)
 
 
-def first_problem(error: ValidationError, root: type[BaseModel] = FleetConfig, section: Place = ()) -> Problem:
+def first_problem(
+    error: ValidationError, root: type[BaseModel] = FleetConfig, section: Place = ()
+) -> Problem:
     """Return the first mistake in a deployment, in declaration order; unknown keys are last.
 
     `root`: the model of what was validated, which is at `section` of the deployment.
@@ -70,7 +81,10 @@ def first_problem(error: ValidationError, root: type[BaseModel] = FleetConfig, s
 def _wrong_value(kind: str, reason: str, value: object) -> str:
     if kind == "literal_error":
         known = re.findall(r"'([^']*)'", reason)
-        return f"{format_value(value)} is not a known value; use {one_of(known)}{suggest(value, known)}"
+        return (
+            f"{format_value(value)} is not a known value; use "
+            f"{one_of(known)}{suggest(value, known)}"
+        )
     if kind in _NO_SECTION and value is None:
         return "is empty; add keys, or remove it"
     if kind in _NO_SECTION:
@@ -126,7 +140,9 @@ def _model_at(root: type[BaseModel], path: Place) -> type[BaseModel]:
 
 
 def _section(field: FieldInfo) -> tuple[type[BaseModel] | None, bool]:
-    """Return the model of a section, and True if the section maps names of the user to that model."""
+    """Return the model of a section, and True if the section maps names of the user to that
+    model.
+    """
     annotation = field.annotation
     named = get_origin(annotation) is dict
     for one in (annotation, *get_args(annotation)):

@@ -1,4 +1,6 @@
-"""Rules over several values of a deployment, checked before anything starts. One function per rule. Knows no process."""
+"""Rules over several values of a deployment, checked before anything starts. One function per rule.
+Knows no process.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -7,9 +9,23 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from fleet.config.names import format_value, suggest
-from fleet.config.placement import SHARED, PlacedWorkers, configured_shares, gpu_of, place_workers, workers_by_gpu
+from fleet.config.placement import (
+    SHARED,
+    PlacedWorkers,
+    configured_shares,
+    gpu_of,
+    place_workers,
+    workers_by_gpu,
+)
 from fleet.config.problems import Place, Problem, first_problem
-from fleet.config.schema import ARENA_MIB, KV_PAGES, FleetConfig, SamplingDefaults, StageConfig, WebConfig
+from fleet.config.schema import (
+    ARENA_MIB,
+    KV_PAGES,
+    FleetConfig,
+    SamplingDefaults,
+    StageConfig,
+    WebConfig,
+)
 from fleet.config.span_rules import spans_are_complete, stages_can_be_divided
 from fleet.config.vllm_rules import (
     tensor_parallel_stages_run_on_gpus,
@@ -35,25 +51,37 @@ def graph_is_known(config: FleetConfig) -> Iterator[Problem]:
     if config.graph not in GRAPHS:
         known = ", ".join(sorted(GRAPHS))
         yield Problem(
-            ("graph",), f"unknown graph {format_value(config.graph)}; use one of {known}{suggest(config.graph, GRAPHS)}"
+            ("graph",),
+            f"unknown graph {format_value(config.graph)}; use one of "
+            f"{known}{suggest(config.graph, GRAPHS)}",
         )
 
 
 def stages_and_edges_exist(config: FleetConfig) -> Iterator[Problem]:
     graph = config.graph_declaration()
-    yield from _unknown_names("stage", config.stages, [stage.name for stage in graph.all_stages], config.graph)
-    yield from _unknown_names("edge", config.edges, [edge.name for edge in graph.edges], config.graph)
+    yield from _unknown_names(
+        "stage", config.stages, [stage.name for stage in graph.all_stages], config.graph
+    )
+    yield from _unknown_names(
+        "edge", config.edges, [edge.name for edge in graph.edges], config.graph
+    )
 
 
-def _unknown_names(noun: str, names: Iterable[str], known: list[str], graph: str) -> Iterator[Problem]:
+def _unknown_names(
+    noun: str, names: Iterable[str], known: list[str], graph: str
+) -> Iterator[Problem]:
     for name in names:
         if name not in known:
-            message = f"graph {graph} has no such {noun}; it has {', '.join(known)}{suggest(name, known)}"
+            message = (
+                f"graph {graph} has no such {noun}; it has {', '.join(known)}{suggest(name, known)}"
+            )
             yield Problem((f"{noun}s", name), message)
 
 
 def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
-    """A ramp requires kind ramp, except for edges whose items are windows: there it has a meaning with any kind."""
+    """A ramp requires kind ramp, except for edges whose items are windows: there it has a meaning
+    with any kind.
+    """
     for edge in config.graph_declaration().edges:
         given = config.edges[edge.name].policy if edge.name in config.edges else None
         if given and given.ramp and given.kind != "ramp" and edge.policy.kind != "ramp":
@@ -62,20 +90,33 @@ def ramps_are_used(config: FleetConfig) -> Iterator[Problem]:
 
 
 def splits_are_possible(config: FleetConfig) -> Iterator[Problem]:
-    """The default numbers of workers are accepted beside a split, because a printed configuration names every default."""
+    """The default numbers of workers are accepted beside a split, because a printed configuration
+    names every default.
+    """
     for stage in config.graph_declaration().stages:
         given = config.stages.get(stage.name)
         if given is None or given.split is None:
             continue
         if len(stage.walks) < 2:
-            splittable = [each.name for each in config.graph_declaration().stages if len(each.walks) > 1]
-            message = f"{stage.name} has no prefill to split from its decode; only {', '.join(splittable)} can be split"
+            splittable = [
+                each.name for each in config.graph_declaration().stages if len(each.walks) > 1
+            ]
+            message = (
+                f"{stage.name} has no prefill to split from its decode; only "
+                f"{', '.join(splittable)} can be split"
+            )
             yield Problem(("stages", stage.name, "split"), message)
         if given.replicas != StageConfig().replicas:
-            message = "a split stage has no workers of its own; set split.prefill.replicas and split.decode.replicas instead"
+            message = (
+                "a split stage has no workers of its own; set split.prefill.replicas and "
+                "split.decode.replicas instead"
+            )
             yield Problem(("stages", stage.name, "replicas"), message)
         if given.standby != StageConfig().standby:
-            message = "a split stage has no workers of its own; set split.prefill.standby or split.decode.standby instead"
+            message = (
+                "a split stage has no workers of its own; set split.prefill.standby or "
+                "split.decode.standby instead"
+            )
             yield Problem(("stages", stage.name, "standby"), message)
 
 
@@ -86,7 +127,9 @@ def engines_serve_their_stages(config: FleetConfig) -> Iterator[Problem]:
         if engine == "fake":
             continue
         if engine not in stage.engines:
-            yield Problem(here, f"{engine} does not serve {stage.name}; use {' or '.join(stage.engines)}")
+            yield Problem(
+                here, f"{engine} does not serve {stage.name}; use {' or '.join(stage.engines)}"
+            )
         elif engine == "vllm" and config.numerics == "invariant":
             yield Problem(here, "vllm has no invariant numerics; use torch, or numerics: fast")
 
@@ -97,7 +140,10 @@ def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:
         for name in config.stage(stage.name).extra:
             if name not in known:
                 reads = f"reads {', '.join(known)}" if known else "reads no settings"
-                message = f"the builder of {stage.name} {reads} with engine {config.engine}; remove it{suggest(name, known)}"
+                message = (
+                    f"the builder of {stage.name} {reads} with engine {config.engine}; "
+                    f"remove it{suggest(name, known)}"
+                )
                 yield Problem(("stages", stage.name, "extra", name), message)
 
 
@@ -105,7 +151,9 @@ def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
         here, given = ("stages", stage.name, "sampling"), config.stage(stage.name).sampling
         if given and not stage.default_sampling:
-            yield Problem(here, f"{stage.name} does not sample, so the section has no effect; remove it")
+            yield Problem(
+                here, f"{stage.name} does not sample, so the section has no effect; remove it"
+            )
             continue
         try:
             SamplingDefaults.model_validate(given)
@@ -118,12 +166,17 @@ def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
     for stage in config.graph_declaration().stages:
         wanted = config.stage(stage.name).sampling.get("max_tokens", 0)
         if stage.main and wanted > limit:
-            message = f"{wanted} exceeds limits.max_answer_tokens, which is {limit}; lower it, or raise the limit"
+            message = (
+                f"{wanted} exceeds limits.max_answer_tokens, which is {limit}; lower it, "
+                "or raise the limit"
+            )
             yield Problem(("stages", stage.name, "sampling", "max_tokens"), message)
 
 
 def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
-    """A worker must be able to hold any one request that the limits admit. One that may fill a GPU checks it when it starts."""
+    """A worker must be able to hold any one request that the limits admit. One that may fill a GPU
+    checks it when it starts.
+    """
     if config.engine == "fake":
         return
     for stage in config.graph_declaration().stages:
@@ -136,22 +189,32 @@ def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
             if needed > positions:
                 pages = -(-needed // own.page_size_tokens)
                 message = (
-                    f"{kv_pages} pages of {own.page_size_tokens} (page_size_tokens) hold {positions} positions, and "
+                    f"{kv_pages} pages of {own.page_size_tokens} (page_size_tokens) hold "
+                    f"{positions} positions, and "
                     f"{consumer} needs {needed}; set at least {pages}, or lower that limit"
                 )
                 yield Problem(("stages", stage.name, "kv_pages"), message)
 
 
 def _fills_gpu(config: FleetConfig, stage: Stage) -> bool:
-    """Return True if workers of a stage may compute their number of KV pages from a GPU's memory, and check it themselves."""
+    """Return True if workers of a stage may compute their number of KV pages from a GPU's memory,
+    and check it themselves.
+    """
     devices = [placed.device for placed in place_workers(config) if placed.role.stage == stage.name]
-    return config.engine_of(stage.name) == "torch" and any(gpu_of(config, device) for device in devices)
+    return config.engine_of(stage.name) == "torch" and any(
+        gpu_of(config, device) for device in devices
+    )
 
 
 def needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, str]]:
-    """Yield (positions, their consumer): a prompt and one answer token, and one prompt token and an answer."""
+    """Yield (positions, their consumer): a prompt and one answer token, and one prompt token and an
+    answer.
+    """
     if stage.main:
-        yield config.limits.max_prompt_tokens + 1, f"a prompt of limits.max_prompt_tokens ({config.limits.max_prompt_tokens})"
+        yield (
+            config.limits.max_prompt_tokens + 1,
+            f"a prompt of limits.max_prompt_tokens ({config.limits.max_prompt_tokens})",
+        )
     answer = config.stage(stage.name).sampling.get("max_tokens")
     if answer is not None:
         yield int(answer) + 1, f"an answer of sampling.max_tokens ({answer})"
@@ -159,15 +222,20 @@ def needed_positions(config: FleetConfig, stage: Stage) -> Iterator[tuple[int, s
 
 def ports_differ(config: FleetConfig) -> Iterator[Problem]:
     if config.redis.port is not None and config.redis.port == config.web.port != 0:
-        yield Problem(("redis", "port"), f"{config.redis.port} is also web.port; choose another port for one of them")
+        yield Problem(
+            ("redis", "port"),
+            f"{config.redis.port} is also web.port; choose another port for one of them",
+        )
 
 
 def leases_agree(config: FleetConfig) -> Iterator[Problem]:
     lease = config.lease
     if lease.no_worker_timeout_s < lease.claim_timeout_s:
         message = (
-            f"{lease.no_worker_timeout_s:g} is shorter than lease.claim_timeout_s, which is {lease.claim_timeout_s:g}: a "
-            "request would fail before its task was offered again; raise it, or lower lease.claim_timeout_s"
+            f"{lease.no_worker_timeout_s:g} is shorter than lease.claim_timeout_s, which is "
+            f"{lease.claim_timeout_s:g}: a "
+            "request would fail before its task was offered again; raise it, or lower "
+            "lease.claim_timeout_s"
         )
         yield Problem(("lease", "no_worker_timeout_s"), message)
 
@@ -176,7 +244,10 @@ def request_cap_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
     cap, arena = config.transfer.request_cap_mib, config.transfer.arena_mib or ARENA_MIB
     is_split = any(role.next for role in config.roles())
     if cap is not None and cap > arena and (config.transfer.arena_mib is not None or not is_split):
-        message = f"one request may hold {cap} MiB, but transfer.arena_mib is {arena}; lower it, or raise transfer.arena_mib"
+        message = (
+            f"one request may hold {cap} MiB, but transfer.arena_mib is {arena}; lower "
+            "it, or raise transfer.arena_mib"
+        )
         yield Problem(("transfer", "request_cap_mib"), message)
 
 
@@ -185,10 +256,16 @@ def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
     if config.numerics != "invariant":
         return
     if config.dtype not in ("auto", "float32"):
-        yield Problem(("dtype",), f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto")
+        yield Problem(
+            ("dtype",),
+            f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto",
+        )
     for path, device in _devices(config):
         if device not in ("auto", "cpu"):
-            yield Problem(path, f"numerics: invariant runs on a CPU, not on {device}; set cpu, or numerics: fast")
+            yield Problem(
+                path,
+                f"numerics: invariant runs on a CPU, not on {device}; set cpu, or numerics: fast",
+            )
 
 
 def _devices(config: FleetConfig) -> Iterator[tuple[Place, str]]:
@@ -209,11 +286,15 @@ def device_lists_are_usable(config: FleetConfig) -> Iterator[Problem]:
         if not isinstance(stage.device, tuple):
             continue
         if stage.split is not None:
-            message = "a split stage has no workers of its own; set split.prefill.device and split.decode.device instead"
+            message = (
+                "a split stage has no workers of its own; set split.prefill.device and "
+                "split.decode.device instead"
+            )
             yield Problem(("stages", name, "device"), message)
         elif config.engine_of(StageName(name)) == "vllm" and stage.vllm.tensor_parallel_size > 1:
             message = (
-                f"one worker uses {stage.vllm.tensor_parallel_size} devices itself (vllm.tensor_parallel_size); set one device, "
+                f"one worker uses {stage.vllm.tensor_parallel_size} devices itself "
+                "(vllm.tensor_parallel_size); set one device, "
                 "or tensor_parallel_size: 1"
             )
             yield Problem(("stages", name, "device"), message)
@@ -225,20 +306,30 @@ def shares_fit_their_gpu(config: FleetConfig) -> Iterator[Problem]:
         total = configured_shares(workers)
         shared = [placed for placed in workers if placed.share is not None]
         without = [placed for placed in workers if placed.share is None and placed.has_pages]
-        listed = ", ".join(f"{placed.number} x {placed.share:g} {placed.role.name}" for placed in shared)
+        listed = ", ".join(
+            f"{placed.number} x {placed.share:g} {placed.role.name}" for placed in shared
+        )
         if total > 1:
-            message = f"workers on {gpu} have {total:g} of it together ({listed}); lower them to 1 or less, or set another device"
+            message = (
+                f"workers on {gpu} have {total:g} of it together ({listed}); lower them "
+                "to 1 or less, or set another device"
+            )
             yield Problem(_share_field(shared[0]), message)
         elif without and total >= SHARED:
             message = (
-                f"other workers on {gpu} leave nothing of {SHARED:g} ({listed}); set it, lower theirs, or set another device"
+                f"other workers on {gpu} leave nothing of {SHARED:g} ({listed}); set it, "
+                "lower theirs, or set another device"
             )
             yield Problem(_share_field(without[0]), message)
 
 
 def _share_field(placed: PlacedWorkers) -> Place:
     role = placed.role
-    half = () if role.hosts_spans or role.name == role.stage else ("split", role.name.rpartition(".")[2])
+    half = (
+        ()
+        if role.hosts_spans or role.name == role.stage
+        else ("split", role.name.rpartition(".")[2])
+    )
     return ("stages", role.stage, *half, "gpu_memory_utilization")
 
 
@@ -247,15 +338,26 @@ def buffer_device_exists(config: FleetConfig) -> Iterator[Problem]:
         return
     here = ("transfer", "buffer_device")
     if config.transfer.kind == "redis":
-        yield Problem(here, "transfer.kind redis sends copies in host memory; set transfer.kind: nixl, or buffer_device: auto")
+        yield Problem(
+            here,
+            "transfer.kind redis sends copies in host memory; set transfer.kind: nixl, or "
+            "buffer_device: auto",
+        )
     for placed in place_workers(config):
-        if config.stage(placed.role.stage).split is not None and gpu_of(config, placed.device) is None:
-            yield Problem(here, f"{placed.role.name} computes on a CPU, which has no such memory; set auto, or another device")
+        if (
+            config.stage(placed.role.stage).split is not None
+            and gpu_of(config, placed.device) is None
+        ):
+            yield Problem(
+                here,
+                f"{placed.role.name} computes on a CPU, which has no such memory; set auto, or "
+                "another device",
+            )
 
 
 def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
-    """The halves of a stage copy KV cache without conversion, so both need one dtype. If a device is "auto", the workers compare
-    their dtypes when they join.
+    """The halves of a stage copy KV cache without conversion, so both need one dtype. If a device
+    is "auto", the workers compare their dtypes when they join.
     """
     if config.dtype != "auto":
         return
@@ -264,25 +366,39 @@ def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
             continue
         halves = {"prefill": stage.split.prefill, "decode": stage.split.decode}
         given = {half: own.device or stage.device or config.device for half, own in halves.items()}
-        devices = {half: device if isinstance(device, str) else device[0] for half, device in given.items()}
+        devices = {
+            half: device if isinstance(device, str) else device[0] for half, device in given.items()
+        }
         if {device.partition(":")[0] for device in devices.values()} >= {"cpu", "cuda"}:
             where = " and ".join(f"{half} on {device}" for half, device in devices.items())
             message = (
-                f"computes {where}, and dtype auto is float32 on a CPU and bfloat16 on a GPU, but the halves must share one; "
+                f"computes {where}, and dtype auto is float32 on a CPU and bfloat16 on a GPU, "
+                "but the halves must share one; "
                 "set dtype to float32 or bfloat16, or set the same device for both"
             )
             yield Problem(("stages", name, "split"), message)
 
 
 def folders_are_not_files(config: FleetConfig) -> Iterator[Problem]:
-    """A folder that does not exist may be created later, or be on another machine; a file is always a mistake."""
+    """A folder that does not exist may be created later, or be on another machine; a file is always
+    a mistake.
+    """
     if config.checkpoint not in _GENERATED:
         given = os.path.expanduser(config.checkpoint)
         if given.startswith("~"):
-            yield Problem(("checkpoint",), f"there is no home folder {given.split('/')[0]}; write the full path")
+            yield Problem(
+                ("checkpoint",),
+                f"there is no home folder {given.split('/')[0]}; write the full path",
+            )
         if os.path.isfile(given):
-            yield Problem(("checkpoint",), f"{given} is a file; set its folder, with config.json and the weights")
-    for path, folder in (("data_dir",), config.data_dir), (("redis", "data_dir"), config.redis.data_dir):
+            yield Problem(
+                ("checkpoint",),
+                f"{given} is a file; set its folder, with config.json and the weights",
+            )
+    for path, folder in (
+        (("data_dir",), config.data_dir),
+        (("redis", "data_dir"), config.redis.data_dir),
+    ):
         file = next((str(one) for one in _with_parents(folder) if os.path.isfile(one)), None)
         if file is not None:
             yield Problem(path, f"{file} is a file; set a folder")
@@ -294,12 +410,18 @@ def _with_parents(folder: Path | None) -> tuple[Path, ...]:
 
 def tls_files_are_complete(config: FleetConfig) -> Iterator[Problem]:
     web = config.web
-    for given, name, other in ((web.tls_cert, "tls_cert", "tls_key"), (web.tls_key, "tls_key", "tls_cert")):
+    for given, name, other in (
+        (web.tls_cert, "tls_cert", "tls_key"),
+        (web.tls_key, "tls_key", "tls_cert"),
+    ):
         missing = web.tls_key if name == "tls_cert" else web.tls_cert
         if given is not None and missing is None:
             yield Problem(("web", name), f"web.{other} is missing; set both, or neither")
         if given is not None and web.tls is not None:
-            yield Problem(("web", "tls"), f"creates a certificate, and web.{name} names one; set only one of them")
+            yield Problem(
+                ("web", "tls"),
+                f"creates a certificate, and web.{name} names one; set only one of them",
+            )
 
 
 def drafts_can_be_verified(config: FleetConfig) -> Iterator[Problem]:
@@ -314,11 +436,22 @@ def drafts_can_be_verified(config: FleetConfig) -> Iterator[Problem]:
         if not stage.verifies_drafts:
             yield Problem(here, f"no drafter guesses the output of {stage.name}; set off")
         elif engine != "torch":
-            yield Problem(here, f"drafts are verified by the engine torch, not by {engine}; set engine: torch, or off")
+            yield Problem(
+                here,
+                f"drafts are verified by the engine torch, not by {engine}; set engine: torch, "
+                "or off",
+            )
         elif own.spans is not None:
             yield Problem(here, "drafts are not sent to span workers; set off, or remove spans")
-        elif own.speculation.drafter == EAGLE3 and own.speculation.head is None and not config.training.enabled:
-            message = "eagle3 guesses with a draft head; name its folder, set training.enabled: true, or another drafter"
+        elif (
+            own.speculation.drafter == EAGLE3
+            and own.speculation.head is None
+            and not config.training.enabled
+        ):
+            message = (
+                "eagle3 guesses with a draft head; name its folder, set training.enabled: "
+                "true, or another drafter"
+            )
             yield Problem((*here[:-1], "head"), message)
 
 
@@ -329,23 +462,44 @@ def captures_can_be_trained_on(config: FleetConfig) -> Iterator[Problem]:
     main, here = graph.main_stage.name, ("training", "enabled")
     engine = config.engine_of(main)
     if engine != "torch":
-        yield Problem(here, f"captures are computed by the engine torch, and {main} has {engine}; set engine: torch, or false")
+        yield Problem(
+            here,
+            f"captures are computed by the engine torch, and {main} has {engine}; set engine: "
+            "torch, or false",
+        )
     if config.stage(main).spans is not None:
-        yield Problem(here, f"captures are not computed by span workers; remove stages.{main}.spans, or set false")
+        yield Problem(
+            here,
+            f"captures are not computed by span workers; remove stages.{main}.spans, or set false",
+        )
     if config.transfer.kind == "redis":
-        yield Problem(here, "rows for training never pass through Redis; set transfer.kind: nixl, or false")
+        yield Problem(
+            here, "rows for training never pass through Redis; set transfer.kind: nixl, or false"
+        )
     if training.window_samples % training.batch_samples:
-        message = f"{training.window_samples} is no multiple of training.batch_samples, which is {training.batch_samples}"
+        message = (
+            f"{training.window_samples} is no multiple of training.batch_samples, which "
+            f"is {training.batch_samples}"
+        )
         yield Problem(("training", "window_samples"), message)
     for name in (stage.name for stage in graph.optional_stages):
         own = config.stage(name)
         if own.replicas != 1:
-            yield Problem(("stages", name, "replicas"), "one trainer is active at a time; set 1, and standby for further ones")
+            yield Problem(
+                ("stages", name, "replicas"),
+                "one trainer is active at a time; set 1, and standby for further ones",
+            )
         if own.max_batch < training.window_samples:
-            message = f"holds fewer samples than a window has (training.window_samples: {training.window_samples}); raise it"
+            message = (
+                "holds fewer samples than a window has (training.window_samples: "
+                f"{training.window_samples}); raise it"
+            )
             yield Problem(("stages", name, "max_batch"), message)
     if training.replay_samples < training.window_samples:
-        message = f"holds fewer samples than a window has (training.window_samples: {training.window_samples}); raise it"
+        message = (
+            "holds fewer samples than a window has (training.window_samples: "
+            f"{training.window_samples}); raise it"
+        )
         yield Problem(("training", "replay_samples"), message)
 
 
@@ -353,7 +507,10 @@ def aliases_differ_from_the_name(config: FleetConfig) -> Iterator[Problem]:
     """The default aliases are exempt: a deployment may be named like one of them."""
     web = config.web
     if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
-        message = f"{format_value(web.model_name)} is web.model_name, under which the model answers anyway; remove it"
+        message = (
+            f"{format_value(web.model_name)} is web.model_name, under which the model "
+            "answers anyway; remove it"
+        )
         yield Problem(("web", "model_aliases"), message)
 
 

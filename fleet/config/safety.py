@@ -1,4 +1,5 @@
-"""Checks of what a gateway exposes: unsafe values are refused at start, and each refusal names the setting that permits it.
+"""Checks of what a gateway exposes: unsafe values are refused at start, and each refusal names the
+setting that permits it.
 
 A check yields findings and raises nothing, so that `fleet doctor` can show them all. Opens nothing.
 """
@@ -13,23 +14,42 @@ from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import ConfigError
 
 KEY = "FLEET_API_KEY"
-MAKE_KEY = f"make one with: export {KEY}=$(python3 -c 'import secrets; print(secrets.token_urlsafe(32))')"
+MAKE_KEY = (
+    f"make one with: export {KEY}=$(python3 -c 'import secrets; print(secrets.token_urlsafe(32))')"
+)
 SECRET_PREFIX = "ek_"
 MIN_KEY_CHARS = 16
 MIN_DIFFERENT_CHARS = 5
-"""A random key of 16 hexadecimal digits has fewer different digits with a probability of one in two million."""
+"""A random key of 16 hexadecimal digits has fewer different digits with a probability of one in two
+million.
+"""
 PLACEHOLDERS = (
-    "admin", "apikey", "default", "example", "fleet", "fleetapikey", "key", "none", "null", "password", "secret", "test", "todo",
-    "token", "yourapikey", "yourkey",
-)  # fmt: skip
+    "admin",
+    "apikey",
+    "default",
+    "example",
+    "fleet",
+    "fleetapikey",
+    "key",
+    "none",
+    "null",
+    "password",
+    "secret",
+    "test",
+    "todo",
+    "token",
+    "yourapikey",
+    "yourkey",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """Result of one check: `value` of `subject` as it is configured.
 
-    `refusal` is the cause and the remedy if the value is unsafe or unusable; `permitted_by` is the setting that permits it, if it
-    is set. `warning` is the risk and the remedy if the value is usable. `param` names the field or variable.
+    `refusal` is the cause and the remedy if the value is unsafe or unusable; `permitted_by` is the
+    setting that permits it, if it is set. `warning` is the risk and the remedy if the value is
+    usable. `param` names the field or variable.
     """
 
     subject: str
@@ -48,7 +68,13 @@ class Finding:
         """The result in upper case, with the setting that permits the value."""
         if self.refused:
             return "REFUSED"
-        return f"PERMITTED by {self.permitted_by}" if self.permitted_by else "WARNING" if self.warning else "OK"
+        return (
+            f"PERMITTED by {self.permitted_by}"
+            if self.permitted_by
+            else "WARNING"
+            if self.warning
+            else "OK"
+        )
 
     @property
     def text(self) -> str:
@@ -60,7 +86,9 @@ Check = Callable[[FleetConfig, EnvironmentSettings], Iterator[Finding]]
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for an address that only this machine reaches. Names other than localhost may resolve to any address."""
+    """Return True for an address that only this machine reaches. Names other than localhost may
+    resolve to any address.
+    """
     try:
         return ip_address(host).is_loopback
     except ValueError:
@@ -80,25 +108,46 @@ def check_api_key(config: FleetConfig, settings: EnvironmentSettings) -> Iterato
     permitted = "security.allow_no_key" if config.security.allow_no_key else ""
     permit = "or permit it: --set security.allow_no_key=true"
     refusal = ""
-    is_local = is_loopback(host) and not config.web.allowed_hosts  # which name a proxy, and so clients on other machines
+    # which name a proxy, and so clients on other machines
+    is_local = is_loopback(host) and not config.web.allowed_hosts
     if key is not None and _is_placeholder(key, everywhere=is_local):
         refusal, permitted = f"{KEY}: the key is a placeholder; {MAKE_KEY}", ""
     elif key is not None and key.startswith(SECRET_PREFIX):
-        refusal, permitted = f"{KEY}: keys that begin with {SECRET_PREFIX} are short-lived client secrets; {MAKE_KEY}", ""
+        refusal, permitted = (
+            f"{KEY}: keys that begin with {SECRET_PREFIX} are short-lived client secrets; "
+            f"{MAKE_KEY}",
+            "",
+        )
     elif is_local or (key is None and is_loopback(host)):
         permitted = ""
     elif key is None:
-        refusal = f"web.host: {host} is not loopback and {KEY} is not set, so others could use this gateway; {MAKE_KEY}, {permit}"
+        refusal = (
+            f"web.host: {host} is not loopback and {KEY} is not set, so others could use "
+            f"this gateway; {MAKE_KEY}, {permit}"
+        )
     elif len(key.strip()) < MIN_KEY_CHARS or len(set(key)) < MIN_DIFFERENT_CHARS:
-        weak = f"shorter than {MIN_KEY_CHARS} characters, or of a few repeated ones, and can be guessed"
-        reach = f"web.host is {host}" if not is_loopback(host) else "web.allowed_hosts names a proxy"
+        weak = (
+            f"shorter than {MIN_KEY_CHARS} characters, or of a few repeated ones, and can be "
+            "guessed"
+        )
+        reach = (
+            f"web.host is {host}" if not is_loopback(host) else "web.allowed_hosts names a proxy"
+        )
         refusal = f"{KEY}: the key is {weak} ({reach}); {MAKE_KEY}, {permit}"
     value = f"{KEY} is {'not set' if key is None else 'weak' if refusal else 'set'}"
-    yield Finding(subject="API key", value=value, refusal=refusal, permitted_by=permitted if refusal else "", param=KEY)
+    yield Finding(
+        subject="API key",
+        value=value,
+        refusal=refusal,
+        permitted_by=permitted if refusal else "",
+        param=KEY,
+    )
 
 
 def _is_placeholder(key: str, *, everywhere: bool) -> bool:
-    """Return True for a placeholder; with `everywhere` only for those that are refused on loopback too."""
+    """Return True for a placeholder; with `everywhere` only for those that are refused on loopback
+    too.
+    """
     core = normalize_secret(key)
     return len(set(core)) < 2 or is_example(key) or (not everywhere and core in PLACEHOLDERS)
 
@@ -106,32 +155,55 @@ def _is_placeholder(key: str, *, everywhere: bool) -> bool:
 def check_origins(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     origins, param = config.web.allowed_origins, "web.allowed_origins"
     refusal = find_any_origin_refusal(config.web) if settings.api_key is None else ""
-    yield Finding(subject="web origins", value=", ".join(origins) or "own pages only", refusal=refusal, param=param)
+    yield Finding(
+        subject="web origins",
+        value=", ".join(origins) or "own pages only",
+        refusal=refusal,
+        param=param,
+    )
 
 
 def find_any_origin_refusal(web: WebConfig) -> str:
     """Return the reason why a gateway without a key cannot allow these origins, "" if it can."""
     if ANY_ORIGIN not in web.allowed_origins:
         return ""
-    return f"web.allowed_origins: * lets every web page use a gateway without a key; set {KEY}, or list the origins"
+    return (
+        f"web.allowed_origins: * lets every web page use a gateway without a key; set {KEY}, "
+        "or list the origins"
+    )
 
 
 def check_metrics(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     opened = config.web.open_metrics and settings.api_key is not None
-    value = "/metrics is served without the API key" if opened else "/metrics requires the API key, if one is set"
+    value = (
+        "/metrics is served without the API key"
+        if opened
+        else "/metrics requires the API key, if one is set"
+    )
     permitted = "web.open_metrics" if opened else ""
-    yield Finding(subject="metrics", value=value, refusal=value if opened else "", permitted_by=permitted)
+    yield Finding(
+        subject="metrics", value=value, refusal=value if opened else "", permitted_by=permitted
+    )
 
 
-GATEWAY_CHECKS: tuple[Check, ...] = (check_gateway_address, check_api_key, check_origins, check_metrics)
+GATEWAY_CHECKS: tuple[Check, ...] = (
+    check_gateway_address,
+    check_api_key,
+    check_origins,
+    check_metrics,
+)
 
 
-def run_checks(checks: Sequence[Check], config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
+def run_checks(
+    checks: Sequence[Check], config: FleetConfig, settings: EnvironmentSettings
+) -> Iterator[Finding]:
     for check in checks:
         yield from check(config, settings)
 
 
-def refuse_unsafe(config: FleetConfig, settings: EnvironmentSettings, checks: Sequence[Check] = GATEWAY_CHECKS) -> None:
+def refuse_unsafe(
+    config: FleetConfig, settings: EnvironmentSettings, checks: Sequence[Check] = GATEWAY_CHECKS
+) -> None:
     """Raises: ConfigError for the first value that is unsafe and not permitted."""
     for finding in run_checks(checks, config, settings):
         if finding.refused:

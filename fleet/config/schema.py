@@ -10,15 +10,27 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from fleet.config import placement, values
-from fleet.config.fields import Device, Devices, Folder, Items, Mebibytes, Port, Share, Span, Strict, Switch, Text
+from fleet.config.fields import (
+    Device,
+    Devices,
+    Folder,
+    Items,
+    Mebibytes,
+    Port,
+    Share,
+    Span,
+    Strict,
+    Switch,
+    Text,
+)
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.values import Number, Whole
 from fleet.config.web_schema import VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RoleName, StageName
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.drafts.figures.speculation import OFF
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
+from fleet.spans.protocol.layers import LayerSpan
 
 KV_PAGES = 1024
 """KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
@@ -31,8 +43,8 @@ RENEWALS = 5
 
 
 class PolicyConfig(Strict):
-    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. The other keys
-    override those of `ChunkPolicy`; None: the graph's.
+    """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. The
+    other keys override those of `ChunkPolicy`; None: the graph's.
     """
 
     kind: Literal["each", "ramp", "all"]
@@ -55,7 +67,9 @@ class EdgeConfig(Strict):
 
 
 class SamplingDefaults(Strict):
-    """Fields of `stages.NAME.sampling`, with the ranges of the API. Seed and stop strings are parameters of each request."""
+    """Fields of `stages.NAME.sampling`, with the ranges of the API. Seed and stop strings are
+    parameters of each request.
+    """
 
     temperature: Annotated[float, BeforeValidator(Number(0, 2))] = 0.0
     top_p: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1.0
@@ -84,9 +98,11 @@ class SplitConfig(Strict):
 
 
 class VllmConfig(Strict):
-    """A stage on vLLM. `kv_mib`: memory for keys and values, so that it does not depend on the other processes of a device.
+    """A stage on vLLM. `kv_mib`: memory for keys and values, so that it does not depend on the
+    other processes of a device.
 
-    `tensor_parallel_size` devices share the model. `quantization`: a method of vLLM's, for a checkpoint stored in it.
+    `tensor_parallel_size` devices share the model. `quantization`: a method of vLLM's, for a
+    checkpoint stored in it.
     """
 
     kv_mib: Annotated[int, BeforeValidator(Whole(16, 10_000_000))] = 1024
@@ -95,17 +111,20 @@ class VllmConfig(Strict):
 
 
 class SpansConfig(Strict):
-    """Division of a stage's layers among an anchor, which is the stage's worker, and span workers; see `core/layer_spans.py`.
+    """Division of a stage's layers among an anchor, which is the stage's worker, and span workers;
+    see `core/layer_spans.py`.
 
-    `workers`: `[auto]`: all that there are share the layers that the anchor lacks. `replicas`: of them then: those that
-    `fleet up` starts, for each anchor, and for which the first division waits. `anchor` auto: the first layers; as many as leave
-    equal shares to one worker more than `replicas`. `memory_mib`: that each of them may occupy; None: as far as the device or
-    the host has it.
+    `workers`: `[auto]`: all that there are share the layers that the anchor lacks. `replicas`: of
+    them then: those that `fleet up` starts, for each anchor, and for which the first division
+    waits. `anchor` auto: the first layers; as many as leave equal shares to one worker more than
+    `replicas`. `memory_mib`: that each of them may occupy; None: as far as the device or the host
+    has it.
 
-    `standby`: span workers beyond those of `workers`, each of which replaces one that is lost. `window`: the most passes in
-    flight; None: two more than there are workers. `wire_dtype`: of rows between processes; auto: that of the stage. `keep_mib`:
-    of sent rows that each process keeps, from which a worker is fed that takes the place of a lost one. `nixl_kib`: rows of a
-    pass from this size on are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: none are.
+    `standby`: span workers beyond those of `workers`, each of which replaces one that is lost.
+    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of
+    rows between processes; auto: that of the stage. `keep_mib`: of sent rows that each process
+    keeps, from which a worker is fed that takes the place of a lost one. `nixl_kib`: rows of a pass
+    from this size on are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: none are.
     """
 
     anchor: Span = "0:output"
@@ -121,9 +140,15 @@ class SpansConfig(Strict):
     @model_validator(mode="before")
     @classmethod
     def _read_auto(cls, given: object) -> object:
-        """Read `auto` as automatic spans of workers. Beside these, an anchor's span that is not given is automatic too."""
+        """Read `auto` as automatic spans of workers. Beside these, an anchor's span that is not
+        given is automatic too.
+        """
         found = {"workers": values.AUTO} if given == values.AUTO else given
-        if isinstance(found, dict) and found.get("workers") in (values.AUTO, (values.AUTO,), [values.AUTO]):
+        if isinstance(found, dict) and found.get("workers") in (
+            values.AUTO,
+            (values.AUTO,),
+            [values.AUTO],
+        ):
             return {"anchor": values.AUTO, **found}
         return found
 
@@ -146,11 +171,17 @@ class SpansConfig(Strict):
     def worker_spans(self) -> tuple[LayerSpan, ...]:
         """Return the workers' spans, if they are given, in the order of the layers."""
         given = () if self.is_auto else self.workers
-        return tuple(sorted((LayerSpan.parse(each, "workers") for each in given), key=lambda span: span.first))
+        return tuple(
+            sorted(
+                (LayerSpan.parse(each, "workers") for each in given), key=lambda span: span.first
+            )
+        )
 
     @property
     def has_head_on_anchor(self) -> bool:
-        """True if given spans leave the output head to the anchor, wherever its layers are: the workers then return rows."""
+        """True if given spans leave the output head to the anchor, wherever its layers are: the
+        workers then return rows.
+        """
         return not self.is_auto and not any(span.has_output for span in self.worker_spans)
 
     def of_model(self, num_layers: int) -> "SpansConfig":
@@ -162,14 +193,17 @@ class SpansConfig(Strict):
 
 
 class SpeculationConfig(Strict):
-    """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers stay the same, and come sooner.
+    """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers
+    stay the same, and come sooner.
 
-    `drafter`: see `engine/torch/drafters.py`. `num_drafts`: the most of them for one request in one pass; measured times decide
-    how many there are. `table_tokens`: of the answers from which `suffix` guesses, in each worker. `head`: folder of
-    the draft head with which `eagle3` guesses.
+    `drafter`: see `engine/torch/drafters.py`. `num_drafts`: the most of them for one request in one
+    pass; measured times decide how many there are. `table_tokens`: of the answers from which
+    `suffix` guesses, in each worker. `head`: folder of the draft head with which `eagle3` guesses.
     """
 
-    drafter: Annotated[Literal["off", "ngram", "suffix", "eagle3", "auto"], BeforeValidator(values.drafter)] = OFF
+    drafter: Annotated[
+        Literal["off", "ngram", "suffix", "eagle3", "auto"], BeforeValidator(values.drafter)
+    ] = OFF
     num_drafts: Annotated[int, BeforeValidator(Whole(1, 15))] = 3
     table_tokens: Annotated[int, BeforeValidator(Whole(1, 100_000_000))] = 200_000
     head: Folder | None = None
@@ -178,16 +212,21 @@ class SpeculationConfig(Strict):
 class TrainingConfig(Strict):
     """Training of a draft head while answers are served; see `docs/training.md`.
 
-    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: of answers that gateways capture.
-    `max_in_flight`: captures at one time of one gateway or training run. `compute_share`: of its time that a worker of the main
-    stage spends on captures while it computes answers, and for 0.2 s after. `folder`: of checkpoints and versions, which all
-    trainers must see; None: `drafts` under the data folder.
+    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: of answers
+    that gateways capture.
+    `max_in_flight`: captures at one time of one gateway or training run. `compute_share`: of its
+    time that a worker of the main stage spends on captures while it computes answers, and for 0.2 s
+    after. `folder`: of checkpoints and versions, which all trainers must see; None: `drafts` under
+    the data folder.
 
-    `window_samples`: per step of the optimizer, `batch_samples` of them computed at a time. `passes`: how often a sample is
-    trained on, on average. `checkpoint_windows`: the most windows between two checkpoints while samples arrive. `replay_samples`,
-    `replay_mib`: the most that are held to be trained on again. `held_out`: share of samples by which versions are compared, and
-    which are never trained on. `promote` auto: a version that is better than the present one by `margin` tokens takes its place.
-    `floor`: a version whose guesses are right less often than this share of those of the last one gives way to it; 0: never.
+    `window_samples`: per step of the optimizer, `batch_samples` of them computed at a time.
+    `passes`: how often a sample is trained on, on average. `checkpoint_windows`: the most windows
+    between two checkpoints while samples arrive. `replay_samples`,
+    `replay_mib`: the most that are held to be trained on again. `held_out`: share of samples by
+    which versions are compared, and which are never trained on. `promote` auto: a version that is
+    better than the present one by `margin` tokens takes its place.
+    `floor`: a version whose guesses are right less often than this share of those of the last one
+    gives way to it; 0: never.
     """
 
     enabled: Switch = False
@@ -211,16 +250,20 @@ class TrainingConfig(Strict):
 
 
 class StageConfig(Strict):
-    """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's cores.
+    """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's
+    cores.
 
-    `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby` counts further workers that are
-    loaded and receive no tasks until a worker of the stage is lost. `sampling` holds `SamplingDefaults` fields. `engine`: the
-    deployment's if it is not set; `vllm` is refused with another engine.
+    `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby`
+    counts further workers that are loaded and receive no tasks until a worker of the stage is lost.
+    `sampling` holds `SamplingDefaults` fields. `engine`: the deployment's if it is not set; `vllm`
+    is refused with another engine.
 
-    `device`: of a list, replica N uses the Nth GPU, and the first again after the last. `gpu_memory_utilization`: the share of
-    its GPU that each worker may use, weights included; None: an equal part of what other shares leave (`placement.py`).
-    `kv_pages`: None: on a GPU as many as that share holds, else `KV_PAGES`. `prefill_chunk_tokens`: None:
-    `PREFILL_CHUNK_TOKENS` of the kind of device, divided by the number of processes if layers are divided.
+    `device`: of a list, replica N uses the Nth GPU, and the first again after the last.
+    `gpu_memory_utilization`: the share of its GPU that each worker may use, weights included; None:
+    an equal part of what other shares leave (`placement.py`).
+    `kv_pages`: None: on a GPU as many as that share holds, else `KV_PAGES`. `prefill_chunk_tokens`:
+    None: `PREFILL_CHUNK_TOKENS` of the kind of device, divided by the number of processes if layers
+    are divided.
     """
 
     engine: Literal["torch", "vllm"] | None = None
@@ -244,11 +287,15 @@ class StageConfig(Strict):
 
 
 class Limits(Strict):
-    """Limits of a request, and of the number of requests. Beyond `max_requests` live ones the gateway answers 429.
+    """Limits of a request, and of the number of requests. Beyond `max_requests` live ones the
+    gateway answers 429.
 
-    A text to speak is split into pieces of at most `speech_piece_tokens`, each an answer of its own.
-    `max_cached_conversations`: conversations whose KV cache each worker retains for their next turns; 0 retains none.
-    `max_redis_memory_percent`: share of Redis's `maxmemory`, if it has one, beyond which new requests are answered with 503.
+    A text to speak is split into pieces of at most `speech_piece_tokens`, each an answer of its
+    own.
+    `max_cached_conversations`: conversations whose KV cache each worker retains for their next
+    turns; 0 retains none.
+    `max_redis_memory_percent`: share of Redis's `maxmemory`, if it has one, beyond which new
+    requests are answered with 503.
     """
 
     max_requests: Items = 64
@@ -264,13 +311,14 @@ class Limits(Strict):
 
 
 class RedisConfig(Strict):
-    """`data_dir` and `port` are of the embedded server, used only if REDIS_URL is not set. `data_dir` None: `redis` under the
-    deployment's own.
+    """`data_dir` and `port` are of the embedded server, used only if REDIS_URL is not set.
+    `data_dir` None: `redis` under the deployment's own.
 
-    Fleet's processes use the Unix socket in that folder. With a `port` the server also listens on loopback, and requires the
-    password in that folder.
+    Fleet's processes use the Unix socket in that folder. With a `port` the server also listens on
+    loopback, and requires the password in that folder.
 
-    `wait_replicas`: a request is admitted once so many replicas have it, and refused if they do not within `wait_timeout_ms`.
+    `wait_replicas`: a request is admitted once so many replicas have it, and refused if they do not
+    within `wait_timeout_ms`.
     """
 
     data_dir: Folder | None = None
@@ -282,12 +330,14 @@ class RedisConfig(Strict):
 class LeaseConfig(Strict):
     """Units: seconds.
 
-    A grant that no worker claims within `claim_timeout_s` is granted again. A grant whose role has had no worker for
-    `no_worker_timeout_s`, and has none starting, fails its request; new requests are admitted on the same terms. A request whose
-    gateway is lost waits `gateway_timeout_s` for another one. The cached prefix of a conversation is dropped after
-    `prefix_cache_s`; 0 caches nothing.
+    A grant that no worker claims within `claim_timeout_s` is granted again. A grant whose role has
+    had no worker for `no_worker_timeout_s`, and has none starting, fails its request; new requests
+    are admitted on the same terms. A request whose gateway is lost waits `gateway_timeout_s` for
+    another one. The cached prefix of a conversation is dropped after `prefix_cache_s`; 0 caches
+    nothing.
 
-    Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which takes up to 0.2 s.
+    Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which
+    takes up to 0.2 s.
     """
 
     worker_ttl_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.25
@@ -299,13 +349,15 @@ class LeaseConfig(Strict):
 
 
 class TransferConfig(Strict):
-    """Transfer of tensors. `auto` is NIXL where it is installed, else inline through Redis with a warning.
+    """Transfer of tensors. `auto` is NIXL where it is installed, else inline through Redis with a
+    warning.
 
-    `interface`: where workers of other hosts may read from this one: an interface, an RDMA device, an address or a network of
-    this host, or several with commas between. None: only workers of this host and user. See `fleet/transfer/reach.py`.
-    `arena_mib`, `request_cap_mib`: None: 64 and 32, and on a split stage as much more as a hand-off of the longest prompt takes.
-    `buffer_device`: the memory from which keys and values on a GPU are handed off. `auto`: the GPU's where NIXL can read it, else
-    the host's.
+    `interface`: where workers of other hosts may read from this one: an interface, an RDMA device,
+    an address or a network of this host, or several with commas between. None: only workers of this
+    host and user. See `fleet/transfer/reach.py`. `arena_mib`, `request_cap_mib`: None: 64 and 32,
+    and on a split stage as much more as a hand-off of the longest prompt takes.
+    `buffer_device`: the memory from which keys and values on a GPU are handed off. `auto`: the
+    GPU's where NIXL can read it, else the host's.
     """
 
     kind: Literal["auto", "nixl", "redis"] = "auto"
@@ -317,9 +369,11 @@ class TransferConfig(Strict):
 
 
 class SecurityConfig(Strict):
-    """Security settings; see `SECURITY.md`. Each `allow_` setting permits one configuration that is refused at start otherwise.
+    """Security settings; see `SECURITY.md`. Each `allow_` setting permits one configuration that is
+    refused at start otherwise.
 
-    `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of workers have a MAC.
+    `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of
+    workers have a MAC.
     """
 
     fleet_secret: Folder | None = None
@@ -329,11 +383,12 @@ class SecurityConfig(Strict):
 
 
 class FleetConfig(Strict):
-    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written at the first start.
+    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written
+    at the first start.
 
-    `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a browser on the same machine, which
-    need little CPU time, respond without delay while workers use all cores. `preload_workers`: keepers start workers from a fork
-    server.
+    `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a
+    browser on the same machine, which need little CPU time, respond without delay while workers use
+    all cores. `preload_workers`: keepers start workers from a fork server.
     """
 
     graph: Text = DEFAULT_GRAPH
@@ -383,7 +438,9 @@ class FleetConfig(Strict):
         return get_graph(self.graph)
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the roles of all stages, in the order of the stages; those of the trainer only if there is one."""
+        """Return the roles of all stages, in the order of the stages; those of the trainer only if
+        there is one.
+        """
         graph = self.graph_declaration()
         stages = graph.all_stages if self.training.enabled else graph.stages
         return tuple(role for stage in stages for role in self.roles_of(stage.name))
@@ -394,14 +451,32 @@ class FleetConfig(Strict):
         if given.split is None:
             optional = self.graph_declaration().is_optional(name)
             whole = Role(
-                name=RoleName(name), stage=name, walks=walks, replicas=given.replicas, standby=given.standby, optional=optional
+                name=RoleName(name),
+                stage=name,
+                walks=walks,
+                replicas=given.replicas,
+                standby=given.standby,
+                optional=optional,
             )
             return (whole, *self._span_roles(name))
         prefill, decode = given.split.prefill, given.split.decode
         first, last = part_role_name(name, PREFILL_HALF), part_role_name(name, DECODE_HALF)
         return (
-            Role(name=first, stage=name, walks=walks[:-1], replicas=prefill.replicas, standby=prefill.standby, next=last),
-            Role(name=last, stage=name, walks=walks[-1:], replicas=decode.replicas, standby=decode.standby),
+            Role(
+                name=first,
+                stage=name,
+                walks=walks[:-1],
+                replicas=prefill.replicas,
+                standby=prefill.standby,
+                next=last,
+            ),
+            Role(
+                name=last,
+                stage=name,
+                walks=walks[-1:],
+                replicas=decode.replicas,
+                standby=decode.standby,
+            ),
         )
 
     def _span_roles(self, name: StageName) -> tuple[Role, ...]:
@@ -409,7 +484,16 @@ class FleetConfig(Strict):
         if spans is None or not spans.workers:
             return ()
         role, number = part_role_name(name, SPAN), spans.num_workers * self.stage(name).replicas
-        return (Role(name=role, stage=name, walks=(), replicas=number, standby=spans.standby, hosts_spans=True),)
+        return (
+            Role(
+                name=role,
+                stage=name,
+                walks=(),
+                replicas=number,
+                standby=spans.standby,
+                hosts_spans=True,
+            ),
+        )
 
     def role(self, name: str) -> Role:
         """Return the role of a name. Raises: ConfigError listing the roles that exist."""
@@ -417,19 +501,27 @@ class FleetConfig(Strict):
             if role.name == name:
                 return role
         known = ", ".join(role.name for role in self.roles())
-        raise ConfigError(f"role: this deployment has no role {name!r}; it has {known}", param="role")
+        raise ConfigError(
+            f"role: this deployment has no role {name!r}; it has {known}", param="role"
+        )
 
     def of_role(self, role: Role) -> StageConfig:
-        """Return the settings of a role's workers: those of their half replace those of the stage."""
+        """Return the settings of a role's workers: those of their half replace those of the
+        stage.
+        """
         given = self.stage(role.stage)
         if given.split is None:
             return given
         half = given.split.prefill if role.next else given.split.decode
-        own = half.model_dump(include={"max_batch", "device", "gpu_memory_utilization"}, exclude_none=True)
+        own = half.model_dump(
+            include={"max_batch", "device", "gpu_memory_utilization"}, exclude_none=True
+        )
         return given.model_copy(update=own)
 
     def for_role(self, role: Role, replica: int = 1) -> "FleetConfig":
-        """Return the configuration for one worker of a role: the settings of its half, its device and its share of it."""
+        """Return the configuration for one worker of a role: the settings of its half, its device
+        and its share of it.
+        """
         own = self.of_role(role)
         device = placement.device_of(self, own, placement.first_replica(own, role) + replica - 1)
         share = own.gpu_memory_utilization or placement.default_share(self, device)
@@ -440,23 +532,33 @@ class FleetConfig(Strict):
         return self.stage(stage).transition_source or self.transition_source
 
     def policy_of(self, edge: Edge) -> ChunkPolicy:
-        """Return the edge's chunk policy; with `async_chunk: false`, one chunk at the end on every edge."""
+        """Return the edge's chunk policy; with `async_chunk: false`, one chunk at the end on every
+        edge.
+        """
         if not self.async_chunk:
             return ALL
         return self._configured_policy(edge)
 
     def _configured_policy(self, edge: Edge) -> ChunkPolicy:
         given = self.edges.get(edge.name, EdgeConfig()).policy
-        return edge.policy if given is None else replace(edge.policy, **given.model_dump(exclude_none=True))
+        return (
+            edge.policy
+            if given is None
+            else replace(edge.policy, **given.model_dump(exclude_none=True))
+        )
 
     def credits_of(self, edge: Edge) -> int:
         return self.edges.get(edge.name, EdgeConfig()).credits or edge.credits
 
     def ack_stride_of(self, edge: Edge) -> int:
-        """Return how many chunks a consumer reads before it acknowledges: well below the credits, or the producer blocks."""
+        """Return how many chunks a consumer reads before it acknowledges: well below the credits,
+        or the producer blocks.
+        """
         return max(1, min(MAX_ACK_STRIDE, self.credits_of(edge) // 4))
 
     def window_ramp(self, edge_name: EdgeName) -> tuple[int, ...]:
-        """Return the ramp of an edge, also with `async_chunk` off: windows depend on the item's index alone."""
+        """Return the ramp of an edge, also with `async_chunk` off: windows depend on the item's
+        index alone.
+        """
         edge = self.graph_declaration().edge(edge_name)
         return self._configured_policy(edge).ramp or edge.policy.ramp or (1,)

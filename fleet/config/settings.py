@@ -21,7 +21,9 @@ _DATABASE = re.compile(r"/?[0-9]*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSettings:
-    """Settings from the environment. `redis_url` None: the embedded server; `api_key` None: no key is required."""
+    """Settings from the environment. `redis_url` None: the embedded server; `api_key` None: no key
+    is required.
+    """
 
     redis_url: str | None
     config_path: Path | None
@@ -30,7 +32,9 @@ class EnvironmentSettings:
 
 
 def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
-    """Read the settings. Raises: ConfigError if FLEET_PORT is not a port, or REDIS_URL is not an address."""
+    """Read the settings. Raises: ConfigError if FLEET_PORT is not a port, or REDIS_URL is not an
+    address.
+    """
     env = dict(os.environ) if env is None else env
     port = env.get("FLEET_PORT") or None
     if port is not None and not (_PORT.fullmatch(port) and int(port) <= MAX_PORT):
@@ -46,7 +50,9 @@ def read_settings(env: dict[str, str] | None = None) -> EnvironmentSettings:
 
 
 def _api_key(given: str | None) -> str | None:
-    """Return the key without the line end that files and `echo` add. A blank key is not dropped, so that it is refused later."""
+    """Return the key without the line end that files and `echo` add. A blank key is not dropped, so
+    that it is refused later.
+    """
     return (given.strip() or given) if given else None
 
 
@@ -56,12 +62,16 @@ def _redis_url(url: str | None) -> str | None:
         return None
     reason = _find_fault(url)
     if reason:
-        raise ConfigError(f"REDIS_URL: not a Redis address ({reason}); write redis://HOST:PORT", param="REDIS_URL")
+        raise ConfigError(
+            f"REDIS_URL: not a Redis address ({reason}); write redis://HOST:PORT", param="REDIS_URL"
+        )
     return url
 
 
 def has_password(url: str) -> bool:
-    """Return True if a Redis address has a password, before the host or, as redis-py accepts it, in the query."""
+    """Return True if a Redis address has a password, before the host or, as redis-py accepts it, in
+    the query.
+    """
     parts = urlsplit(url)
     return bool(parts.password or parse_qs(parts.query).get("password"))
 
@@ -72,12 +82,15 @@ def is_sentinel(url: str) -> bool:
 
 
 def is_cluster(url: str) -> bool:
-    """Return True if a Redis address names nodes of a cluster, which know the server of the fleet's keys."""
+    """Return True if a Redis address names nodes of a cluster, which know the server of the fleet's
+    keys.
+    """
     return urlsplit(url).scheme in _CLUSTER_SCHEMES
 
 
 def hosts_of(url: str) -> list[tuple[str, int | None]]:
-    """Return the hosts of a Redis address with their ports (None: the default), several of sentinels or nodes.
+    """Return the hosts of a Redis address with their ports (None: the default), several of
+    sentinels or nodes.
 
     Raises: ValueError.
     """
@@ -89,20 +102,25 @@ def hosts_of(url: str) -> list[tuple[str, int | None]]:
 
 
 def network_host(url: str | None) -> str | None:
-    """Return the host of a Redis on another machine; None for one on this machine, and for the embedded one."""
+    """Return the host of a Redis on another machine; None for one on this machine, and for the
+    embedded one.
+    """
     hosts = [host for host, _ in hosts_of(url) if host] if url else []
     return next((host for host in hosts if not _is_local(host)), None)
 
 
 def check_redis_placeholder(url: str | None) -> None:
-    """Refuse a Redis on a network whose password is that of an example in `deploy/`. Raises: ConfigError; nothing permits it."""
+    """Refuse a Redis on a network whose password is that of an example in `deploy/`. Raises:
+    ConfigError; nothing permits it.
+    """
     if url is None or network_host(url) is None:
         return
     parts = urlsplit(url)
     given = unquote(parts.password or parse_qs(parts.query).get("password", [""])[0])
     if is_example(given):
         raise ConfigError(
-            "REDIS_URL: the password is a placeholder; set another one in Redis and here, such as `openssl rand -hex 32` prints",
+            "REDIS_URL: the password is a placeholder; set another one in Redis and here, such "
+            "as `openssl rand -hex 32` prints",
             param="REDIS_URL",
         )
 
@@ -119,7 +137,8 @@ def normalize_secret(secret: str) -> str:
 
 
 def check_redis_password(url: str | None) -> None:
-    """Refuse a Redis on a network, with or without TLS, that is reached without a password. A Unix socket is not on a network.
+    """Refuse a Redis on a network, with or without TLS, that is reached without a password. A Unix
+    socket is not on a network.
 
     Raises: ConfigError naming the setting that permits it.
     """
@@ -127,8 +146,10 @@ def check_redis_password(url: str | None) -> None:
     if url is None or host is None or has_password(url):
         return
     raise ConfigError(
-        f"REDIS_URL: the Redis at {host} is on a network and REDIS_URL has no password; any client that reaches it controls "
-        "the fleet and reads every request. Give Redis a password and write redis://:PASSWORD@HOST:PORT, or permit it with "
+        f"REDIS_URL: the Redis at {host} is on a network and REDIS_URL has no password; any "
+        "client that reaches it controls "
+        "the fleet and reads every request. Give Redis a password and write "
+        "redis://:PASSWORD@HOST:PORT, or permit it with "
         "--set security.allow_redis_without_password=true",
         param="REDIS_URL",
     )
@@ -150,7 +171,10 @@ def _find_fault(url: str) -> str | None:
     if parts.scheme == "unix":
         return None if parts.path else "it names no socket"
     if parts.scheme not in _SERVER_SCHEMES:
-        return "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor redis+cluster:// nor unix://"
+        return (
+            "it begins with neither redis:// nor rediss:// nor redis+sentinel:// nor "
+            "redis+cluster:// nor unix://"
+        )
     if not all(host for host, _ in hosts):
         return "it names no host"
     if any(port == 0 for _, port in hosts):
@@ -159,7 +183,14 @@ def _find_fault(url: str) -> str | None:
     if is_sentinel(url):
         service, _, database = parts.path.removeprefix("/").partition("/")
         if not service:
-            return "it names no service after the sentinels: redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
+            return (
+                "it names no service after the sentinels: "
+                "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE"
+            )
     if is_cluster(url) and database.strip("/") not in ("", "0"):
         return "a cluster has only database 0"
-    return None if _DATABASE.fullmatch(database) else "the part after the port is not a database number"
+    return (
+        None
+        if _DATABASE.fullmatch(database)
+        else "the part after the port is not a database number"
+    )

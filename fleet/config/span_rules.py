@@ -1,6 +1,8 @@
-"""Rules over the division of a stage's layers, checked as those of `rules.py`. One function per rule. Knows no checkpoint.
+"""Rules over the division of a stage's layers, checked as those of `rules.py`. One function per
+rule. Knows no checkpoint.
 
-The number of the model's layers is not known here: a worker repeats the checks with it before it loads anything.
+The number of the model's layers is not known here: a worker repeats the checks with it before it
+loads anything.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +12,8 @@ from fleet.config.schema import FleetConfig, SpansConfig, StageConfig
 from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
-from fleet.spans.protocol.layers import LayerSpan, RoutePlan, plan_route, topology_of
 from fleet.graphs import Stage
+from fleet.spans.protocol.layers import LayerSpan, RoutePlan, plan_route, topology_of
 
 
 def stages_can_be_divided(config: FleetConfig) -> Iterator[Problem]:
@@ -20,21 +22,37 @@ def stages_can_be_divided(config: FleetConfig) -> Iterator[Problem]:
         if not stage.span_builder:
             yield Problem(here, f"the layers of {stage.name} cannot be divided; remove spans")
         elif engine != "torch":
-            yield Problem(here, f"the engine {engine} cannot divide a model's layers; set engine: torch, or remove spans")
+            yield Problem(
+                here,
+                f"the engine {engine} cannot divide a model's layers; set engine: torch, or "
+                "remove spans",
+            )
         elif own.split is not None:
-            yield Problem(here, "a stage is divided by layers or by prefill and decode, not by both; remove spans or split")
+            yield Problem(
+                here,
+                "a stage is divided by layers or by prefill and decode, not by both; remove "
+                "spans or split",
+            )
         elif config.numerics == "invariant" and spans.wire_dtype not in ("auto", "float32"):
-            message = f"numerics: invariant sends rows in float32, not {spans.wire_dtype}; set auto or float32"
+            message = (
+                f"numerics: invariant sends rows in float32, not {spans.wire_dtype}; set "
+                "auto or float32"
+            )
             yield Problem((*here, "wire_dtype"), message)
         elif not stage.span_head:
             yield from _heads(stage, spans)
 
 
 def _heads(stage: Stage, spans: SpansConfig) -> Iterator[Problem]:
-    """Yield the span workers that have an output head, for a stage in which only the anchor can have it."""
+    """Yield the span workers that have an output head, for a stage in which only the anchor can
+    have it.
+    """
     for number, span in enumerate(_worker_spans(spans)):
         if span.has_output:
-            message = f"{span} has the output head, which only the anchor of {stage.name} can have; write {span.first}:last"
+            message = (
+                f"{span} has the output head, which only the anchor of {stage.name} can "
+                f"have; write {span.first}:last"
+            )
             yield Problem((*_place(stage.name), "workers", number), message)
 
 
@@ -43,38 +61,62 @@ def spans_are_complete(config: FleetConfig) -> Iterator[Problem]:
         yield from problems_of_spans(stage.name, spans)
 
 
-def problems_of_spans(stage: StageName, spans: SpansConfig, num_layers: int | None = None) -> Iterator[Problem]:
-    """Yield the mistakes in a division of a model with so many layers; None: of any model that the spans may divide."""
+def problems_of_spans(
+    stage: StageName, spans: SpansConfig, num_layers: int | None = None
+) -> Iterator[Problem]:
+    """Yield the mistakes in a division of a model with so many layers; None: of any model that the
+    spans may divide.
+    """
     here = _place(stage)
     if not spans.is_auto:
-        for key, given in (("replicas", spans.replicas != 1), ("memory_mib", spans.memory_mib is not None)):
+        for key, given in (
+            ("replicas", spans.replicas != 1),
+            ("memory_mib", spans.memory_mib is not None),
+        ):
             if given:
-                yield Problem((*here, key), "is for automatic spans only; set workers: auto, or remove it")
+                yield Problem(
+                    (*here, key), "is for automatic spans only; set workers: auto, or remove it"
+                )
     elif num_layers is not None:
         spans = spans.of_model(num_layers)
     if spans.anchor != AUTO:
         yield from _problems_of_known(here, spans, num_layers)
     elif not spans.is_auto:
         yield Problem(
-            (*here, "anchor"), "auto is for automatic spans of workers only; set workers: auto, or write the anchor's span"
+            (*here, "anchor"),
+            "auto is for automatic spans of workers only; set workers: auto, or write the "
+            "anchor's span",
         )
 
 
-def _problems_of_known(here: Place, spans: SpansConfig, num_layers: int | None) -> Iterator[Problem]:
+def _problems_of_known(
+    here: Place, spans: SpansConfig, num_layers: int | None
+) -> Iterator[Problem]:
     """Yield the mistakes in a division with a known span of the anchor."""
     anchor = spans.anchor_span
     beyond = None if num_layers is None else _first_beyond(here, spans, num_layers)
     if beyond is not None:
         yield beyond
-    elif anchor.first == 0 and (anchor.last is None or (spans.is_auto and anchor.last + 1 == num_layers)):
+    elif anchor.first == 0 and (
+        anchor.last is None or (spans.is_auto and anchor.last + 1 == num_layers)
+    ):
         if spans.workers:
-            yield Problem((*here, "workers"), f"the anchor has all layers ({anchor}); give it fewer, or remove workers")
+            yield Problem(
+                (*here, "workers"),
+                f"the anchor has all layers ({anchor}); give it fewer, or remove workers",
+            )
         elif not anchor.has_output:
-            yield Problem((*here, "anchor"), f"{anchor} leaves the output head to workers, and there are none; write 0:output")
+            yield Problem(
+                (*here, "anchor"),
+                f"{anchor} leaves the output head to workers, and there are none; write 0:output",
+            )
     elif mistake := _mistake_of(anchor):
         yield Problem((*here, "anchor"), mistake)
     elif not spans.workers and anchor.last is not None:
-        yield Problem((*here, "workers"), f"no worker has the layers after {anchor.last}; list the spans of workers for them")
+        yield Problem(
+            (*here, "workers"),
+            f"no worker has the layers after {anchor.last}; list the spans of workers for them",
+        )
     elif not spans.is_auto:
         yield from _problems_of_route((*here, "workers"), spans, num_layers)
 
@@ -91,7 +133,9 @@ def _mistake_of(anchor: LayerSpan) -> str:
 def _first_beyond(here: Place, spans: SpansConfig, num_layers: int) -> Problem | None:
     """Return the first span that names a layer which the model does not have."""
     given = [((*here, "anchor"), spans.anchor_span)]
-    given += [((*here, "workers", number), span) for number, span in enumerate(_worker_spans(spans))]
+    given += [
+        ((*here, "workers", number), span) for number, span in enumerate(_worker_spans(spans))
+    ]
     for place, span in given:
         try:
             span.of_model(num_layers, "span")
@@ -100,12 +144,15 @@ def _first_beyond(here: Place, spans: SpansConfig, num_layers: int) -> Problem |
     return None
 
 
-def _problems_of_route(here: Place, spans: SpansConfig, num_layers: int | None) -> Iterator[Problem]:
+def _problems_of_route(
+    here: Place, spans: SpansConfig, num_layers: int | None
+) -> Iterator[Problem]:
     plan = _plan(spans, num_layers)
     unused = "; ".join(f"{worker} is not used: {reason}" for worker, reason in plan.unused.items())
     if not plan.is_complete:
         message = (
-            f"no worker has {plan.describe_gap()}; together with the anchor ({spans.anchor}), workers must have the whole model"
+            f"no worker has {plan.describe_gap()}; together with the anchor "
+            f"({spans.anchor}), workers must have the whole model"
         )
         yield Problem(here, f"{message}; {unused}" if unused else message)
     elif unused:
@@ -113,14 +160,20 @@ def _problems_of_route(here: Place, spans: SpansConfig, num_layers: int | None) 
 
 
 def _plan(spans: SpansConfig, num_layers: int | None) -> RoutePlan:
-    """Return the route of workers with the configured spans, named by their numbers in the list, which begin with 1.
+    """Return the route of workers with the configured spans, named by their numbers in the list,
+    which begin with 1.
 
     A model of unknown size ends where the last span does.
     """
     given = _worker_spans(spans)
     workers = {WorkerId(f"worker {number}"): span for number, span in enumerate(given, start=1)}
     ends = [each.first if each.last is None else each.last for each in (spans.anchor_span, *given)]
-    return plan_route(spans.anchor_span, workers, num_layers or max(ends) + 1, head_on_anchor=spans.has_head_on_anchor)
+    return plan_route(
+        spans.anchor_span,
+        workers,
+        num_layers or max(ends) + 1,
+        head_on_anchor=spans.has_head_on_anchor,
+    )
 
 
 def _worker_spans(spans: SpansConfig) -> Sequence[LayerSpan]:

@@ -1,6 +1,8 @@
-"""Validators of single values of a deployment file: type, range, form. Each error names the accepted form.
+"""Validators of single values of a deployment file: type, range, form. Each error names the
+accepted form.
 
-Pydantic calls them before its own conversion, so that `true`, "8" and 8.0 are not accepted as counts. Knows no field.
+Pydantic calls them before its own conversion, so that `true`, "8" and 8.0 are not accepted as
+counts. Knows no field.
 """
 
 import ipaddress
@@ -13,8 +15,8 @@ from typing import TypeGuard, cast
 from urllib.parse import urlsplit
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.drafts.figures.speculation import OFF
+from fleet.spans.protocol.layers import LayerSpan
 
 MAX_PORT = 65535
 _MAX_HOST_LEN = 253
@@ -36,7 +38,11 @@ class Whole:
     high: int
 
     def __call__(self, value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not self.low <= value <= self.high:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int)
+            or not self.low <= value <= self.high
+        ):
             raise ValueError(f"must be a whole number from {self.low} to {self.high}")
         return value
 
@@ -50,15 +56,28 @@ class Number:
     above: bool = False
 
     def __call__(self, value: object) -> float:
-        if not is_number(value) or not self.low <= value <= self.high or (self.above and value == self.low):
-            span = f"above {self.low:g} and at most {self.high:g}" if self.above else f"from {self.low:g} to {self.high:g}"
+        if (
+            not is_number(value)
+            or not self.low <= value <= self.high
+            or (self.above and value == self.low)
+        ):
+            span = (
+                f"above {self.low:g} and at most {self.high:g}"
+                if self.above
+                else f"from {self.low:g} to {self.high:g}"
+            )
             raise ValueError(f"must be a number {span}")
         return float(value)
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return True for a finite number that is not a boolean."""
-    return isinstance(value, int) and not isinstance(value, bool) or isinstance(value, float) and math.isfinite(value)
+    return (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        or isinstance(value, float)
+        and math.isfinite(value)
+    )
 
 
 def number(value: object) -> int | float:
@@ -108,7 +127,9 @@ def host(value: object) -> str:
     """Accept a host name or an IP address, without a port."""
     name = text(value)
     if not _is_host(name):
-        raise ValueError("must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost")
+        raise ValueError(
+            "must be a host name or an IP address alone, such as 127.0.0.1, 0.0.0.0 or localhost"
+        )
     return name
 
 
@@ -118,31 +139,48 @@ def network(value: object) -> str:
     try:
         ipaddress.ip_network(given)
     except ValueError:
-        raise ValueError("must be an IP address or a network, such as 127.0.0.1 or 10.0.0.0/8") from None
+        raise ValueError(
+            "must be an IP address or a network, such as 127.0.0.1 or 10.0.0.0/8"
+        ) from None
     return given
 
 
 def origin(value: object) -> str:
-    """Accept the origin of a web page as browsers send it (RFC 6454), or `*`; return it in lower case."""
+    """Accept the origin of a web page as browsers send it (RFC 6454), or `*`; return it in lower
+    case.
+    """
     given = text(value)
     if given == ANY_ORIGIN:
         return given
     if given == "null":
-        raise ValueError("null is the origin of files and sandboxed pages of any site; serve the page over http and list that")
+        raise ValueError(
+            "null is the origin of files and sandboxed pages of any site; serve the page over "
+            "http and list that"
+        )
     scheme, _, rest = given.lower().partition("://")
     if not _SCHEME.fullmatch(scheme) or not rest:
-        raise ValueError("must be an origin with its scheme, such as https://app.example.com or http://localhost:3000, or *")
+        raise ValueError(
+            "must be an origin with its scheme, such as https://app.example.com or "
+            "http://localhost:3000, or *"
+        )
     try:
         parts = urlsplit(f"//{rest}")
         name, port = parts.hostname or "", parts.port
     except ValueError:
         name, port = "", None
     if not _is_host(name):
-        raise ValueError("must be an origin: a scheme and one host, such as https://app.example.com; no * within it")
+        raise ValueError(
+            "must be an origin: a scheme and one host, such as https://app.example.com; no * "
+            "within it"
+        )
     address = f"[{name}]" if ":" in name else name
-    exact = f"{scheme}://{address}" + (f":{port}" if port not in (None, _DEFAULT_PORTS.get(scheme)) else "")
+    exact = f"{scheme}://{address}" + (
+        f":{port}" if port not in (None, _DEFAULT_PORTS.get(scheme)) else ""
+    )
     if given.lower() != exact:
-        raise ValueError(f"must be an origin alone, without user, path or default port; write {exact}")
+        raise ValueError(
+            f"must be an origin alone, without user, path or default port; write {exact}"
+        )
     return exact
 
 
@@ -150,13 +188,19 @@ def _is_host(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return len(name) <= _MAX_HOST_LEN and not _NUMERIC_HOST.fullmatch(name) and _HOST.fullmatch(name) is not None
+        return (
+            len(name) <= _MAX_HOST_LEN
+            and not _NUMERIC_HOST.fullmatch(name)
+            and _HOST.fullmatch(name) is not None
+        )
     return True
 
 
 def device(value: object) -> str:
     if isinstance(value, list | tuple):
-        raise ValueError("must be one device; a list of GPUs, one for each replica, is for stages.NAME.device")
+        raise ValueError(
+            "must be one device; a list of GPUs, one for each replica, is for stages.NAME.device"
+        )
     name = text(value)
     if not _DEVICE.fullmatch(name):
         raise ValueError("must be auto, cpu, cuda or cuda:N, such as cuda:0")
@@ -190,7 +234,11 @@ def worker_spans(value: object) -> object:
     """Accept a list of spans, or `auto`, as the list `[auto]`."""
     if value == AUTO:
         return (AUTO,)
-    if isinstance(value, list | tuple) and len(cast("Sequence[object]", value)) > 1 and AUTO in value:
+    if (
+        isinstance(value, list | tuple)
+        and len(cast("Sequence[object]", value)) > 1
+        and AUTO in value
+    ):
         raise ValueError("auto stands for all spans of workers; write workers: auto, or each span")
     return value
 
@@ -206,5 +254,7 @@ def devices(value: object) -> str | tuple[str, ...]:
         return device(value)
     names = tuple(cast("Sequence[object]", value))
     if not names or not all(isinstance(name, str) and _GPU.fullmatch(name) for name in names):
-        raise ValueError("must be a device, or a list of GPUs, one for each replica, such as [cuda:0, cuda:1]")
+        raise ValueError(
+            "must be a device, or a list of GPUs, one for each replica, such as [cuda:0, cuda:1]"
+        )
     return cast("tuple[str, ...]", names)

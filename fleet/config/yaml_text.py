@@ -1,4 +1,6 @@
-"""Parser of YAML text to plain values; refuses mistakes that YAML permits: duplicate keys, recursive aliases. Knows no field."""
+"""Parser of YAML text to plain values; refuses mistakes that YAML permits: duplicate keys,
+recursive aliases. Knows no field.
+"""
 
 import re
 
@@ -14,7 +16,9 @@ _TEXT, _MERGE = "tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"
 
 
 class Malformed(Exception):
-    """The text is no deployment. `field` is the dotted key at fault, empty if the text is not valid YAML."""
+    """The text is no deployment. `field` is the dotted key at fault, empty if the text is not valid
+    YAML.
+    """
 
     def __init__(self, problem: str, *, field: str = "", line: int | None = None) -> None:
         super().__init__(problem)
@@ -23,7 +27,11 @@ class Malformed(Exception):
     @property
     def message(self) -> str:
         where = f" (line {self.line})" if self.line else ""
-        return f"{self.field}: {self.problem}{where}" if self.field else f"not valid YAML{where}: {self.problem}"
+        return (
+            f"{self.field}: {self.problem}{where}"
+            if self.field
+            else f"not valid YAML{where}: {self.problem}"
+        )
 
 
 def parse_yaml(text: str) -> object:
@@ -34,7 +42,9 @@ def parse_yaml(text: str) -> object:
     try:
         loader = _Loader(text)
     except ReaderError as error:
-        raise Malformed(f"the character {chr(error.character)!r} is not allowed; remove it") from error
+        raise Malformed(
+            f"the character {chr(error.character)!r} is not allowed; remove it"
+        ) from error
     try:
         node = loader.get_single_node()
         if node is None:
@@ -42,7 +52,9 @@ def parse_yaml(text: str) -> object:
         _Audit().check(node)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
-        raise Malformed(_problem(error), line=error.problem_mark.line + 1 if error.problem_mark else None) from error
+        raise Malformed(
+            _problem(error), line=error.problem_mark.line + 1 if error.problem_mark else None
+        ) from error
     finally:
         loader.dispose()
 
@@ -60,14 +72,19 @@ _WITHOUT_BASE_60 = re.compile(r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0[0-7_]*|[1-9][
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that limits nesting, and names the line of an invalid date or number. Text such as 10:19 is no number of base 60."""
+    """Loader that limits nesting, and names the line of an invalid date or number. Text such as
+    10:19 is no number of base 60.
+    """
 
     depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         self.depth += 1
         if self.depth > MAX_DEPTH:
-            raise Malformed(f"sections are nested more than {MAX_DEPTH} deep; a deployment has four levels", line=self.line + 1)
+            raise Malformed(
+                f"sections are nested more than {MAX_DEPTH} deep; a deployment has four levels",
+                line=self.line + 1,
+            )
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
@@ -76,7 +93,9 @@ class _Loader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except ValueError as error:
-            raise Malformed(f"{node.value!r:.60} is no date and no number; put it in quotes", line=_line(node)) from error
+            raise Malformed(
+                f"{node.value!r:.60} is no date and no number; put it in quotes", line=_line(node)
+            ) from error
 
 
 _INT = "tag:yaml.org,2002:int"
@@ -87,7 +106,9 @@ _Loader.yaml_implicit_resolvers = {
 
 
 class _Audit:
-    """Check of the nodes before values are constructed; each is visited once, regardless of the number of its aliases."""
+    """Check of the nodes before values are constructed; each is visited once, regardless of the
+    number of its aliases.
+    """
 
     def __init__(self) -> None:
         self._sizes: dict[int, int] = {}
@@ -95,7 +116,9 @@ class _Audit:
 
     def check(self, root: yaml.Node) -> None:
         if self._size(root, ()) > MAX_VALUES:
-            raise Malformed(f"its aliases expand to more than {MAX_VALUES} values; write the values out")
+            raise Malformed(
+                f"its aliases expand to more than {MAX_VALUES} values; write the values out"
+            )
 
     def _size(self, node: yaml.Node, path: tuple[str, ...]) -> int:
         """Return the number of values of the node with every alias expanded."""
@@ -103,7 +126,10 @@ class _Audit:
         if known is not None:
             return known
         if id(node) in self._open:
-            raise Malformed("an alias refers to a section that contains it; write the values out", line=_line(node))
+            raise Malformed(
+                "an alias refers to a section that contains it; write the values out",
+                line=_line(node),
+            )
         self._open.add(id(node))
         size = 1 + sum(self._size(child, place) for child, place in _children(node, path))
         self._open.discard(id(node))
@@ -133,7 +159,11 @@ def _name(key: yaml.Node) -> str:
 
 
 def _twice(first: int, second: int) -> str:
-    return f"given twice (lines {first} and {second}); keep one" if first != second else "given twice; keep one"
+    return (
+        f"given twice (lines {first} and {second}); keep one"
+        if first != second
+        else "given twice; keep one"
+    )
 
 
 def _line(node: yaml.Node) -> int:

@@ -1,4 +1,6 @@
-"""A gateway's connection to the fleet. It holds a lease like any worker, and consumes the client edges of its requests."""
+"""A gateway's connection to the fleet. It holds a lease like any worker, and consumes the client
+edges of its requests.
+"""
 
 import asyncio
 import contextlib
@@ -12,7 +14,15 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys
-from fleet.control.connect import MAX_CONNECTIONS, Reply, answer_of, connect_async, pairs, slices, text
+from fleet.control.connect import (
+    MAX_CONNECTIONS,
+    Reply,
+    answer_of,
+    connect_async,
+    pairs,
+    slices,
+    text,
+)
 from fleet.control.job_client import JobClient
 from fleet.control.logged_chunks import LogReads
 from fleet.control.logins import LoginStore
@@ -27,10 +37,10 @@ from fleet.control.stream import ClientStream
 from fleet.control.telemetry.board import Telemetry
 from fleet.control.training import TrainingClient
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
-from fleet.process.background import keep_running
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
 from fleet.core.telemetry import SERIES_STEP_S
+from fleet.process.background import keep_running
 
 __all__ = [
     "ClientStream",
@@ -55,7 +65,9 @@ SLOW_POLL_S = 1.0
 
 
 class FleetClient:
-    """Control-plane client of one gateway. Call `start()` before requests are submitted, `stop()` after; on one event loop."""
+    """Control-plane client of one gateway. Call `start()` before requests are submitted, `stop()`
+    after; on one event loop.
+    """
 
     def __init__(self, url: str, config: FleetConfig) -> None:
         self._redis, self._reader, self.config = connect_async(url), connect_async(url), config
@@ -73,7 +85,9 @@ class FleetClient:
 
     @classmethod
     async def connect(cls, redis_url: str, config: FleetConfig) -> Self:
-        """Create a client. Nothing is sent yet; if Redis is unreachable, `start()` or the first call raises."""
+        """Create a client. Nothing is sent yet; if Redis is unreachable, `start()` or the first
+        call raises.
+        """
         return cls(redis_url, config)
 
     @property
@@ -90,7 +104,9 @@ class FleetClient:
                 break
             except RedisError as error:
                 if attempt == 99:
-                    raise RedisUnreachable(f"no gateway can join: {cause_of(error)}; start a Redis with `fleet redis`") from error
+                    raise RedisUnreachable(
+                        f"no gateway can join: {cause_of(error)}; start a Redis with `fleet redis`"
+                    ) from error
                 await asyncio.sleep(0.1)
         loops = {
             "the renewal of the lease": self._renew_lease,
@@ -98,13 +114,16 @@ class FleetClient:
             "the slow poll": self._poll_slowly,
             "the time series": self._write_series,
         }
-        self._loops = [keep_running(loop, f"{name} of this gateway") for name, loop in loops.items()]
+        self._loops = [
+            keep_running(loop, f"{name} of this gateway") for name, loop in loops.items()
+        ]
 
     async def open_connections(self) -> None:
-        """Open all connections that a burst may need: it then waits for none, and more open files later on mean a leak.
+        """Open all connections that a burst may need: it then waits for none, and more open files
+        later on mean a leak.
 
-        One after the other: with TLS each of thirty concurrent handshakes would last as long as all of them, which on a loaded
-        machine exceeds the time limit of each. Raises: RedisUnreachable.
+        One after the other: with TLS each of thirty concurrent handshakes would last as long as all
+        of them, which on a loaded machine exceeds the time limit of each. Raises: RedisUnreachable.
         """
         pool = self._redis.connection_pool
         opened: list[AbstractConnection] = []
@@ -116,12 +135,17 @@ class FleetClient:
                 await pool.release(connection)
 
     async def stop(self) -> None:
-        """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are then aborted."""
-        # The flag too: the Redis client can swallow a cancellation that coincides with a read's own time-out.
+        """Leave. Requests still held wait `lease.gateway_timeout_s` for another gateway, and are
+        then aborted.
+        """
+        # The flag too: the Redis client can swallow a cancellation that coincides with a read's own
+        # time-out.
         self._stopping = True
         for loop in self._loops:
             loop.cancel()
-        await asyncio.gather(*self._loops, self.requests.stop(), self._membership.stop(), return_exceptions=True)
+        await asyncio.gather(
+            *self._loops, self.requests.stop(), self._membership.stop(), return_exceptions=True
+        )
         await self.telemetry.stop()
         if self._loops:
             with contextlib.suppress(RedisError):
@@ -147,17 +171,30 @@ class FleetClient:
                 self._status.writes.end()
 
     async def _read_inbox(self) -> None:
-        """Deliver notices to the requests. The id of the last one is saved, so a broken connection loses none."""
-        last, inbox, untrimmed, outage = "0-0", keys.inbox(self.id), 0, Outage("the inbox of this gateway")
+        """Deliver notices to the requests. The id of the last one is saved, so a broken connection
+        loses none.
+        """
+        last, inbox, untrimmed, outage = (
+            "0-0",
+            keys.inbox(self.id),
+            0,
+            Outage("the inbox of this gateway"),
+        )
         pacing = Pacing()
         while not self._stopping:
             if inbox != keys.inbox(self.id):
                 last, inbox = "0-0", keys.inbox(self.id)
             try:
                 await asyncio.sleep(pacing.wait_s(self.requests.num_held))
-                reply = await self._reader.xread({inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS)
-                entries = [entry for _, found in cast("_InboxReply", reply or []) for entry in found]
-                await self._deliver([notice for _, raw in entries for notice in parse_notices(pairs(raw))])
+                reply = await self._reader.xread(
+                    {inbox: last}, count=INBOX_COUNT, block=INBOX_BLOCK_MS
+                )
+                entries = [
+                    entry for _, found in cast("_InboxReply", reply or []) for entry in found
+                ]
+                await self._deliver(
+                    [notice for _, raw in entries for notice in parse_notices(pairs(raw))]
+                )
             except RedisError as error:
                 await asyncio.sleep(outage.add(error))
                 continue
@@ -170,7 +207,9 @@ class FleetClient:
                     await self._redis.xtrim(inbox, minid=last, approximate=False)
 
     async def _deliver(self, notices: Sequence[AnyNotice]) -> None:
-        """Deliver notices to the requests, with the chunks that are read from the logs. Raises: redis-py's errors."""
+        """Deliver notices to the requests, with the chunks that are read from the logs. Raises:
+        redis-py's errors.
+        """
         reads = LogReads([notice for notice in notices if self.requests.wants(notice)])
         replies: list[Reply] = []
         for commands in slices(reads.commands, SLICE):
@@ -182,7 +221,9 @@ class FleetClient:
             self.requests.deliver(notice)
 
     async def _poll_slowly(self) -> None:
-        """Recover from lost notices, and look at the memory of Redis. Chunks whose notices arrive do not wait for this."""
+        """Recover from lost notices, and look at the memory of Redis. Chunks whose notices arrive
+        do not wait for this.
+        """
         outage = Outage("the poll of this gateway")
         while not self._stopping:
             await asyncio.sleep(SLOW_POLL_S)

@@ -1,7 +1,9 @@
-"""A gateway's reader of one client edge: accepts chunks in any order, and delivers each row once, in order. Pure; no Redis.
+"""A gateway's reader of one client edge: accepts chunks in any order, and delivers each row once,
+in order. Pure; no Redis.
 
-Redis may lose the tail of an edge's log. Its rows are recomputed, perhaps divided into other chunks: the log is then read again
-from its first chunk, and rows that were already delivered are left out.
+Redis may lose the tail of an edge's log. Its rows are recomputed, perhaps divided into other
+chunks: the log is then read again from its first chunk, and rows that were already delivered are
+left out.
 """
 
 from fleet.core.chunk import Chunk
@@ -10,9 +12,10 @@ from fleet.core.ids import EdgeName, Epoch, StageName
 
 
 class ClientEdge:
-    """`next` counts the chunks received in order, `epoch` is that of the last of them. `consumed` counts the chunks delivered or
-    skipped, `acked` those acknowledged in Redis. `diverged`: the log is no longer the one that was read so far. `checked`: epoch
-    of the producing task at the last check for that.
+    """`next` counts the chunks received in order, `epoch` is that of the last of them. `consumed`
+    counts the chunks delivered or skipped, `acked` those acknowledged in Redis. `diverged`: the log
+    is no longer the one that was read so far. `checked`: epoch of the producing task at the last
+    check for that.
 
     Invariants: rows are delivered in order, each once, and none after the final chunk.
     """
@@ -29,8 +32,8 @@ class ClientEdge:
         return not self.ended and index >= self.next and index not in self._early
 
     def put(self, chunk: Chunk) -> list[Chunk]:
-        """Add a chunk, and return those that are now next in order. Repeated chunks are dropped: if Redis lost the first copy,
-        the new epoch of the producing task reveals that.
+        """Add a chunk, and return those that are now next in order. Repeated chunks are dropped: if
+        Redis lost the first copy, the new epoch of the producing task reveals that.
         """
         if self.diverged or self.ended or chunk.index < self.next:
             return []
@@ -50,19 +53,25 @@ class ClientEdge:
         self._early.clear()
 
     def begin_again(self) -> None:
-        """Restart at the first chunk of the log. Chunks received but not delivered are in the log, or will be recomputed."""
+        """Restart at the first chunk of the log. Chunks received but not delivered are in the log,
+        or will be recomputed.
+        """
         self.next = self.consumed = self.acked = self._num_rows = 0
         self.epoch, self.diverged = Epoch(0), False
         self.drop_early()
 
     def consume(self, chunk: Chunk) -> Chunk | None:
-        """Count the next chunk as consumed, and return its part that was not delivered before; None if all of it was.
+        """Count the next chunk as consumed, and return its part that was not delivered before; None
+        if all of it was.
 
         Raises: RedisUnreachable if the edge ends before the last row that was delivered.
         """
         num_repeated = self.rows_delivered - chunk.first_row
         if num_repeated > chunk.num_rows and chunk.final:
-            raise RedisUnreachable("Redis lost a part of the answer, and the recomputed one came out shorter; try again")
+            raise RedisUnreachable(
+                "Redis lost a part of the answer, and the recomputed one came out shorter; try "
+                "again"
+            )
         new_part = chunk if not num_repeated else None
         if num_repeated and (num_repeated < chunk.num_rows or chunk.final):
             new_part = chunk.without(num_repeated)

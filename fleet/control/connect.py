@@ -1,4 +1,6 @@
-"""Connections to Redis: opened within a time limit, with the scripts loaded, and again after a restart. Knows no request."""
+"""Connections to Redis: opened within a time limit, with the scripts loaded, and again after a
+restart. Knows no request.
+"""
 
 import asyncio
 import logging
@@ -15,7 +17,14 @@ import redis.asyncio
 from redis.backoff import NoBackoff
 from redis.connection import AbstractConnection
 from redis.credentials import CredentialProvider
-from redis.exceptions import AuthenticationError, BusyLoadingError, NoPermissionError, NoScriptError, RedisError, ResponseError
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    NoPermissionError,
+    NoScriptError,
+    RedisError,
+    ResponseError,
+)
 from redis.retry import Retry
 
 from fleet.config.settings import has_password
@@ -40,10 +49,11 @@ MAX_CONNECTIONS = 32
 def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False) -> redis.Redis:
     """Return a client whose server has answered and has Fleet's scripts loaded.
 
-    `one_connection`: for one thread that caches state of Redis. A pool silently replaces an idle connection that broke, although
-    the Redis behind the new one may have lost its last writes; here the next call raises a ConnectionError.
-    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError immediately if Redis refuses access
-    or scripts like Fleet's, or its certificate is refused.
+    `one_connection`: for one thread that caches state of Redis. A pool silently replaces an idle
+    connection that broke, although the Redis behind the new one may have lost its last writes; here
+    the next call raises a ConnectionError.
+    Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError
+    immediately if Redis refuses access or scripts like Fleet's, or its certificate is refused.
     """
     deadline = time.monotonic() + patience_s
     logged = ""
@@ -68,7 +78,9 @@ def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False)
 
 def _ready(url: str, one_connection: bool) -> redis.Redis:
     # No silent retry: a read of notices or a claim has another answer the second time.
-    client = _client(url, SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, one_connection=one_connection)
+    client = _client(
+        url, SOCKET_TIMEOUT_S, socket_connect_timeout=2.0, one_connection=one_connection
+    )
     try:
         load_scripts(client)  # unlike PING, this is answered while Redis refuses writes
         if refusal := find_script_refusal(client):
@@ -80,16 +92,22 @@ def _ready(url: str, one_connection: bool) -> redis.Redis:
 
 
 def connect_for_a_call(url: str, timeout_s: float) -> redis.Redis:
-    """Return a client for one or two urgent calls: it sends nothing before them, and retries nothing.
+    """Return a client for one or two urgent calls: it sends nothing before them, and retries
+    nothing.
 
-    Over TLS it announces itself, as other clients do: behind the handshake the server sends session tickets, which redis-py takes
-    for data of an earlier call ("Connection not ready") unless a reply was read after them.
+    Over TLS it announces itself, as other clients do: behind the handshake the server sends session
+    tickets, which redis-py takes for data of an earlier call ("Connection not ready") unless a
+    reply was read after them.
     """
-    options: dict[str, Any] = {} if urlsplit(url).scheme.startswith("rediss") else {"driver_info": None}
+    options: dict[str, Any] = (
+        {} if urlsplit(url).scheme.startswith("rediss") else {"driver_info": None}
+    )
     return _client(url, timeout_s, socket_connect_timeout=timeout_s, **options)
 
 
-def _client(url: str, socket_timeout: float, *, one_connection: bool = False, **options: Any) -> redis.Redis:
+def _client(
+    url: str, socket_timeout: float, *, one_connection: bool = False, **options: Any
+) -> redis.Redis:
     options |= {"socket_timeout": socket_timeout, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
     if is_sentinel(url) or is_cluster(url):
         pool = (cluster_pool if is_cluster(url) else sentinel_pool)(url, **options)
@@ -97,11 +115,15 @@ def _client(url: str, socket_timeout: float, *, one_connection: bool = False, **
         client.auto_close_connection_pool = True
         return client
     credentials = _credentials(url)
-    return redis.Redis.from_url(url, single_connection_client=one_connection, credential_provider=credentials, **options)
+    return redis.Redis.from_url(
+        url, single_connection_client=one_connection, credential_provider=credentials, **options
+    )
 
 
 class _PasswordFile(CredentialProvider):
-    """The password file beside a socket, read for each new connection: the server writes it before it listens."""
+    """The password file beside a socket, read for each new connection: the server writes it before
+    it listens.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -115,7 +137,9 @@ class _PasswordFile(CredentialProvider):
 
 
 def _credentials(url: str) -> CredentialProvider | None:
-    """Return the reader of the password file if `url` is a Unix socket without a password in the address; else None."""
+    """Return the reader of the password file if `url` is a Unix socket without a password in the
+    address; else None.
+    """
     parts = urlsplit(url)
     if parts.scheme != "unix" or parts.username or "username=" in parts.query or has_password(url):
         return None
@@ -129,7 +153,9 @@ def _log_once(logged: str, line: str) -> str:
 
 
 def connect_async(url: str) -> redis.asyncio.Redis:
-    """Return an asyncio client; nothing is sent yet. A call waits while all connections are busy."""
+    """Return an asyncio client; nothing is sent yet. A call waits while all connections are
+    busy.
+    """
     options: dict[str, Any] = {
         "max_connections": MAX_CONNECTIONS,
         "timeout": SOCKET_TIMEOUT_S,
@@ -138,8 +164,12 @@ def connect_async(url: str) -> redis.asyncio.Redis:
         "protocol": 2,
     }
     if is_sentinel(url) or is_cluster(url):
-        return redis.asyncio.Redis.from_pool((cluster_pool_async if is_cluster(url) else sentinel_pool_async)(url, **options))
-    pool = redis.asyncio.BlockingConnectionPool.from_url(url, credential_provider=_credentials(url), **options)
+        return redis.asyncio.Redis.from_pool(
+            (cluster_pool_async if is_cluster(url) else sentinel_pool_async)(url, **options)
+        )
+    pool = redis.asyncio.BlockingConnectionPool.from_url(
+        url, credential_provider=_credentials(url), **options
+    )
     return redis.asyncio.Redis.from_pool(pool)
 
 
@@ -151,7 +181,9 @@ def safe_url(url: str) -> str:
 
 
 def describe_failure(url: str, error: RedisError) -> str:
-    """Return why Redis at `url` cannot be used, and the remedy, without the password of the address."""
+    """Return why Redis at `url` cannot be used, and the remedy, without the password of the
+    address.
+    """
     if isinstance(error, AuthenticationError | NoPermissionError):
         return _refused(url, error)
     if refusal := tls_refusal(url, error):
@@ -167,13 +199,16 @@ def _how_to_find(url: str) -> str:
         return "start one with `fleet redis`, or name the fleet's own by REDIS_URL"
     folder = os.path.realpath(Path(unquote(urlsplit(url).path)).parent)
     return (
-        f"looked for in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, use this command in the "
+        f"looked for in {folder}; start one with `fleet up` or `fleet redis`, or, if one runs, "
+        "use this command in the "
         "folder where it was started, pass its --set data_dir=DIR, or set REDIS_URL"
     )
 
 
 def _refused(url: str, error: RedisError) -> str:
-    """Return the message for a Redis that refuses access: which part of the address is wrong, and its correct form."""
+    """Return the message for a Redis that refuses access: which part of the address is wrong, and
+    its correct form.
+    """
     local = urlsplit(url).scheme == "unix"
     scheme, where = ("unix", "/PATH") if local else ("redis", "HOST:PORT")
     if is_sentinel(url):
@@ -182,15 +217,30 @@ def _refused(url: str, error: RedisError) -> str:
         scheme, where = urlsplit(url).scheme, "HOST:PORT,HOST:PORT"
     write = f"write REDIS_URL as {scheme}://:PASSWORD@{where}, or {scheme}://USER:PASSWORD@{where}"
     if isinstance(error, NoPermissionError):
-        return f"Redis at {safe_url(url)} answers, but its user may not do what Fleet needs ({error}); grant it, or {write}"
+        return (
+            f"Redis at {safe_url(url)} answers, but its user may not do what Fleet needs "
+            f"({error}); grant it, or {write}"
+        )
     if not has_password(url):
-        beside = " and the file `password` beside its socket is missing, another user's or not the server's" if local else ""
-        return f"Redis at {safe_url(url)} answers, but asks for a password and REDIS_URL has none{beside}; {write}"
+        beside = (
+            " and the file `password` beside its socket is missing, another user's or not the "
+            "server's"
+            if local
+            else ""
+        )
+        return (
+            f"Redis at {safe_url(url)} answers, but asks for a password and REDIS_URL has "
+            f"none{beside}; {write}"
+        )
     if "without any password" in str(error):
         return (
-            f"Redis at {safe_url(url)} answers, but has no password set and REDIS_URL gives one; leave it out: redis://HOST:PORT"
+            f"Redis at {safe_url(url)} answers, but has no password set and REDIS_URL gives "
+            "one; leave it out: redis://HOST:PORT"
         )
-    return f"Redis at {safe_url(url)} answers, but refuses the password in REDIS_URL ({error}); correct it: {write}"
+    return (
+        f"Redis at {safe_url(url)} answers, but refuses the password in REDIS_URL ({error}); "
+        f"correct it: {write}"
+    )
 
 
 def load_scripts(client: redis.Redis) -> None:
@@ -203,7 +253,8 @@ def load_scripts(client: redis.Redis) -> None:
 def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]) -> list[Reply]:
     """Send calls, then raw commands, in one pipelined round trip; return the replies in order.
 
-    A script that Redis no longer has (it restarted) is loaded and sent again: it did not run, so nothing happens twice.
+    A script that Redis no longer has (it restarted) is loaded and sent again: it did not run, so
+    nothing happens twice.
     Raises: redis errors of the connection; a reply that is itself an error is raised.
     """
     replies = exchange_each(client, calls, *commands)
@@ -213,8 +264,12 @@ def exchange(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg
     return replies
 
 
-def exchange_each(client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]) -> list[Reply]:
-    """Do as `exchange`, except that a reply that is an error is returned in its place. Raises: redis errors of the connection."""
+def exchange_each(
+    client: redis.Redis, calls: Sequence[Call], *commands: Sequence[Arg]
+) -> list[Reply]:
+    """Do as `exchange`, except that a reply that is an error is returned in its place. Raises:
+    redis errors of the connection.
+    """
     sent = [("EVALSHA", sha(call.script), *keys.DECLARED, *call.args) for call in calls] + [
         tuple(command) for command in commands
     ]
@@ -229,7 +284,8 @@ def exchange_each(client: redis.Redis, calls: Sequence[Call], *commands: Sequenc
 def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list[Reply]:
     """Return the replies, errors included.
 
-    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice in every hop.
+    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice in every
+    hop.
     """
     connection = client.connection or client.connection_pool.get_connection()
     try:
@@ -252,7 +308,9 @@ def _reply(connection: AbstractConnection) -> Reply:
 
 
 def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """Divide items into runs of at most `size`, so that neither Redis nor an event loop is occupied by all of them."""
+    """Divide items into runs of at most `size`, so that neither Redis nor an event loop is occupied
+    by all of them.
+    """
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
@@ -263,17 +321,21 @@ def run(client: redis.Redis, call: Call) -> Reply:
 async def run_async(client: redis.asyncio.Redis, call: Call) -> Reply:
     with cancellation_kept():
         try:
-            return await client.execute_command("EVALSHA", sha(call.script), *keys.DECLARED, *call.args)
+            return await client.execute_command(
+                "EVALSHA", sha(call.script), *keys.DECLARED, *call.args
+            )
         except NoScriptError:
-            return await client.execute_command("EVAL", source(call.script), *keys.DECLARED, *call.args)
+            return await client.execute_command(
+                "EVAL", source(call.script), *keys.DECLARED, *call.args
+            )
 
 
 @contextmanager
 def cancellation_kept() -> Iterator[None]:
     """Raise CancelledError at the end of the block if the task was cancelled within it.
 
-    redis-py sends by `asyncio.wait_for`, which before Python 3.12 discards a cancellation that arrives as its call completes: a
-    time-out around a loop of calls would then never end the loop.
+    redis-py sends by `asyncio.wait_for`, which before Python 3.12 discards a cancellation that
+    arrives as its call completes: a time-out around a loop of calls would then never end the loop.
     """
     task = asyncio.current_task()
     before = task.cancelling() if task else 0
@@ -285,10 +347,11 @@ def cancellation_kept() -> Iterator[None]:
 
 
 async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tuple[Reply, Reply]:
-    """Run a script as `run_async`, and a command behind it on the same connection, in one round trip.
+    """Run a script as `run_async`, and a command behind it on the same connection, in one round
+    trip.
 
-    Returns the reply of the script and that of the command, which may be an error. Raises: redis errors of the connection and the
-    script.
+    Returns the reply of the script and that of the command, which may be an error. Raises: redis
+    errors of the connection and the script.
     """
     commands = ("EVALSHA", sha(call.script)), ("EVAL", source(call.script))
     reply: Reply = None
@@ -329,13 +392,17 @@ def first_text(value: Reply) -> str:
 
 def texts(value: Reply) -> list[str]:
     """Return the parts of a list, or the one part of another reply, as text."""
-    return [text(part) for part in cast("list[Reply]", value if isinstance(value, list) else [value])]
+    return [
+        text(part) for part in cast("list[Reply]", value if isinstance(value, list) else [value])
+    ]
 
 
 def pairs(value: Reply) -> dict[str, bytes]:
     """Return a flat field/value reply (HGETALL in a script, a stream entry) as a dict."""
     if isinstance(value, dict):
-        return {text(field): cast(bytes, v) for field, v in cast("dict[object, object]", value).items()}
+        return {
+            text(field): cast(bytes, v) for field, v in cast("dict[object, object]", value).items()
+        }
     flat = cast("list[bytes]", value or [])
     return {text(flat[i]): flat[i + 1] for i in range(0, len(flat), 2)}
 
@@ -347,10 +414,14 @@ def number(fields: Mapping[str, bytes], name: str) -> int:
 
 def stream_entries(reply: Reply) -> list[tuple[str, dict[str, bytes]]]:
     """Return a reply of XRANGE or XREVRANGE as (id, fields) of each entry."""
-    return [(text(entry), pairs(raw)) for entry, raw in cast("list[tuple[bytes, object]]", reply or [])]
+    return [
+        (text(entry), pairs(raw)) for entry, raw in cast("list[tuple[bytes, object]]", reply or [])
+    ]
 
 
 def entry_order(entry: str) -> tuple[int, int]:
-    """Return the id of a stream's entry in the form by which entries are ordered: its time in milliseconds, and a number."""
+    """Return the id of a stream's entry in the form by which entries are ordered: its time in
+    milliseconds, and a number.
+    """
     milliseconds, _, sequence = entry.partition("-")
     return int(milliseconds), int(sequence or 0)

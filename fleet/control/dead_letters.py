@@ -1,7 +1,8 @@
-"""Dead letters: requests that were given up because workers died over them, stored whole so that they can be sent again.
+"""Dead letters: requests that were given up because workers died over them, stored whole so that
+they can be sent again.
 
-`end_request` writes them, and removes the oldest beyond 1,000 letters or 64 MiB. No process owns a letter, so dropping one needs
-no fencing. Knows no stage's work.
+`end_request` writes them, and removes the oldest beyond 1,000 letters or 64 MiB. No process owns a
+letter, so dropping one needs no fencing. Knows no stage's work.
 """
 
 from collections.abc import Sequence
@@ -20,10 +21,12 @@ from fleet.core.request import RequestSpec, decode_request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One request that was given up. `entry` is its id in the stream; `stage` is the one whose workers died over it.
+    """One request that was given up. `entry` is its id in the stream; `stage` is the one whose
+    workers died over it.
 
-    Units: `died_us` since 1970 on Redis's clock. `size_bytes` includes the audio of the prompt, which stays in Redis
-    (`keys.dead_letter_blob`). `raw_spec` may be a newer version's: only `spec_of` reads it.
+    Units: `died_us` since 1970 on Redis's clock. `size_bytes` includes the audio of the prompt,
+    which stays in Redis (`keys.dead_letter_blob`). `raw_spec` may be a newer version's: only
+    `spec_of` reads it.
     """
 
     entry: str
@@ -62,11 +65,15 @@ def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
 
 
 def spec_of(letter: DeadLetter) -> RequestSpec:
-    """Return the request as submitted. Raises: UnknownWireVersion if another protocol version wrote it."""
+    """Return the request as submitted. Raises: UnknownWireVersion if another protocol version wrote
+    it.
+    """
     try:
         return decode_request(letter.raw_spec)
     except msgspec.MsgspecError as error:
-        raise UnknownWireVersion(f"the dead letter {letter.request} was written by another version ({error})") from error
+        raise UnknownWireVersion(
+            f"the dead letter {letter.request} was written by another version ({error})"
+        ) from error
 
 
 def letters_of(reply: Reply) -> list[DeadLetter]:

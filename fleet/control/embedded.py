@@ -1,6 +1,8 @@
-"""Address and password of the embedded Redis: the Unix socket in its data folder, and the password file beside it, if any.
+"""Address and password of the embedded Redis: the Unix socket in its data folder, and the password
+file beside it, if any.
 
-Both follow from the data folder alone, so every command of a deployment finds its server. Starts no server.
+Both follow from the data folder alone, so every command of a deployment finds its server. Starts no
+server.
 """
 
 import hashlib
@@ -15,7 +17,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fleet.core.errors import ConfigError
-from fleet.process.private import OTHERS, OTHERS_WRITE, close_to_others, make_private_folder, write_private
+from fleet.process.private import (
+    OTHERS,
+    OTHERS_WRITE,
+    close_to_others,
+    make_private_folder,
+    write_private,
+)
 
 SOCKET, PASSWORD, LOCK = "redis.sock", "password", "server.lock"
 MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
@@ -23,11 +31,15 @@ MAX_SOCKET_PATH_BYTES = 103 if sys.platform == "darwin" else 107
 SHORT_PATHS = Path("/tmp")
 """Not `$TMPDIR`: it differs from session to session, and may be as long as the path to shorten."""
 DEAD_LINK_S = 3600.0
-_OWN = re.compile(rf"{SOCKET}|{PASSWORD}(\.\d+)?|{LOCK}|appendonlydir|appendonly\.aof.*|dump\.rdb|temp-.*")
+_OWN = re.compile(
+    rf"{SOCKET}|{PASSWORD}(\.\d+)?|{LOCK}|appendonlydir|appendonly\.aof.*|dump\.rdb|temp-.*"
+)
 
 
 def embedded_url(data_dir: Path) -> str:
-    """Return the address of this data folder's server, without a password. Raises: ConfigError of `short_path`."""
+    """Return the address of this data folder's server, without a password. Raises: ConfigError of
+    `short_path`.
+    """
     folder = data_dir.absolute()
     if len(os.fsencode(folder / SOCKET)) > MAX_SOCKET_PATH_BYTES or not _is_text(folder):
         folder = short_path(folder)
@@ -44,7 +56,8 @@ def _is_text(folder: Path) -> bool:
 
 
 def short_path(folder: Path) -> Path:
-    """Return a short path that leads to `folder`: a symbolic link in a folder of this user, named after the path.
+    """Return a short path that leads to `folder`: a symbolic link in a folder of this user, named
+    after the path.
 
     Raises: ConfigError if that folder or link is not this user's own.
     """
@@ -55,20 +68,27 @@ def short_path(folder: Path) -> Path:
     found = home.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & OTHERS:
         raise ConfigError(
-            f"redis.data_dir: the path of {folder} is too long for a Unix socket, and {home}, the folder for shorter links, "
-            "is not private to this user; remove it, or choose a shorter path with --set redis.data_dir=DIR",
+            f"redis.data_dir: the path of {folder} is too long for a Unix socket, and {home}, "
+            "the folder for shorter links, "
+            "is not private to this user; remove it, or choose a shorter path with --set "
+            "redis.data_dir=DIR",
             param="redis.data_dir",
         )
     with suppress(FileExistsError):
         link.symlink_to(folder)
         _remove_dead_links(home)
     if os.readlink(link) != str(folder):
-        raise ConfigError(f"redis.data_dir: {link} leads to another folder than {folder}; remove it", param="redis.data_dir")
+        raise ConfigError(
+            f"redis.data_dir: {link} leads to another folder than {folder}; remove it",
+            param="redis.data_dir",
+        )
     return link
 
 
 def _remove_dead_links(home: Path) -> None:
-    """Remove links to missing folders, except new links: their folders may not have been created yet."""
+    """Remove links to missing folders, except new links: their folders may not have been created
+    yet.
+    """
     for link in home.iterdir():
         with suppress(FileNotFoundError):
             if not link.exists() and time.time() - link.lstat().st_mtime > DEAD_LINK_S:
@@ -91,29 +111,35 @@ def read_password(folder: Path) -> str | None:
 
 
 def make_password(data_dir: Path) -> str:
-    """Return the server's password, generated the first time. Raises: ConfigError if its file is not this user's own."""
+    """Return the server's password, generated the first time. Raises: ConfigError if its file is
+    not this user's own.
+    """
     if not os.path.lexists(data_dir / PASSWORD):
         write_private(data_dir / PASSWORD, secrets.token_urlsafe(32) + "\n")
     password = read_password(data_dir)
     if password is None:
         raise ConfigError(
-            f"redis.data_dir: {data_dir / PASSWORD} is not a file of this user with a password in it; remove it, and start again",
+            f"redis.data_dir: {data_dir / PASSWORD} is not a file of this user with a password "
+            "in it; remove it, and start again",
             param="redis.data_dir",
         )
     return password
 
 
 def secure_data_dir(data_dir: Path) -> None:
-    """Create the server's folder if it is missing, and remove other users' permissions from it and from the server's files.
+    """Create the server's folder if it is missing, and remove other users' permissions from it and
+    from the server's files.
 
-    Raises: OSError; ConfigError if others may still write into the folder, since they could replace the server's socket.
+    Raises: OSError; ConfigError if others may still write into the folder, since they could replace
+    the server's socket.
     """
     make_private_folder(data_dir)
     if not close_to_others(data_dir, is_own=lambda name: _OWN.fullmatch(name) is not None):
         found = data_dir.stat()
         if found.st_mode & OTHERS_WRITE:
             raise ConfigError(
-                f"redis.data_dir: other users may write into {data_dir}; choose a folder of this user with --set "
+                f"redis.data_dir: other users may write into {data_dir}; choose a folder of "
+                "this user with --set "
                 f"redis.data_dir=DIR, or `chmod go-w {data_dir}`",
                 param="redis.data_dir",
             )

@@ -1,4 +1,6 @@
-"""Background jobs for callers on an event loop: `fleet.control.jobs` in threads, and the files that jobs wrote."""
+"""Background jobs for callers on an event loop: `fleet.control.jobs` in threads, and the files that
+jobs wrote.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -18,8 +20,8 @@ T = TypeVar("T")
 
 
 class JobClient:
-    """Client of the job queue. rq is imported by the first call: serving needs none. Any method may raise RedisUnreachable, and
-    Conflict with a cluster, which has no job to list.
+    """Client of the job queue. rq is imported by the first call: serving needs none. Any method may
+    raise RedisUnreachable, and Conflict with a cluster, which has no job to list.
     """
 
     def __init__(self, url: str, data_dir: Path) -> None:
@@ -39,7 +41,9 @@ class JobClient:
         return await self._run(lambda connection: jobs.job(connection, job))
 
     async def submit(self, kind: str, arguments: object) -> Job:
-        """Raises: BadInput naming the argument, the cause and the remedy; see `fleet.core.jobs.read_arguments`."""
+        """Raises: BadInput naming the argument, the cause and the remedy; see
+        `fleet.core.jobs.read_arguments`.
+        """
         from fleet.control import jobs
 
         return await self._run(lambda connection: jobs.submit(connection, kind, arguments))
@@ -65,9 +69,14 @@ class JobClient:
         await asyncio.to_thread(remove_folder, self._data_dir, job)
 
     async def read_file(self, job: str, name: str) -> bytes:
-        """Return one of the `REPORT_FILES` that a job wrote. Raises: NotFound, Conflict for one that is too large."""
+        """Return one of the `REPORT_FILES` that a job wrote. Raises: NotFound, Conflict for one
+        that is too large.
+        """
         if await self.find(job) is None:
-            raise NotFound(f"job_id: no job {job[:80]!r}; GET /v1/fleet/jobs lists those there are", param="job_id")
+            raise NotFound(
+                f"job_id: no job {job[:80]!r}; GET /v1/fleet/jobs lists those there are",
+                param="job_id",
+            )
         return await asyncio.to_thread(read_file, self._data_dir, job, name)
 
     async def _run(self, work: Callable[[redis.Redis], T]) -> T:

@@ -1,6 +1,8 @@
-"""The folder of each job, under the deployment's `data_dir`: created, read and removed. Knows no kind of job.
+"""The folder of each job, under the deployment's `data_dir`: created, read and removed. Knows no
+kind of job.
 
-A folder is named after the job's id, and a file is one of `REPORT_FILES`: no path is taken from a client.
+A folder is named after the job's id, and a file is one of `REPORT_FILES`: no path is taken from a
+client.
 """
 
 import os
@@ -20,9 +22,14 @@ MAX_FILE_BYTES = 16 * 1024 * 1024
 
 
 def folder_of(data_dir: Path, job_id: str) -> Path:
-    """Return the path of a job's folder, which may not exist. Raises: NotFound for an id that no job can have."""
+    """Return the path of a job's folder, which may not exist. Raises: NotFound for an id that no
+    job can have.
+    """
     if not JOB_ID.fullmatch(job_id):
-        raise NotFound(f"job_id: {job_id[:80]!r} is not the id of a job; GET /v1/fleet/jobs lists them", param="job_id")
+        raise NotFound(
+            f"job_id: {job_id[:80]!r} is not the id of a job; GET /v1/fleet/jobs lists them",
+            param="job_id",
+        )
     return data_dir.absolute() / FOLDER / job_id
 
 
@@ -43,27 +50,34 @@ def files_in(folder: Path) -> list[str]:
 def read_file(data_dir: Path, job_id: str, name: str) -> bytes:
     """Return the content of one file of a job. Raises: NotFound, Conflict if it is too large."""
     if name not in REPORT_FILES:
-        raise NotFound(f"name: no file {name[:80]!r}; a job has {' and '.join(REPORT_FILES)} at most", param="name")
+        raise NotFound(
+            f"name: no file {name[:80]!r}; a job has {' and '.join(REPORT_FILES)} at most",
+            param="name",
+        )
     path = folder_of(data_dir, job_id) / name
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
             content = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise NotFound(
-            f"name: job {job_id} has no {name} on this machine ({error.strerror}); if its worker runs on another machine, look "
+            f"name: job {job_id} has no {name} on this machine ({error.strerror}); if its "
+            "worker runs on another machine, look "
             f"in the job's folder under data_dir there",
             param="name",
         ) from error
     if len(content) > MAX_FILE_BYTES:
         raise Conflict(
-            f"name: {name} of job {job_id} is larger than {MAX_FILE_BYTES} bytes; copy it from the job's folder under data_dir",
+            f"name: {name} of job {job_id} is larger than {MAX_FILE_BYTES} bytes; copy it from "
+            "the job's folder under data_dir",
             param="name",
         )
     return content
 
 
 def remove_folder(data_dir: Path, job_id: str) -> None:
-    """Remove a job's folder if it is there; a record with an id of another form has none. Raises: OSError."""
+    """Remove a job's folder if it is there; a record with an id of another form has none. Raises:
+    OSError.
+    """
     if JOB_ID.fullmatch(job_id) and os.path.lexists(folder_of(data_dir, job_id)):
         _remove(folder_of(data_dir, job_id))
 
@@ -75,7 +89,9 @@ def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) ->
     Raises: OSError for the first that cannot be removed, after the others were.
     """
     root = data_dir.absolute() / FOLDER
-    folders = [path for path in root.iterdir() if JOB_ID.fullmatch(path.name)] if root.is_dir() else []
+    folders = (
+        [path for path in root.iterdir() if JOB_ID.fullmatch(path.name)] if root.is_dir() else []
+    )
     folders.sort(key=lambda path: path.lstat().st_mtime, reverse=True)
     stored = kept([path.name for path in folders]) if folders else set[str]()
     removed = [path for path in folders if path.name not in stored]
@@ -91,7 +107,9 @@ def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) ->
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder, or a link or file in its place, but not the target of a link. Raises: OSError."""
+    """Remove a folder, or a link or file in its place, but not the target of a link. Raises:
+    OSError.
+    """
     if path.is_symlink() or not path.is_dir():
         path.unlink()
     else:

@@ -1,6 +1,8 @@
-"""Background jobs under rq: submission, views, orders. Only the functions of `FUNCTIONS` can be run.
+"""Background jobs under rq: submission, views, orders. Only the functions of `FUNCTIONS` can be
+run.
 
-Arguments are checked here when a job is submitted, and again by its worker. Results and progress are JSON. Knows no request.
+Arguments are checked here when a job is submitted, and again by its worker. Results and progress
+are JSON. Knows no request.
 """
 
 import datetime
@@ -12,7 +14,12 @@ from redis import Redis
 from redis.exceptions import ResponseError
 from rq import Queue
 from rq.command import send_stop_job_command
-from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError, TimeoutFormatError
+from rq.exceptions import (
+    DeserializationError,
+    InvalidJobOperation,
+    NoSuchJobError,
+    TimeoutFormatError,
+)
 from rq.job import Job as RqJob
 from rq.job import JobStatus
 from rq.registry import BaseRegistry
@@ -26,7 +33,9 @@ from fleet.core.telemetry import Job, JobProgress
 
 QUEUE = "fleet"
 FUNCTIONS = {"bench": "fleet.jobs.bench.run", "train": "fleet.jobs.train.run"}
-"""Kind -> function, which has one argument, the kind's arguments as a JSON object, and returns JSON."""
+"""Kind -> function, which has one argument, the kind's arguments as a JSON object, and returns
+JSON.
+"""
 TIMEOUT_S = 3600
 KEPT_S = 7 * 24 * 3600
 MAX_LISTED = 200
@@ -35,9 +44,19 @@ PROGRESS, FILES = "progress", "files"
 UNREADABLE = "unreadable"
 """The state of a job whose record or result cannot be read."""
 DAMAGED = (
-    ArithmeticError, AssertionError, AttributeError, DeserializationError, LookupError, NoSuchJobError, RecursionError,
-    ResponseError, TimeoutFormatError, TypeError, ValueError, zlib.error,
-)  # fmt: skip
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    DeserializationError,
+    LookupError,
+    NoSuchJobError,
+    RecursionError,
+    ResponseError,
+    TimeoutFormatError,
+    TypeError,
+    ValueError,
+    zlib.error,
+)
 """Errors of rq, which checks no record, and of Redis for a key of another type."""
 UNFINISHED = (JobStatus.QUEUED, JobStatus.STARTED, JobStatus.DEFERRED, JobStatus.SCHEDULED)
 
@@ -50,14 +69,21 @@ def submit(connection: Redis, kind: str, arguments: object) -> Job:
     """Put a job into the queue. Raises: BadInput naming the argument, the cause and the remedy."""
     checked = read_arguments(kind, arguments).as_json()
     job = open_queue(connection).enqueue(
-        FUNCTIONS[kind], checked, job_timeout=TIMEOUT_S, result_ttl=KEPT_S, failure_ttl=KEPT_S, meta={"kind": kind}
+        FUNCTIONS[kind],
+        checked,
+        job_timeout=TIMEOUT_S,
+        result_ttl=KEPT_S,
+        failure_ttl=KEPT_S,
+        meta={"kind": kind},
     )
     return _view(job, None)
 
 
 def jobs(connection: Redis) -> list[Job]:
     """Return the stored jobs, the newest first."""
-    return sorted(_read(connection, _ids(connection)), key=lambda view: view.created_us, reverse=True)
+    return sorted(
+        _read(connection, _ids(connection)), key=lambda view: view.created_us, reverse=True
+    )
 
 
 def job(connection: Redis, job_id: str) -> Job | None:
@@ -72,12 +98,17 @@ def retry(connection: Redis, job_id: str) -> Job:
         raise Conflict(f"job {job_id} has not ended; stop it first", param="job_id")
     view = _view(found, None)
     if view.arguments is None:
-        raise Conflict(f"job {job_id} is of another version; submit it again with this one's arguments", param="job_id")
+        raise Conflict(
+            f"job {job_id} is of another version; submit it again with this one's arguments",
+            param="job_id",
+        )
     return submit(connection, view.kind, view.arguments)
 
 
 def stop(connection: Redis, job_id: str) -> None:
-    """Stop a running job, or remove a queued one from the queue. Raises: NotFound, Conflict once it has ended."""
+    """Stop a running job, or remove a queued one from the queue. Raises: NotFound, Conflict once it
+    has ended.
+    """
     found = _find(connection, job_id)
     status = found.get_status()
     if status not in UNFINISHED:
@@ -88,7 +119,10 @@ def stop(connection: Redis, job_id: str) -> None:
         else:
             found.cancel()
     except InvalidJobOperation as error:
-        raise Conflict(f"job {job_id} changed meanwhile: {error}; look at its state and try again", param="job_id") from error
+        raise Conflict(
+            f"job {job_id} changed meanwhile: {error}; look at its state and try again",
+            param="job_id",
+        ) from error
 
 
 def delete(connection: Redis, job_id: str) -> None:
@@ -100,7 +134,8 @@ def delete(connection: Redis, job_id: str) -> None:
     found = _find(connection, job_id)
     if found.get_status() == JobStatus.STARTED:
         raise Conflict(f"job {job_id} runs; stop it first", param="job_id")
-    found.group_id = None  # Fleet's jobs have no group, and rq fails to delete a job whose group is missing
+    # Fleet's jobs have no group, and rq fails to delete a job whose group is missing
+    found.group_id = None
     found.delete()
 
 
@@ -125,15 +160,23 @@ def kept_ids(connection: Redis, job_ids: list[str]) -> set[str]:
 
 
 def recorded_arguments(job: RqJob) -> JobArguments:
-    """Return the checked arguments of a record. Raises: BadInput if `submit` of this version did not write it."""
+    """Return the checked arguments of a record. Raises: BadInput if `submit` of this version did
+    not write it.
+    """
     kind = next((kind for kind, function in FUNCTIONS.items() if function == job.func_name), "")
     if not kind or job.instance is not None or job.kwargs or len(job.args) != 1:
-        raise BadInput("its record names no kind of job; submit it with `fleet jobs submit` or POST /v1/fleet/jobs", param="kind")
+        raise BadInput(
+            "its record names no kind of job; submit it with `fleet jobs submit` or POST "
+            "/v1/fleet/jobs",
+            param="kind",
+        )
     return read_arguments(kind, job.args[0])
 
 
 def _ids(connection: Redis) -> list[str]:
-    """Return the ids in rq's lists, read atomically: a job that is moved from the queue to a worker is in a list of its own."""
+    """Return the ids in rq's lists, read atomically: a job that is moved from the queue to a worker
+    is in a list of its own.
+    """
     queue = open_queue(connection)
     pipe = connection.pipeline(transaction=True)
     for key in (queue.key, queue.intermediate_queue_key):
@@ -142,33 +185,51 @@ def _ids(connection: Redis) -> list[str]:
         pipe.zrevrange(registry.key, 0, MAX_LISTED - 1)
     listed = cast("list[list[bytes]]", pipe.execute())
     # A running job's entry also names its execution.
-    return list(dict.fromkeys(text(member).partition(":")[0] for members in listed for member in members))
+    return list(
+        dict.fromkeys(text(member).partition(":")[0] for members in listed for member in members)
+    )
 
 
 def _registries(queue: Queue) -> tuple[BaseRegistry, ...]:
     return (
-        queue.started_job_registry, queue.failed_job_registry, queue.finished_job_registry, queue.canceled_job_registry,
-        queue.deferred_job_registry, queue.scheduled_job_registry,
-    )  # fmt: skip
+        queue.started_job_registry,
+        queue.failed_job_registry,
+        queue.finished_job_registry,
+        queue.canceled_job_registry,
+        queue.deferred_job_registry,
+        queue.scheduled_job_registry,
+    )
 
 
 def _find(connection: Redis, job_id: str) -> RqJob:
     view = job(connection, job_id)
     if view is not None and view.state == UNREADABLE:
         raise Conflict(f"the record of job {job_id} cannot be read; delete the job", param="job_id")
-    found = RqJob.fetch_many([job_id], connection=connection, serializer=JSONSerializer)[0] if view is not None else None
+    found = (
+        RqJob.fetch_many([job_id], connection=connection, serializer=JSONSerializer)[0]
+        if view is not None
+        else None
+    )
     if found is None:
-        raise NotFound(f"no job {job_id[:80]!r}; `fleet jobs list` shows those there are", param="job_id")
+        raise NotFound(
+            f"no job {job_id[:80]!r}; `fleet jobs list` shows those there are", param="job_id"
+        )
     return found
 
 
 def _read(connection: Redis, job_ids: list[str]) -> list[Job]:
-    """Return those of the jobs that are stored. The state is `UNREADABLE` if the record or the result is damaged."""
+    """Return those of the jobs that are stored. The state is `UNREADABLE` if the record or the
+    result is damaged.
+    """
     pipe = connection.pipeline(transaction=False)
     for job_id in job_ids:
         pipe.hgetall(RqJob.key_for(job_id))
     records = cast("list[dict[bytes, bytes] | ResponseError]", pipe.execute(raise_on_error=False))
-    return [_restore(connection, job_id, record) for job_id, record in zip(job_ids, records, strict=True) if record]
+    return [
+        _restore(connection, job_id, record)
+        for job_id, record in zip(job_ids, records, strict=True)
+        if record
+    ]
 
 
 def _restore(connection: Redis, job_id: str, record: dict[bytes, bytes] | ResponseError) -> Job:
@@ -179,7 +240,10 @@ def _restore(connection: Redis, job_id: str, record: dict[bytes, bytes] | Respon
         found.restore(record)
         return _view(found, found.latest_result())
     except DAMAGED as error:
-        reason = f"its record in Redis cannot be read ({type(error).__name__}: {str(error)[:80]}); delete it"
+        reason = (
+            f"its record in Redis cannot be read ({type(error).__name__}: "
+            f"{str(error)[:80]}); delete it"
+        )
         return Job(id=job_id, kind="", arguments=None, state=UNREADABLE, created_us=0, error=reason)
 
 
@@ -222,7 +286,11 @@ def _arguments(job: RqJob) -> dict[str, object] | None:
 
 def _files(job: RqJob) -> tuple[str, ...]:
     noted = job.meta.get(FILES)
-    return tuple(name for name in REPORT_FILES if name in cast("list[object]", noted)) if isinstance(noted, list) else ()
+    return (
+        tuple(name for name in REPORT_FILES if name in cast("list[object]", noted))
+        if isinstance(noted, list)
+        else ()
+    )
 
 
 def _progress(job: RqJob) -> JobProgress | None:

@@ -27,7 +27,9 @@ class _LineCount:
 
 
 class LineBudget:
-    """A kind is a logger, a level and a text before its values are inserted. Times: seconds of one clock."""
+    """A kind is a logger, a level and a text before its values are inserted. Times: seconds of one
+    clock.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[Kind, _LineCount] = {}
@@ -50,7 +52,9 @@ class LineBudget:
 
     def take_summaries(self, now: float) -> list[logging.LogRecord]:
         """End the periods that are over; return one line for each kind that was counted in them."""
-        over = [(kind, count) for kind, count in self._counts.items() if now - count.since >= PERIOD_S]
+        over = [
+            (kind, count) for kind, count in self._counts.items() if now - count.since >= PERIOD_S
+        ]
         for kind, _ in over:
             del self._counts[kind]
         return [_summary(count.last, count.left_out) for _, count in over if count.last is not None]
@@ -59,4 +63,6 @@ class LineBudget:
 def _summary(last: logging.LogRecord, left_out: int) -> logging.LogRecord:
     text = "%d more line%s of this kind within %.0f s; the last: %s"
     values = (left_out, "" if left_out == 1 else "s", PERIOD_S, last.getMessage())
-    return logging.LogRecord(last.name, last.levelno, last.pathname, last.lineno, text, values, None)
+    return logging.LogRecord(
+        last.name, last.levelno, last.pathname, last.lineno, text, values, None
+    )

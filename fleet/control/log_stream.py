@@ -1,4 +1,5 @@
-"""Sender of this process's log lines to the fleet's log: in batches, by a thread of its own, so that logging never blocks.
+"""Sender of this process's log lines to the fleet's log: in batches, by a thread of its own, so
+that logging never blocks.
 
 Lines of one kind are bounded (`line_budget.py`). Under load, or while Redis is away, lines are
 dropped and counted. Printed lines are not affected.
@@ -30,8 +31,9 @@ Fields = dict[FieldT, EncodableT]
 
 
 class LogShipper(logging.Handler):
-    """Handler for records of any thread, until `end`, which sends the waiting ones within a time limit. Not `close`: configuring
-    logging (as uvicorn does) closes every existing handler, and leaves it in use.
+    """Handler for records of any thread, until `end`, which sends the waiting ones within a time
+    limit. Not `close`: configuring logging (as uvicorn does) closes every existing handler, and
+    leaves it in use.
 
     Invariants: `emit` does no I/O, and runs under the handler's lock; at most `MAX_WAITING` lines
     wait; the stream keeps about `MAX_STORED`.
@@ -86,7 +88,9 @@ class LogShipper(logging.Handler):
             self.release()
 
     def _ship(self) -> bool:
-        """Send the waiting lines in batches. Return False if Redis does not answer: unsent lines wait for the next call."""
+        """Send the waiting lines in batches. Return False if Redis does not answer: unsent lines
+        wait for the next call.
+        """
         while self._waiting:
             batch = [self._waiting[place] for place in range(min(len(self._waiting), MAX_BATCH))]
             dropped = self._dropped
@@ -106,16 +110,27 @@ class LogShipper(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
-    """Return the stream fields of a record. The request is that of `extra`, which may have an epoch too, or of the message."""
+    """Return the stream fields of a record. The request is that of `extra`, which may have an epoch
+    too, or of the message.
+    """
     message = record.getMessage()
     about = getattr(record, "request_id", "") or next(iter(REQUEST.findall(message)), "")
     fields: Fields = {
-        "t": int(record.created * 1e6), "l": record.levelname.lower(), "n": record.name, "m": message[:MAX_MESSAGE_CHARS],
+        "t": int(record.created * 1e6),
+        "l": record.levelname.lower(),
+        "n": record.name,
+        "m": message[:MAX_MESSAGE_CHARS],
         "p": labels.process,
-    }  # fmt: skip
+    }
     rest = {"w": labels.worker, "s": labels.stage, "r": about, "e": getattr(record, "epoch", 0)}
-    trace = logging.Formatter().formatException(record.exc_info) if record.exc_info else record.stack_info or ""
-    return fields | {name: value for name, value in (*rest.items(), ("x", trace[-MAX_TRACE_CHARS:])) if value}
+    trace = (
+        logging.Formatter().formatException(record.exc_info)
+        if record.exc_info
+        else record.stack_info or ""
+    )
+    return fields | {
+        name: value for name, value in (*rest.items(), ("x", trace[-MAX_TRACE_CHARS:])) if value
+    }
 
 
 def add_line(client: redis.Redis, labels: Labels, message: str, *, level: str) -> None:

@@ -1,4 +1,6 @@
-"""Reads of the chunks whose notices do not contain them: the new part of each edge's log, in one round trip. Knows no client."""
+"""Reads of the chunks whose notices do not contain them: the new part of each edge's log, in one
+round trip. Knows no client.
+"""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,9 +14,11 @@ _Log = tuple[RequestId, EdgeName]
 
 
 class LogReads:
-    """The reads for the `LoggedNotice`s among `notices`: one per edge, from its first new chunk to its last.
+    """The reads for the `LoggedNotice`s among `notices`: one per edge, from its first new chunk to
+    its last.
 
-    A chunk that Redis lost between its notice and the read is left out: its producer appends it again.
+    A chunk that Redis lost between its notice and the read is left out: its producer appends it
+    again.
     """
 
     def __init__(self, notices: Sequence[AnyNotice]) -> None:
@@ -22,7 +26,9 @@ class LogReads:
         self._locations: dict[_Log, dict[int, Location]] = {}
         for notice in notices:
             if isinstance(notice, LoggedNotice):
-                self._locations.setdefault((notice.request, notice.edge), {})[notice.index] = notice.location
+                self._locations.setdefault((notice.request, notice.edge), {})[notice.index] = (
+                    notice.location
+                )
 
     @property
     def commands(self) -> list[tuple[str, str, str, str]]:
@@ -32,7 +38,9 @@ class LogReads:
         ]
 
     def resolve(self, replies: Sequence[Reply]) -> list[AnyNotice]:
-        """Return the notices in order, with an edge's chunks in place of its first notice. `replies`: those of `commands`."""
+        """Return the notices in order, with an edge's chunks in place of its first notice.
+        `replies`: those of `commands`.
+        """
         read = dict(zip(self._locations, replies, strict=True))
         resolved: list[AnyNotice] = []
         for notice in self._notices:

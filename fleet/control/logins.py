@@ -1,4 +1,6 @@
-"""Logins of the console in Redis: the name of each, and the time of its expiry. Knows no cookie and no key."""
+"""Logins of the console in Redis: the name of each, and the time of its expiry. Knows no cookie and
+no key.
+"""
 
 import redis.asyncio
 
@@ -11,7 +13,9 @@ MAX_LOGINS = 1000
 
 
 class LoginStore:
-    """One sorted set for all gateways, scored by the expiry of each login, us. Any method may raise RedisUnreachable."""
+    """One sorted set for all gateways, scored by the expiry of each login, us. Any method may raise
+    RedisUnreachable.
+    """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._redis = client

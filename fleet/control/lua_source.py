@@ -1,7 +1,8 @@
-"""The text of the Lua scripts: each with those definitions of `lua/common.lua` that it uses. Knows no call.
+"""The text of the Lua scripts: each with those definitions of `lua/common.lua` that it uses. Knows
+no call.
 
-Redis runs the whole text of a script at each call, so each definition in it costs time, also an unused one: all of
-them together took five times as long as the commands of an append.
+Redis runs the whole text of a script at each call, so each definition in it costs time, also an
+unused one: all of them together took five times as long as the commands of an append.
 """
 
 import re
@@ -17,7 +18,9 @@ _COMMENT = re.compile(r"^ *--.*\n", re.MULTILINE)
 
 
 class _Definition(NamedTuple):
-    """A function of `common.lua`, or a line of constants: the names that it defines, and its text."""
+    """A function of `common.lua`, or a line of constants: the names that it defines, and its
+    text.
+    """
 
     names: frozenset[str]
     text: str
@@ -25,7 +28,9 @@ class _Definition(NamedTuple):
 
 @cache
 def source(name: str) -> str:
-    """Return the Lua of a script: the flag for servers that need it first, then the common definitions that it uses."""
+    """Return the Lua of a script: the flag for servers that need it first, then the common
+    definitions that it uses.
+    """
     body = _read(name)
     wanted, used = _words(body), list[str]()
     for definition in reversed(_common()):  # each uses only earlier ones

@@ -1,4 +1,6 @@
-"""A gateway's membership of the fleet: its id, its lease, and the new id under which it rejoins after it was fenced."""
+"""A gateway's membership of the fleet: its id, its lease, and the new id under which it rejoins
+after it was fenced.
+"""
 
 import asyncio
 import logging
@@ -19,9 +21,13 @@ Run = Callable[[redis.asyncio.Redis, scripts.Call], Awaitable[Reply]]
 
 
 class Membership:
-    """Registration of this gateway, under one id at a time. `rejoined` is awaited after each rejoin."""
+    """Registration of this gateway, under one id at a time. `rejoined` is awaited after each
+    rejoin.
+    """
 
-    def __init__(self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig
+    ) -> None:
         self._redis, self._reader = client, reader
         self._lease_us = int(config.lease.worker_ttl_s * 1e6)
         self._capacity = config.limits.max_requests
@@ -43,13 +49,15 @@ class Membership:
     async def renew(self, num_running: int) -> None:
         """Renew the lease, or rejoin if it was fenced. Raises: redis's errors."""
         call = scripts.renew(self.id, self._lease_us, {"running": num_running})
-        if text(await run_async(self._reader, call)) != "ok":  # not queued behind a burst of requests
+        # not queued behind a burst of requests
+        if text(await run_async(self._reader, call)) != "ok":
             await self._rejoin(self.id)
 
     async def call(
         self, make: Callable[[WorkerId], scripts.Call], *, unlisted: str, run: Run | None = None
     ) -> tuple[WorkerId, list[str]]:
-        """Run a script under this gateway's id; once more under a new one if the answer is `unlisted`.
+        """Run a script under this gateway's id; once more under a new one if the answer is
+        `unlisted`.
 
         Returns the id that the script ran under, and its answer. `run` replaces `run_async`.
         Raises: RedisUnreachable, and the errors of `run`.
@@ -57,7 +65,8 @@ class Membership:
         me = self.id
         answer = texts(await answer_of((run or run_async)(self._redis, make(me))))
         if answer[0] == unlisted:
-            # A cancelled caller must not cancel the rejoin, which all requests of this gateway wait for.
+            # A cancelled caller must not cancel the rejoin, which all requests of this gateway wait
+            # for.
             rejoining = asyncio.create_task(self._rejoin(me))
             self._rejoins.add(rejoining)
             rejoining.add_done_callback(self._rejoins.discard)
@@ -67,11 +76,16 @@ class Membership:
         return me, answer
 
     async def _rejoin(self, former: WorkerId) -> None:
-        """Register under a new id, unless another call has replaced `former` already; then reattach the requests."""
+        """Register under a new id, unless another call has replaced `former` already; then reattach
+        the requests.
+        """
         async with self.lock:
             if self.id != former:
                 return
-            log.warning("gateway %s was fenced, or Redis lost its registration; it rejoins under a new id", former)
+            log.warning(
+                "gateway %s was fenced, or Redis lost its registration; it rejoins under a new id",
+                former,
+            )
             self.id = _new_id()
             await self.register()
         if self.rejoined is not None:

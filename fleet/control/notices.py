@@ -1,4 +1,6 @@
-"""Typed notices: the entries of a worker's or gateway's inbox. The only module that reads their fields."""
+"""Typed notices: the entries of a worker's or gateway's inbox. The only module that reads their
+fields.
+"""
 
 from collections.abc import Iterator
 
@@ -87,7 +89,8 @@ class FreeNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
-    """A task is offered to this worker, which caches the prefix of the task's session, or by `entry` of its role's stream.
+    """A task is offered to this worker, which caches the prefix of the task's session, or by
+    `entry` of its role's stream.
 
     `alone`: no other task may run beside this one.
     """
@@ -110,9 +113,19 @@ class OrderNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Notice = (
-    OrderNotice | PromotionNotice | FreeNotice | RelocationNotice | ChunkNotice | LoggedNotice | UnreadableNotice | CreditNotice
-    | EndNotice | TakenNotice | MovedNotice | WalkNotice
-)  # fmt: skip
+    OrderNotice
+    | PromotionNotice
+    | FreeNotice
+    | RelocationNotice
+    | ChunkNotice
+    | LoggedNotice
+    | UnreadableNotice
+    | CreditNotice
+    | EndNotice
+    | TakenNotice
+    | MovedNotice
+    | WalkNotice
+)
 AnyNotice = Grant | Notice
 
 
@@ -125,7 +138,9 @@ def parse_notices(fields: dict[str, bytes]) -> list[AnyNotice]:
 
 
 def _news(fields: dict[str, bytes]) -> Iterator[AnyNotice]:
-    """Parse the chunks and the credit of one call of a script, in the order of its fields (`add_news` in `common.lua`)."""
+    """Parse the chunks and the credit of one call of a script, in the order of its fields
+    (`add_news` in `common.lua`).
+    """
     items = iter([*fields.items(), ("", b"")])
     name, value = next(items)
     for following, next_value in items:
@@ -133,14 +148,18 @@ def _news(fields: dict[str, bytes]) -> Iterator[AnyNotice]:
             yield _chunk(name, value, decode_location(next_value) if following[:1] == "l" else {})
         elif name[0] == "a":
             request, edge, consumed = text(value).split("|")
-            yield CreditNotice(request=RequestId(request), edge=EdgeName(edge), consumed=int(consumed))
+            yield CreditNotice(
+                request=RequestId(request), edge=EdgeName(edge), consumed=int(consumed)
+            )
         name, value = following, next_value
 
 
 def _chunk(name: str, value: bytes, location: Location) -> AnyNotice:
     if name[0] == "p":
         request, edge, index = text(value).split("|")
-        return LoggedNotice(request=RequestId(request), edge=EdgeName(edge), index=int(index), location=location)
+        return LoggedNotice(
+            request=RequestId(request), edge=EdgeName(edge), index=int(index), location=location
+        )
     return chunk_notice(value, location)
 
 
@@ -156,12 +175,17 @@ def _notice(fields: dict[str, bytes]) -> AnyNotice | None:
     if kind == "p":
         return PromotionNotice()
     if kind == "o":
-        return next((OrderNotice(order=order) for order in WORKER_ORDERS if order == text(fields["o"])), None)
+        return next(
+            (OrderNotice(order=order) for order in WORKER_ORDERS if order == text(fields["o"])),
+            None,
+        )
     request = RequestId(text(fields.get("r")))
     if kind == "g":
         return parse_grant(fields)
     if kind == "y":
-        return TakenNotice(request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"])))
+        return TakenNotice(
+            request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"]))
+        )
     if kind == "m":
         return MovedNotice(request=request, epoch=Epoch(int(fields["e"])))
     if kind == "x":
@@ -171,7 +195,9 @@ def _notice(fields: dict[str, bytes]) -> AnyNotice | None:
         return FreeNotice(request=request)
     if kind == "l":
         edge, location = EdgeName(text(fields["e"])), decode_location(fields["l"])
-        return RelocationNotice(request=request, edge=edge, index=int(fields["i"]), location=location)
+        return RelocationNotice(
+            request=request, edge=edge, index=int(fields["i"]), location=location
+        )
     if kind == "w":
         edge, index, walk = EdgeName(text(fields["e"])), int(fields["i"]), Walk(text(fields["w"]))
         return WalkNotice(request=request, edge=edge, from_index=index, walk=walk)
@@ -180,5 +206,11 @@ def _notice(fields: dict[str, bytes]) -> AnyNotice | None:
 
 def parse_grant(fields: dict[str, bytes], entry: str = "") -> Grant:
     """Parse a grant of an inbox, or `entry` of a role's stream."""
-    request, stage, epoch = RequestId(text(fields["r"])), StageName(text(fields["s"])), Epoch(int(fields["e"]))
-    return Grant(request=request, stage=stage, epoch=epoch, entry=entry, alone=fields.get("a") == b"1")
+    request, stage, epoch = (
+        RequestId(text(fields["r"])),
+        StageName(text(fields["s"])),
+        Epoch(int(fields["e"])),
+    )
+    return Grant(
+        request=request, stage=stage, epoch=epoch, entry=entry, alone=fields.get("a") == b"1"
+    )

@@ -1,4 +1,6 @@
-"""Operators' orders: retry a request, drain or stop a worker, redeliver a task, handle dead letters. Knows no HTTP."""
+"""Operators' orders: retry a request, drain or stop a worker, redeliver a task, handle dead
+letters. Knows no HTTP.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -16,42 +18,61 @@ from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, NotFound, quoted
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, decode_request
-from fleet.drafts.figures.speculation import CONFIGURED, ORDERS
 from fleet.core.telemetry import WorkerOrder
+from fleet.drafts.figures.speculation import CONFIGURED, ORDERS
 from fleet.graphs import Graph
 
 log = logging.getLogger(__name__)
 Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
-"""Submits a request without a client; its answer is read to its end, so that its log is complete."""
+"""Submits a request without a client; its answer is read to its end, so that its log is
+complete.
+"""
 
 
 def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
-    """Raises: NotFound for a stage whose drafts are not verified, BadInput for an unknown drafter."""
+    """Raises: NotFound for a stage whose drafts are not verified, BadInput for an unknown
+    drafter.
+    """
     stages = [each.name for each in graph.stages if each.verifies_drafts]
     if stage not in stages:
-        raise NotFound(f"stage: no drafts are verified for {quoted(stage)}; give one of {', '.join(stages)}", param="stage")
+        raise NotFound(
+            f"stage: no drafts are verified for {quoted(stage)}; give one of {', '.join(stages)}",
+            param="stage",
+        )
     if drafter not in ORDERS:
         message = f"drafter: {quoted(drafter)} is none of {', '.join(ORDERS)}"
         raise BadInput(message, param="drafter")
 
 
 class Operations:
-    """Orders of operators. Any method may raise RedisUnreachable, and NotFound or Conflict naming the cause."""
+    """Orders of operators. Any method may raise RedisUnreachable, and NotFound or Conflict naming
+    the cause.
+    """
 
     def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, submit: Submit) -> None:
         self._redis, self._submit = client, submit
         self._graph = config.graph_declaration()
 
     async def retry(self, request: RequestId) -> RequestId:
-        """Send the same request again and return its new id. Its answer is logged; a client reads it by `resume`."""
+        """Send the same request again and return its new id. Its answer is logged; a client reads
+        it by `resume`.
+        """
         raw = cast("bytes | None", await answer_of(self._redis.hget(keys.request(request), "spec")))
         if raw is None:
-            raise NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
+            raise NotFound(
+                f"no request {request!r}; it never was, or its retention time is over",
+                param="request_id",
+            )
         spec = decode_request(raw)
-        blob = cast("bytes | None", await answer_of(self._redis.get(keys.blob(request)))) if spec.audio else None
+        blob = (
+            cast("bytes | None", await answer_of(self._redis.get(keys.blob(request))))
+            if spec.audio
+            else None
+        )
         if spec.audio and blob is None:
             raise Conflict(
-                f"request {request} cannot be sent again: the audio of its prompt is deleted a minute after its end",
+                f"request {request} cannot be sent again: the audio of its prompt is deleted a "
+                "minute after its end",
                 param="request_id",
             )
         return await self._submit_again(spec, blob)
@@ -59,33 +80,52 @@ class Operations:
     async def _submit_again(self, spec: RequestSpec, blob: bytes | None) -> RequestId:
         if spec.graph != self._graph.name:
             raise Conflict(
-                f"request {spec.id} is of graph {spec.graph}, and this deployment serves {self._graph.name}", param="request_id"
+                f"request {spec.id} is of graph {spec.graph}, and this deployment serves "
+                f"{self._graph.name}",
+                param="request_id",
             )
-        again = msgspec.structs.replace(spec, id=new_request_id(), created_us=now_us(), retry_of=spec.id)
+        again = msgspec.structs.replace(
+            spec, id=new_request_id(), created_us=now_us(), retry_of=spec.id
+        )
         await self._submit(again, blob)
         return again.id
 
     async def order_worker(self, worker: str, order: WorkerOrder) -> None:
-        """Order a worker to drain, resume, stop or dump its threads. Repeating an order is no conflict."""
+        """Order a worker to drain, resume, stop or dump its threads. Repeating an order is no
+        conflict.
+        """
         raw = await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order)))
         answer, *reasons = texts(raw) if isinstance(raw, list) else [text(cast(bytes, raw))]
         match answer:
             case "ok":
                 return
             case "gateway":
-                raise Conflict(f"{worker} is a gateway: it has no tasks, and accepts no orders", param="worker_id")
+                raise Conflict(
+                    f"{worker} is a gateway: it has no tasks, and accepts no orders",
+                    param="worker_id",
+                )
             case "leaving":
-                raise Conflict(f"{worker} is leaving already; start another with `fleet worker`", param="worker_id")
+                raise Conflict(
+                    f"{worker} is leaving already; start another with `fleet worker`",
+                    param="worker_id",
+                )
             case "needed":
                 role = role_of(WorkerId(worker))
                 why = "".join(reasons) or f"no other worker of {role} is free to replace it"
                 raise Conflict(
-                    f"{worker} computes layers of a model, and {why}; start one with `fleet worker {role}`", param="worker_id"
+                    f"{worker} computes layers of a model, and {why}; start one with `fleet "
+                    f"worker {role}`",
+                    param="worker_id",
                 )
             case "gone":
-                raise Conflict(f"{worker} is gone; start another with `fleet worker`", param="worker_id")
+                raise Conflict(
+                    f"{worker} is gone; start another with `fleet worker`", param="worker_id"
+                )
             case _:
-                raise NotFound(f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are", param="worker_id")
+                raise NotFound(
+                    f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are",
+                    param="worker_id",
+                )
 
     async def choose_drafter(self, stage: str, drafter: str) -> None:
         """Let the workers of a stage draft with `drafter`, from their next half second on."""
@@ -96,28 +136,55 @@ class Operations:
             await answer_of(self._redis.hset(keys.DRAFTERS, stage, drafter))
 
     async def redeliver(self, request: RequestId, stage: StageName, epoch: Epoch) -> None:
-        """Revoke a task from its owner, to be granted again. `epoch`: the caller's view of it; 0: any."""
+        """Revoke a task from its owner, to be granted again. `epoch`: the caller's view of it; 0:
+        any.
+        """
         has_worker = stage != CLIENT
         call = scripts.redeliver(request, stage, epoch)
         answer = text(await answer_of(run_async(self._redis, call))) if has_worker else "no_task"
         match answer:
             case "ok":
-                log.info("request %s, stage %s is revoked from its owner, to be granted again", request, stage)
+                log.info(
+                    "request %s, stage %s is revoked from its owner, to be granted again",
+                    request,
+                    stage,
+                )
             case "unknown":
-                raise NotFound(f"no request {request!r}; it never was, or its retention time is over", param="request_id")
+                raise NotFound(
+                    f"no request {request!r}; it never was, or its retention time is over",
+                    param="request_id",
+                )
             case "no_task":
-                raise NotFound(f"request {request} has no task of stage {stage[:80]!r} with a worker", param="stage")
+                raise NotFound(
+                    f"request {request} has no task of stage {stage[:80]!r} with a worker",
+                    param="stage",
+                )
             case "ended":
-                raise Conflict(f"request {request} has ended; send it again with POST .../retry", param="request_id")
+                raise Conflict(
+                    f"request {request} has ended; send it again with POST .../retry",
+                    param="request_id",
+                )
             case "stale":
-                raise Conflict(f"stage {stage} of {request} has been granted again since it was seen; look again", param="epoch")
+                raise Conflict(
+                    f"stage {stage} of {request} has been granted again since it was seen; look "
+                    "again",
+                    param="epoch",
+                )
             case state:
-                raise Conflict(f"stage {stage} of {request} is {state}: no worker has it, so it cannot be revoked", param="stage")
+                raise Conflict(
+                    f"stage {stage} of {request} is {state}: no worker has it, so it cannot be "
+                    "revoked",
+                    param="stage",
+                )
 
     async def retry_dead_letter(self, request: RequestId) -> RequestId:
-        """Send the request again, as `retry`, and drop the letter: if workers die over it again, its new id is listed."""
+        """Send the request again, as `retry`, and drop the letter: if workers die over it again,
+        its new id is listed.
+        """
         letter = await answer_of(find_letter(self._redis, request))
-        blob = cast("bytes | None", await answer_of(self._redis.get(keys.dead_letter_blob(request))))
+        blob = cast(
+            "bytes | None", await answer_of(self._redis.get(keys.dead_letter_blob(request)))
+        )
         again = await self._submit_again(spec_of(letter), blob)
         await answer_of(self._drop(letter))
         return again

@@ -1,7 +1,9 @@
-"""Redis is away: the errors that mean it, their remedies, and one user's outage with its log lines and pauses. Sends nothing.
+"""Redis is away: the errors that mean it, their remedies, and one user's outage with its log lines
+and pauses. Sends nothing.
 
-Redis is away while it does not answer, and while it refuses writes: its memory or disk is full, replicas are missing, or it is
-not the primary. Neither says anything about the request or the worker that met the error.
+Redis is away while it does not answer, and while it refuses writes: its memory or disk is full,
+replicas are missing, or it is not the primary. Neither says anything about the request or the
+worker that met the error.
 """
 
 import logging
@@ -18,13 +20,19 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.05, 1.0
 QUIET_S = 1.0
-"""Time for which an unanswered Redis is not logged: processes start beside it, and it may restart."""
+"""Time for which an unanswered Redis is not logged: processes start beside it, and it may
+restart.
+"""
 REFUSALS = {
-    "OOM": "its memory is full: raise its maxmemory, or wait until ended requests expire (retention_s)",
+    "OOM": "its memory is full: raise its maxmemory, or wait until ended requests expire "
+    "(retention_s)",
     "MISCONF": "it cannot save its data: free disk space on its host, and read its log",
-    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write: start them, or lower that setting",
+    "NOREPLICAS": "it has fewer replicas than its min-replicas-to-write: start them, or lower "
+    "that setting",
 }
-"""Codes of replies with which a Redis that keeps its data refuses a write, and the remedy. A refused script wrote nothing."""
+"""Codes of replies with which a Redis that keeps its data refuses a write, and the remedy. A
+refused script wrote nothing.
+"""
 ABSENCES = {
     "LOADING": "it loads its data: wait until it has",
     "READONLY": "it is a replica: point REDIS_URL at the primary, or promote it",
@@ -34,15 +42,21 @@ ABSENCES = {
     "TRYAGAIN": "its cluster moves keys: wait until it has",
     "BUSY": "it runs a long script of another client: end that with SCRIPT KILL",
 }
-"""Codes of replies after which the Redis that serves next may lack the last writes, as after a restart, and the remedy."""
+"""Codes of replies after which the Redis that serves next may lack the last writes, as after a
+restart, and the remedy.
+"""
 CODE = re.compile(r"""(?:^|@user_script: ?\d+: -|pipeline caused error: \(['"])([A-Z]{3,}) """)
-"""The code of an error; Redis 6.2 puts it behind the place in a script, and redis-py behind the command of a pipeline."""
+"""The code of an error; Redis 6.2 puts it behind the place in a script, and redis-py behind the
+command of a pipeline.
+"""
 KEY_DELETED = "the stream key no longer exists"
 """Redis 6.2's UNBLOCKED for a read of a deleted inbox: not an outage."""
 
 
 def code_of(error: Exception) -> str:
-    """Return the code of an error reply of Redis, also of one raised inside a script; "" for any other error."""
+    """Return the code of an error reply of Redis, also of one raised inside a script; "" for any
+    other error.
+    """
     code = getattr(error, "status_code", None)
     if code and code != "ERR":
         return str(code)
@@ -51,12 +65,16 @@ def code_of(error: Exception) -> str:
 
 
 def refuses_writes(error: Exception) -> bool:
-    """Return True if Redis answers and keeps its data, but refuses the write for now: rights and data stand."""
+    """Return True if Redis answers and keeps its data, but refuses the write for now: rights and
+    data stand.
+    """
     return code_of(error) in REFUSALS
 
 
 def is_away(error: Exception) -> bool:
-    """Return True if the error only says that Redis cannot be used for now, so that the same call may succeed later."""
+    """Return True if the error only says that Redis cannot be used for now, so that the same call
+    may succeed later.
+    """
     if isinstance(error, RedisConnectionError | RedisTimeoutError):
         return True
     code = code_of(error)
@@ -69,17 +87,23 @@ def cause_of(error: RedisError) -> str:
     remedy = REFUSALS.get(code) or ABSENCES.get(code)
     if remedy is None:
         return f"Redis does not answer ({error})"
-    return f"Redis {'refuses writes' if code in REFUSALS else 'cannot be used'} ({code}), since {remedy}"
+    return (
+        f"Redis {'refuses writes' if code in REFUSALS else 'cannot be used'} ({code}), since "
+        f"{remedy}"
+    )
 
 
 class Outage:
-    """The time during which `user` (for example "the conductor") cannot use Redis. For one thread or event loop.
+    """The time during which `user` (for example "the conductor") cannot use Redis. For one thread
+    or event loop.
 
-    An outage is logged once it has lasted `quiet_s` (a refusal of writes immediately), when its cause changes and when it ends,
-    however many tries fail. `cause`: "" without one.
+    An outage is logged once it has lasted `quiet_s` (a refusal of writes immediately), when its
+    cause changes and when it ends, however many tries fail. `cause`: "" without one.
     """
 
-    def __init__(self, user: str, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, user: str, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._user, self._quiet_s, self._clock = user, quiet_s, clock
         self._backoff = EqualJitterBackoff(cap=MAX_PAUSE_S, base=FIRST_PAUSE_S)
         self._num_failures, self._began_s = 0, 0.0
@@ -88,7 +112,9 @@ class Outage:
         self.cause = ""
 
     def add(self, error: RedisError) -> float:
-        """Record a failed try; return the pause before the next one in seconds, which grows and has jitter."""
+        """Record a failed try; return the pause before the next one in seconds, which grows and has
+        jitter.
+        """
         code, now_s = code_of(error), self._clock()
         if not self.cause:
             self._began_s = now_s
@@ -108,4 +134,6 @@ class Outage:
         self._num_failures, self.cause = 0, ""
         if self._logged is not None:
             self._logged = None
-            log.warning("Redis serves %s again, after %.1f s", self._user, self._clock() - self._began_s)
+            log.warning(
+                "Redis serves %s again, after %.1f s", self._user, self._clock() - self._began_s
+            )

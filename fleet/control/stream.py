@@ -1,4 +1,6 @@
-"""A gateway's stream of one request: chunks of its client edges, in order per edge, each row once, acknowledged when read."""
+"""A gateway's stream of one request: chunks of its client edges, in order per edge, each row once,
+acknowledged when read.
+"""
 
 import asyncio
 import logging
@@ -19,7 +21,14 @@ from fleet.control.notices import EndNotice
 from fleet.control.outage import is_away
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import ChunkOrderError, FleetError, NotFound, RedisUnreachable, ResumedElsewhere, from_code
+from fleet.core.errors import (
+    ChunkOrderError,
+    FleetError,
+    NotFound,
+    RedisUnreachable,
+    ResumedElsewhere,
+    from_code,
+)
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.receipts import RECEIVED, Receipts
 from fleet.core.request import RequestSpec
@@ -28,13 +37,21 @@ log = logging.getLogger(__name__)
 
 
 class ClientStream:
-    """Iterator over the chunks of one answer; ends when every requested edge is final. Abort it when the client leaves.
+    """Iterator over the chunks of one answer; ends when every requested edge is final. Abort it
+    when the client leaves.
 
-    Invariants: per edge, rows arrive in order, each once; so do chunks, unless Redis lost delivered ones and the recomputed rows
-    were divided differently. Raises, while iterating: the FleetError of the request.
+    Invariants: per edge, rows arrive in order, each once; so do chunks, unless Redis lost delivered
+    ones and the recomputed rows were divided differently. Raises, while iterating: the FleetError
+    of the request.
     """
 
-    def __init__(self, spec: RequestSpec, blob: bytes | None, config: FleetConfig, client: redis.asyncio.Redis) -> None:
+    def __init__(
+        self,
+        spec: RequestSpec,
+        blob: bytes | None,
+        config: FleetConfig,
+        client: redis.asyncio.Redis,
+    ) -> None:
         self.request_id: RequestId = spec.id
         self.spec, self.blob = spec, blob
         self.epoch = Epoch(0)
@@ -43,12 +60,17 @@ class ClientStream:
         self.on_close: Callable[[], object] = lambda: None
         self.on_lost: Callable[[], Awaitable[object]] = self._fail_as_lost
         self.on_stale: Callable[[], Awaitable[object]] = self._supersede
-        """Called when Redis does not have this stream as the reader of the answer: attaches it again, or ends it."""
+        """Called when Redis does not have this stream as the reader of the answer: attaches it
+        again, or ends it.
+        """
         self.on_unread: Callable[[], object] = lambda: None
         self._redis = client
         graph = config.graph_declaration()
         edges = [graph.edge(name) for name in spec.outputs]
-        self._edges = {edge.name: ClientEdge(edge.name, edge.source, config.ack_stride_of(edge)) for edge in edges}
+        self._edges = {
+            edge.name: ClientEdge(edge.name, edge.source, config.ack_stride_of(edge))
+            for edge in edges
+        }
         self._ready: deque[Chunk] = deque()
         self._error: FleetError | None = None
         self._wake = asyncio.Event()
@@ -56,7 +78,9 @@ class ClientStream:
         self._next_before = dict.fromkeys(self._edges, 0)
 
     def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
-        """Add a chunk that arrived, in any order; repeated ones are dropped. `from_log`: its age is not that of its arrival."""
+        """Add a chunk that arrived, in any order; repeated ones are dropped. `from_log`: its age is
+        not that of its arrival.
+        """
         if not self.wants(chunk.edge, chunk.index):
             return
         edge = self._edges[chunk.edge]
@@ -66,7 +90,9 @@ class ClientStream:
         self._wake.set()
 
     def wants(self, edge: EdgeName, index: int) -> bool:
-        """Return True if the chunk of this index has not arrived, and the client is to receive it."""
+        """Return True if the chunk of this index has not arrived, and the client is to receive
+        it.
+        """
         return edge in self._edges and self._edges[edge].wants(index)
 
     def held_by(self, gateway: WorkerId, epoch: Epoch) -> None:
@@ -78,20 +104,32 @@ class ClientStream:
         self._needs_no_acks = True
 
     def is_detached(self, gateway: WorkerId) -> bool:
-        """Return True if the stream is held by another incarnation than `gateway`, and has not failed."""
+        """Return True if the stream is held by another incarnation than `gateway`, and has not
+        failed.
+        """
         return bool(self.epoch) and self.gateway != gateway and self._error is None
 
     def ended(self, notice: EndNotice) -> None:
-        """Note the end of the request; unless it is `finished`, the stream fails with the error of the notice."""
+        """Note the end of the request; unless it is `finished`, the stream fails with the error of
+        the notice.
+        """
         if notice.state != "finished":
-            self.fail(from_code(notice.code, notice.message or f"the request was {notice.state}", notice.param or None))
+            self.fail(
+                from_code(
+                    notice.code,
+                    notice.message or f"the request was {notice.state}",
+                    notice.param or None,
+                )
+            )
 
     def fail(self, error: FleetError) -> None:
         self._error = self._error or error
         self._wake.set()
 
     def supersede(self) -> None:
-        """End this stream, which another one continues: it returns no further chunk, and can abort nothing."""
+        """End this stream, which another one continues: it returns no further chunk, and can abort
+        nothing.
+        """
         self._closed = True
         self._ready.clear()
         self._error = ResumedElsewhere.of(self.request_id)
@@ -122,7 +160,9 @@ class ClientStream:
         return [edge for edge in self._edges.values() if not edge.ended]
 
     async def _consume(self, chunk: Chunk) -> Chunk | None:
-        """Return the part of the chunk that is new to the client. A chunk without one is only acknowledged."""
+        """Return the part of the chunk that is new to the client. A chunk without one is only
+        acknowledged.
+        """
         edge = self._edges[chunk.edge]
         try:
             new_part = edge.consume(chunk)
@@ -145,10 +185,16 @@ class ClientStream:
                 await self._acknowledge()
         except RedisError as error:
             if not is_away(error):
-                log.warning("chunks of request %s could not be acknowledged (%s); it is tried again", self.request_id, error)
+                log.warning(
+                    "chunks of request %s could not be acknowledged (%s); it is tried again",
+                    self.request_id,
+                    error,
+                )
 
     async def _acknowledge(self) -> bool:
-        """Return False if Redis refuses an acknowledgement because the answer is held at another epoch."""
+        """Return False if Redis refuses an acknowledgement because the answer is held at another
+        epoch.
+        """
         due = [edge for edge in self._edges.values() if edge.consumed > edge.acked]
         if not due or isinstance(self._error, ResumedElsewhere):
             return True
@@ -164,46 +210,76 @@ class ClientStream:
         answers = texts(await run_async(self._redis, scripts.ack(acks)))
         for (edge, consumed), answer in zip(sent, answers, strict=True):
             if answer != "stale":
-                edge.acked = min(consumed, edge.consumed)  # its log may have been restarted meanwhile
+                # its log may have been restarted meanwhile
+                edge.acked = min(consumed, edge.consumed)
         return "stale" not in answers
 
     async def _report_receipts(self) -> None:
-        """Save the receipts in the trace, before the last acknowledgement: it may close the request, and its epoch with it."""
+        """Save the receipts in the trace, before the last acknowledgement: it may close the
+        request, and its epoch with it.
+        """
         line = self._receipts.line(self.gateway)
         if line is not None:
             name = f"{RECEIVED}:{self.epoch}"
-            await run_async(self._redis, scripts.set_task_metadata(self.request_id, CLIENT, self.epoch, name, line))
+            await run_async(
+                self._redis,
+                scripts.set_task_metadata(self.request_id, CLIENT, self.epoch, name, line),
+            )
 
     def _ack_of(self, edge: ClientEdge, *, delivered: bool) -> scripts.Ack:
         return scripts.Ack(
-            request=self.request_id, stage=CLIENT, epoch=self.epoch, edge=edge.name, consumed=edge.consumed,
-            producer=edge.source, delivered=delivered,
-        )  # fmt: skip
+            request=self.request_id,
+            stage=CLIENT,
+            epoch=self.epoch,
+            edge=edge.name,
+            consumed=edge.consumed,
+            producer=edge.source,
+            delivered=delivered,
+        )
 
     def delivered(self) -> dict[EdgeName, int]:
-        """Return the number of chunks of each edge once the client has received the whole answer; until then an empty dict."""
+        """Return the number of chunks of each edge once the client has received the whole answer;
+        until then an empty dict.
+        """
         is_whole = not self._open() and self._error is None
         return {edge.name: edge.consumed for edge in self._edges.values()} if is_whole else {}
 
     def moved(self) -> bool:
-        """Return True if each open edge has advanced since the last call, so that no notice of it is missing."""
-        before, self._next_before = self._next_before, {edge.name: edge.next for edge in self._edges.values()}
+        """Return True if each open edge has advanced since the last call, so that no notice of it
+        is missing.
+        """
+        before, self._next_before = (
+            self._next_before,
+            {edge.name: edge.next for edge in self._edges.values()},
+        )
         unfinished = self._open()
-        return bool(unfinished) and all(edge.next > before[edge.name] and not edge.diverged for edge in unfinished)
+        return bool(unfinished) and all(
+            edge.next > before[edge.name] and not edge.diverged for edge in unfinished
+        )
 
     def position(self) -> scripts.StreamPosition | None:
-        """Return the part of the answer that this stream has; None if `catch_up` has work to do in any case."""
+        """Return the part of the answer that this stream has; None if `catch_up` has work to do in
+        any case.
+        """
         edges = self._edges.values()
-        if self._closed or not self.epoch or any(edge.diverged or edge.consumed > edge.acked for edge in edges):
+        if (
+            self._closed
+            or not self.epoch
+            or any(edge.diverged or edge.consumed > edge.acked for edge in edges)
+        ):
             return None
         positions = [
-            scripts.EdgePosition(edge.name, edge.source, edge.next, None if edge.ended else edge.checked, edge.acked)
+            scripts.EdgePosition(
+                edge.name, edge.source, edge.next, None if edge.ended else edge.checked, edge.acked
+            )
             for edge in edges
         ]
         return scripts.StreamPosition(self.request_id, self.gateway, self.epoch, positions)
 
     async def catch_up(self) -> None:
-        """Read chunks from the logs whose notices are missing, and send acknowledgements that are due."""
+        """Read chunks from the logs whose notices are missing, and send acknowledgements that are
+        due.
+        """
         epochs = await self._read_credit()
         for edge in self._open():
             await self._compare(edge, epochs[edge.name])
@@ -214,7 +290,9 @@ class ClientStream:
         await self._read_logs()
 
     async def read_from_start(self) -> None:
-        """Read the logs in one round trip, for a stream that has received nothing, or only notices that have just arrived."""
+        """Read the logs in one round trip, for a stream that has received nothing, or only notices
+        that have just arrived.
+        """
         edges = self._open()
         pipe = self._redis.pipeline(transaction=False)
         for edge in edges:
@@ -227,7 +305,9 @@ class ClientStream:
         await self._accept_logs(edges, replies[len(edges) :])
 
     async def _read_logs(self) -> None:
-        """Read the new chunks of each open edge, and after them the request's state, in one round trip."""
+        """Read the new chunks of each open edge, and after them the request's state, in one round
+        trip.
+        """
         edges = self._open()
         pipe = self._redis.pipeline(transaction=False)
         self._ask_logs(pipe, edges)
@@ -245,26 +325,41 @@ class ClientStream:
         await self._settle_state(*(text(field) for field in state))
 
     def _add_logged(self, edge: ClientEdge, chunks: list[Chunk]) -> None:
-        if any(after.first_row != before.first_row + before.num_rows for before, after in pairwise(chunks)):
-            self.fail(ChunkOrderError(f"edge {edge.name}: its log does not follow on itself; do all processes have one version?"))
+        if any(
+            after.first_row != before.first_row + before.num_rows
+            for before, after in pairwise(chunks)
+        ):
+            self.fail(
+                ChunkOrderError(
+                    f"edge {edge.name}: its log does not follow on itself; do all processes "
+                    "have one version?"
+                )
+            )
             return
         for chunk in chunks:
             self.put(chunk, from_log=True)
 
     async def _logged(self, edge: ClientEdge, index: int) -> list[Chunk]:
-        """Read one chunk, whose entry id in the log is index + 1; none if the log does not have it."""
+        """Read one chunk, whose entry id in the log is index + 1; none if the log does not have
+        it.
+        """
         entry = f"{index + 1}-0"
-        return _chunks_of(await self._redis.xrange(keys.edge(self.request_id, edge.name), min=entry, max=entry))
+        return _chunks_of(
+            await self._redis.xrange(keys.edge(self.request_id, edge.name), min=entry, max=entry)
+        )
 
     async def _read_credit(self) -> dict[EdgeName, Epoch]:
-        """Read the acknowledged counts from Redis, which may have lost the last ones, so that they are sent again, and whether it
-        has this stream as the reader of the answer.
+        """Read the acknowledged counts from Redis, which may have lost the last ones, so that they
+        are sent again, and whether it has this stream as the reader of the answer.
 
         Returns the epoch of each edge's producing task.
         """
         edges = list(self._edges.values())
         pipe = self._redis.pipeline(transaction=False)
-        pipe.hmget(keys.task(self.request_id, CLIENT), ["epoch", "owner", "state", *(f"consumed:{edge.name}" for edge in edges)])
+        pipe.hmget(
+            keys.task(self.request_id, CLIENT),
+            ["epoch", "owner", "state", *(f"consumed:{edge.name}" for edge in edges)],
+        )
         for edge in edges:
             pipe.hget(keys.task(self.request_id, edge.source), "epoch")
         (epoch, owner, state, *counts), *epochs = await pipe.execute()
@@ -273,11 +368,14 @@ class ClientStream:
             await self.on_stale()
         for edge, consumed in zip(edges, counts, strict=True):
             edge.acked = min(edge.acked, int(consumed or 0))
-        return {edge.name: Epoch(int(text(epoch) or 0)) for edge, epoch in zip(edges, epochs, strict=True)}
+        return {
+            edge.name: Epoch(int(text(epoch) or 0))
+            for edge, epoch in zip(edges, epochs, strict=True)
+        }
 
     async def _compare(self, edge: ClientEdge, epoch: Epoch) -> None:
-        """Restart an edge whose log has diverged: a producer of a new epoch continues at the log's end, and if Redis lost writes
-        that is before the last chunk received here.
+        """Restart an edge whose log has diverged: a producer of a new epoch continues at the log's
+        end, and if Redis lost writes that is before the last chunk received here.
         """
         if epoch != edge.checked:
             edge.drop_early()  # these may be lost too; if not, they are read again
@@ -287,7 +385,10 @@ class ClientStream:
                 edge.diverged |= not found or found[0].epoch != last
             edge.checked = epoch
         if edge.diverged and not edge.ended:
-            line = "Redis lost delivered chunks of request %s; the log of edge %s is read again from its start"
+            line = (
+                "Redis lost delivered chunks of request %s; the log of edge %s is read again "
+                "from its start"
+            )
             log.warning(line, self.request_id, edge.name)
             self._ready = deque(chunk for chunk in self._ready if chunk.edge != edge.name)
             edge.begin_again()
@@ -307,15 +408,26 @@ class ClientStream:
         elif not state:
             await self.on_lost()
         elif state in ("failed", "aborted"):
-            notice = EndNotice(request=self.request_id, state=state, code=code, message=message, param=param)
+            notice = EndNotice(
+                request=self.request_id, state=state, code=code, message=message, param=param
+            )
             self.ended(notice)
 
     async def _check_retained(self) -> None:
-        """Fail if a log is gone: the answer is finished, so its missing chunks will not be produced again."""
+        """Fail if a log is gone: the answer is finished, so its missing chunks will not be produced
+        again.
+        """
         complete = {chunk.edge for chunk in self._ready if chunk.final}
-        awaited = [keys.edge(self.request_id, edge.name) for edge in self._open() if edge.name not in complete]
+        awaited = [
+            keys.edge(self.request_id, edge.name)
+            for edge in self._open()
+            if edge.name not in complete
+        ]
         if awaited and await self._redis.exists(*awaited) < len(awaited):
-            reason = f"the answer of {self.request_id} has ended, and its audio is deleted after a minute; send a new request"
+            reason = (
+                f"the answer of {self.request_id} has ended, and its audio is deleted "
+                "after a minute; send a new request"
+            )
             self.fail(NotFound(reason, param="request_id"))
 
     def raise_if_gone(self) -> None:
@@ -326,7 +438,8 @@ class ClientStream:
     async def abort(self, reason: str) -> None:
         """Abort the request, unless it has ended or another gateway holds it now. Idempotent.
 
-        Raises: RedisUnreachable; the conductor aborts the requests of a gateway that cannot renew its lease.
+        Raises: RedisUnreachable; the conductor aborts the requests of a gateway that cannot renew
+        its lease.
         """
         if self._closed:
             return
@@ -334,19 +447,25 @@ class ClientStream:
         await answer_of(run_async(self._redis, scripts.abort(self.request_id, self.epoch, reason)))
 
     def run_on(self) -> None:
-        """Leave the rest of the answer to the gateway, which reads it until a client resumes it (`GatewayRequests.resume`).
+        """Leave the rest of the answer to the gateway, which reads it until a client resumes it
+        (`GatewayRequests.resume`).
 
-        For `web.send_timeout_s` at most, since clients that read nothing could otherwise occupy workers for a long time.
+        For `web.send_timeout_s` at most, since clients that read nothing could otherwise occupy
+        workers for a long time.
         """
         if not self._closed:
             self.on_unread()
 
     async def discard_rest(self, patience_s: float | None) -> None:
-        """Acknowledge the rest of the answer, which its log retains. Abort the request after `patience_s`; None: never."""
+        """Acknowledge the rest of the answer, which its log retains. Abort the request after
+        `patience_s`; None: never.
+        """
         try:
             await self._read_rest(patience_s)
         except FleetError as error:
-            log.info("request %s, which has no client, ended with: %s", self.request_id, error.message)
+            log.info(
+                "request %s, which has no client, ended with: %s", self.request_id, error.message
+            )
 
     async def _read_rest(self, patience_s: float | None) -> None:
         try:
@@ -354,14 +473,19 @@ class ClientStream:
                 async for _ in self:
                     continue
         except TimeoutError:
-            await self.abort(f"its client read nothing, and did not resume it within {patience_s:g} s (web.send_timeout_s)")
+            await self.abort(
+                f"its client read nothing, and did not resume it within {patience_s:g} s "
+                "(web.send_timeout_s)"
+            )
 
     async def _close(self) -> None:
         self._closed = True
         self._release_if_settled()
 
     def _release_if_settled(self) -> None:
-        """Release the stream, unless acknowledgements are due: `catch_up` must send them, or the request would never end."""
+        """Release the stream, unless acknowledgements are due: `catch_up` must send them, or the
+        request would never end.
+        """
         is_settled = all(edge.consumed == edge.acked for edge in self._edges.values())
         if self._error is not None or self._open() or is_settled:
             self.on_close()

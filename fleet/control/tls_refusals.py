@@ -1,4 +1,6 @@
-"""Failures of TLS to Redis that waiting does not cure: a certificate that is refused, a missing file. Connects to nothing."""
+"""Failures of TLS to Redis that waiting does not cure: a certificate that is refused, a missing
+file. Connects to nothing.
+"""
 
 import socket
 import ssl
@@ -7,7 +9,9 @@ from urllib.parse import parse_qs, urlsplit
 
 FILES = "a file after the `?` (ssl_ca_certs, ssl_certfile, ssl_keyfile)"
 OTHER_NAME, EXPIRED, NOT_YET_VALID = (62, 63, 64), 10, 9
-"""Codes of X509_V_ERR in OpenSSL's x509_vfy.h: host name, e-mail and IP address mismatch; expired; not yet valid."""
+"""Codes of X509_V_ERR in OpenSSL's x509_vfy.h: host name, e-mail and IP address mismatch; expired;
+not yet valid.
+"""
 
 
 def tls_refusal(url: str, error: BaseException) -> str:
@@ -18,10 +22,18 @@ def tls_refusal(url: str, error: BaseException) -> str:
     for cause in _causes(error):
         match cause:
             case ssl.SSLCertVerificationError():
-                return f"REDIS_URL: the certificate of Redis is refused ({cause.verify_message}): {_remedy(cause.verify_code)}"
+                return (
+                    "REDIS_URL: the certificate of Redis is refused "
+                    f"({cause.verify_message}): {_remedy(cause.verify_code)}"
+                )
             case ssl.SSLError(reason="KEY_VALUES_MISMATCH"):
-                return "REDIS_URL: ssl_keyfile is not the key of ssl_certfile; name the key that it was made with"
-            case ssl.SSLError(reason=str(reason)) if "NO_START_LINE" in reason or "NO_CERTIFICATE" in reason:
+                return (
+                    "REDIS_URL: ssl_keyfile is not the key of ssl_certfile; name the key "
+                    "that it was made with"
+                )
+            case ssl.SSLError(reason=str(reason)) if (
+                "NO_START_LINE" in reason or "NO_CERTIFICATE" in reason
+            ):
                 return f"REDIS_URL: {FILES} is not PEM; convert it"
             case FileNotFoundError() | PermissionError():
                 return f"REDIS_URL: {FILES} cannot be read ({cause.strerror}); correct its path"
@@ -31,16 +43,21 @@ def tls_refusal(url: str, error: BaseException) -> str:
 
 
 def client_certificate_hint(url: str, error: BaseException) -> str:
-    """Return the remedy if a TLS connection was opened and ended, and the address names no certificate of the client; else "".
+    """Return the remedy if a TLS connection was opened and ended, and the address names no
+    certificate of the client; else "".
 
     A server that restarts ends connections too, so this is no refusal.
     """
     parts = urlsplit(url)
-    unopened = any(isinstance(cause, ConnectionRefusedError | socket.gaierror | TimeoutError) for cause in _causes(error))
+    unopened = any(
+        isinstance(cause, ConnectionRefusedError | socket.gaierror | TimeoutError)
+        for cause in _causes(error)
+    )
     if unopened or not parts.scheme.startswith("rediss") or "ssl_certfile" in parse_qs(parts.query):
         return ""
     return (
-        "; if Redis requires certificates of clients (tls-auth-clients yes), add ssl_certfile=FILE&ssl_keyfile=FILE after the `?`"
+        "; if Redis requires certificates of clients (tls-auth-clients yes), add "
+        "ssl_certfile=FILE&ssl_keyfile=FILE after the `?`"
     )
 
 
@@ -52,7 +69,10 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 def _remedy(code: int) -> str:
     if code in OTHER_NAME:
-        return "write the address with a name that is in the certificate, or have one issued for this name"
+        return (
+            "write the address with a name that is in the certificate, or have one issued "
+            "for this name"
+        )
     if code == EXPIRED:
         return "renew it, and restart Redis"
     if code == NOT_YET_VALID:

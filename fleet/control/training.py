@@ -1,4 +1,6 @@
-"""Facts of training in Redis, as gateways and training runs read and count them. Versions are added by scripts."""
+"""Facts of training in Redis, as gateways and training runs read and count them. Versions are added
+by scripts.
+"""
 
 from collections.abc import Mapping
 from typing import Literal, cast
@@ -11,7 +13,13 @@ from fleet.control import keys, scripts
 from fleet.control.connect import answer_of, number, pairs, run_async, text
 from fleet.core.errors import NotFound
 from fleet.core.ids import RoleName, WorkerId
-from fleet.drafts.figures.training import DraftVersion, TrainingState, decode_training, decode_version, encode_version
+from fleet.drafts.figures.training import (
+    DraftVersion,
+    TrainingState,
+    decode_training,
+    decode_version,
+    encode_version,
+)
 from fleet.graphs.training import TRAINER
 
 Outcome = Literal["acknowledged", "shed", "failed"]
@@ -32,7 +40,9 @@ class TrainingClient:
         return bool(await answer_of(self._redis.xlen(keys.role(self._main_role))))
 
     async def count(self, outcome: Outcome) -> None:
-        """Count a capture of the fleet: trained on, not submitted since others waited, or failed."""
+        """Count a capture of the fleet: trained on, not submitted since others waited, or
+        failed.
+        """
         await answer_of(self._redis.hincrby(keys.TRAINING, outcome, 1))
 
     async def forget_samples(self) -> None:
@@ -45,12 +55,19 @@ class TrainingClient:
         return decode_version(cast(bytes, await answer_of(run_async(self._redis, call))))
 
     async def promote(self, number: int) -> None:
-        """Let the main stage's workers draft with a version of the draft head; 0: the one of their start. They follow within two
-        seconds, and read its bytes from any worker that has them. Raises: NotFound for a version that does not exist.
+        """Let the main stage's workers draft with a version of the draft head; 0: the one of their
+        start. They follow within two seconds, and read its bytes from any worker that has them.
+        Raises: NotFound for a version that does not exist.
         """
-        call = scripts.promote_version(WorkerId(""), self._main, None, number, "by order of an operator")
+        call = scripts.promote_version(
+            WorkerId(""), self._main, None, number, "by order of an operator"
+        )
         if text(await answer_of(run_async(self._redis, call))) == "unknown":
-            raise NotFound(f"no version {number} of the draft head; `fleet draft versions` lists those there are", param="number")
+            raise NotFound(
+                f"no version {number} of the draft head; `fleet draft versions` lists those "
+                "there are",
+                param="number",
+            )
 
     async def roll_back(self) -> int:
         """Return to the version before the present one; return its number."""
@@ -61,31 +78,48 @@ class TrainingClient:
 
     async def counts(self) -> dict[Outcome, int]:
         found = await answer_of(self._redis.hmget(keys.TRAINING, list(OUTCOMES)))
-        return {outcome: int(text(count) or 0) for outcome, count in zip(OUTCOMES, found, strict=True)}
+        return {
+            outcome: int(text(count) or 0) for outcome, count in zip(OUTCOMES, found, strict=True)
+        }
 
     async def state(self) -> TrainingState:
         """Return the state of training, for observers."""
         seconds, micros = await answer_of(self._redis.time())
         now_us = seconds * 1_000_000 + micros
         pipe = self._redis.pipeline(transaction=False)
-        pipe.zrevrangebyscore(keys.role_workers(RoleName(TRAINER), "accepting"), "+inf", f"({now_us}", 0, 1)
+        pipe.zrevrangebyscore(
+            keys.role_workers(RoleName(TRAINER), "accepting"), "+inf", f"({now_us}", 0, 1
+        )
         pipe.hgetall(keys.TRAINING)
         pipe.hmget(keys.DRAFTERS, f"{self._main}:version", f"{self._main}:last_version")
         active, raw, (present, before) = await answer_of(pipe.execute())
         trainer, fields = WorkerId(text(active[0]) if active else ""), pairs(raw)
-        figures = await answer_of(self._redis.hget(keys.worker(trainer), "training")) if trainer else None
+        figures = (
+            await answer_of(self._redis.hget(keys.worker(trainer), "training")) if trainer else None
+        )
         return TrainingState(
-            enabled=self._enabled, trainer=trainer, figures=decode_training(text(figures)),
-            checkpoint=text(fields.get("checkpoint")), saved_us=number(fields, "saved_us"),
-            acknowledged=number(fields, "acknowledged"), shed=number(fields, "shed"), failed=number(fields, "failed"),
-            versions=tuple(await self.versions()), version=int(text(present) or 0), last_version=int(text(before) or 0),
-        )  # fmt: skip
+            enabled=self._enabled,
+            trainer=trainer,
+            figures=decode_training(text(figures)),
+            checkpoint=text(fields.get("checkpoint")),
+            saved_us=number(fields, "saved_us"),
+            acknowledged=number(fields, "acknowledged"),
+            shed=number(fields, "shed"),
+            failed=number(fields, "failed"),
+            versions=tuple(await self.versions()),
+            version=int(text(present) or 0),
+            last_version=int(text(before) or 0),
+        )
 
     async def versions(self) -> list[DraftVersion]:
         """Return the versions of the draft head, the newest first."""
-        fields = cast("Mapping[bytes, bytes]", await answer_of(self._redis.hgetall(keys.DRAFT_VERSIONS)))
+        fields = cast(
+            "Mapping[bytes, bytes]", await answer_of(self._redis.hgetall(keys.DRAFT_VERSIONS))
+        )
         found = [
-            msgspec.structs.replace(decode_version(version), note=text(fields.get(b"note:" + field)))
+            msgspec.structs.replace(
+                decode_version(version), note=text(fields.get(b"note:" + field))
+            )
             for field, version in fields.items()
             if field.isdigit()
         ]

@@ -1,4 +1,5 @@
-"""Voice sessions, client secrets and transcripts in Redis. A session is written under an epoch: one gateway at a time holds it.
+"""Voice sessions, client secrets and transcripts in Redis. A session is written under an epoch: one
+gateway at a time holds it.
 
 Knows no conversation.
 """
@@ -21,7 +22,9 @@ from fleet.core.errors import SecretInUse
 
 
 class Saved(StrEnum):
-    """Answer to a write of a voice session. After `RESTORED` every field must be written again: Redis had lost writes."""
+    """Answer to a write of a voice session. After `RESTORED` every field must be written again:
+    Redis had lost writes.
+    """
 
     OK = "ok"
     RESTORED = "restored"
@@ -35,9 +38,11 @@ OWN_FIELDS = ("epoch", "holder", "owner", "started_us", "away_us")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldVoice:
-    """A voice session held by this gateway: `epoch` accompanies every write, `fields` are the last holder's.
+    """A voice session held by this gateway: `epoch` accompanies every write, `fields` are the last
+    holder's.
 
-    `replaced`: sessions of the same owner that were ended in favour of this one. Units: `age_s` on Redis's clock.
+    `replaced`: sessions of the same owner that were ended in favour of this one. Units: `age_s` on
+    Redis's clock.
     """
 
     epoch: int
@@ -47,26 +52,36 @@ class HeldVoice:
 
 
 class VoiceStore:
-    """Store of voice sessions, client secrets and transcripts. Any method may raise RedisUnreachable."""
+    """Store of voice sessions, client secrets and transcripts. Any method may raise
+    RedisUnreachable.
+    """
 
-    def __init__(self, client: redis.asyncio.Redis, config: VoiceConfig, membership: Membership) -> None:
+    def __init__(
+        self, client: redis.asyncio.Redis, config: VoiceConfig, membership: Membership
+    ) -> None:
         self._redis, self._config, self._membership = client, config, membership
 
-    async def hold(self, session: str, ttl_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
+    async def hold(
+        self, session: str, ttl_s: float, owner: str, *, new: bool = False
+    ) -> HeldVoice | None:
         """Take over a voice session: its former holder may no longer write to it.
 
-        Returns None if `owner` has no session of that name or, with `new`, if there is one. `owner` is the credential that opened
-        it: "" is the API key, else the hash of a client secret.
-        Raises: SecretInUse if `owner` is a client secret with `voice.sessions_per_secret` others open.
+        Returns None if `owner` has no session of that name or, with `new`, if there is one. `owner`
+        is the credential that opened it: "" is the API key, else the hash of a client secret.
+        Raises: SecretInUse if `owner` is a client secret with `voice.sessions_per_secret` others
+        open.
         """
         bound = self._config.sessions_per_secret
-        call = scripts.hold_voice(session, self._membership.id, int(ttl_s * 1000), owner, new=new, bound=bound)
+        call = scripts.hold_voice(
+            session, self._membership.id, int(ttl_s * 1000), owner, new=new, bound=bound
+        )
         answer = cast("list[object]", await answer_of(run_async(self._redis, call)))
         if len(answer) == 1:
             have = "a session" if bound == 1 else f"{bound} sessions"
             raise SecretInUse(
                 f"this client secret has {have} open or queued, its maximum "
-                "(voice.sessions_per_secret); continue one with ?session=ID, end one, or create another secret at "
+                "(voice.sessions_per_secret); continue one with ?session=ID, end one, or create "
+                "another secret at "
                 "/v1/realtime/client_secrets"
             )
         if not answer:
@@ -80,7 +95,13 @@ class VoiceStore:
         )
 
     async def save(
-        self, session: str, epoch: int, owner: str, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
+        self,
+        session: str,
+        epoch: int,
+        owner: str,
+        ttl_s: float,
+        fields: Mapping[str, bytes],
+        removed: Sequence[str] = (),
     ) -> Saved:
         """Write fields of a held session, delete `removed`, and renew its time to live."""
         # The holder is written each time: a gateway has a new id after its lease has lapsed.
@@ -89,11 +110,17 @@ class VoiceStore:
         return Saved(text(await answer_of(run_async(self._redis, call))))
 
     async def end(self, session: str, epoch: int | None = None) -> bool:
-        """Delete a session; with `epoch`, only if it is still held at that epoch. Return True if it was deleted."""
-        return text(await answer_of(run_async(self._redis, scripts.end_voice(session, epoch)))) == "ok"
+        """Delete a session; with `epoch`, only if it is still held at that epoch. Return True if it
+        was deleted.
+        """
+        return (
+            text(await answer_of(run_async(self._redis, scripts.end_voice(session, epoch)))) == "ok"
+        )
 
     async def was_ended(self, session: str, owner: str) -> bool:
-        """Return True if an operator ended the voice session of this owner within the last minutes."""
+        """Return True if an operator ended the voice session of this owner within the last
+        minutes.
+        """
         return text(await answer_of(self._redis.get(keys.voice_ended(session)))) == f"1{owner}"
 
     async def views(self) -> dict[str, bytes]:
@@ -103,7 +130,9 @@ class VoiceStore:
     async def _views(self) -> dict[str, bytes]:
         seconds, micros = await self._redis.time()
         await self._redis.zremrangebyscore(keys.VOICES, "-inf", seconds * 1_000_000 + micros)
-        names = [text(name) for name in cast("list[bytes]", await self._redis.zrange(keys.VOICES, 0, -1))]
+        names = [
+            text(name) for name in cast("list[bytes]", await self._redis.zrange(keys.VOICES, 0, -1))
+        ]
         pipe = self._redis.pipeline(transaction=False)
         for name in names:
             pipe.hget(keys.voice(name), "view")
@@ -119,10 +148,12 @@ class VoiceStore:
         return cast("bytes | None", await answer_of(self._redis.get(keys.secret(name))))
 
     async def save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
-        """Save the text of a spoken answer, for later turns that name it by id, at any gateway, unless it is saved already.
+        """Save the text of a spoken answer, for later turns that name it by id, at any gateway,
+        unless it is saved already.
 
-        Return its expiry in seconds since 1970: that of the first call, so that a stream that is read again is the same. Wait
-        while Redis is away: the answer itself is complete, and must not fail at its end.
+        Return its expiry in seconds since 1970: that of the first call, so that a stream that is
+        read again is the same. Wait while Redis is away: the answer itself is complete, and must
+        not fail at its end.
         """
         pauses = Outage("the transcript of an answer")
         while True:

@@ -1,1 +1,3 @@
-"""Shared data types: ids, chunks, requests, events, errors, clocks. Standard library and msgspec only."""
+"""Shared data types: ids, chunks, requests, events, errors, clocks. Standard library and msgspec
+only.
+"""

@@ -16,20 +16,26 @@ KIB, MIB = 1 << 10, 1 << 20
 
 
 def parse_byte_size(text: str, param: str) -> int:
-    """Return a number of bytes, at least 1. Raises: ConfigError naming `param` and the accepted forms."""
+    """Return a number of bytes, at least 1. Raises: ConfigError naming `param` and the accepted
+    forms.
+    """
     found = _NUMBER_AND_UNIT.fullmatch(text.strip())
     size = _BY_LOWER_CASE.get(found[2].lower()) if found is not None else None
     num_bytes = int(float(found[1]) * size) if found is not None and size is not None else 0
     if num_bytes < 1:
         raise ConfigError(
-            f"{param}: {text!r:.40} is no amount of memory; write a number with a unit, such as 900MiB, 2GB or 1.5GiB "
-            f"({', '.join(_UNITS)})", param=param,
-        )  # fmt: skip
+            f"{param}: {text!r:.40} is no amount of memory; write a number with a unit, such as "
+            "900MiB, 2GB or 1.5GiB "
+            f"({', '.join(_UNITS)})",
+            param=param,
+        )
     return num_bytes
 
 
 def format_byte_size(num_bytes: int) -> str:
-    """Return a number of bytes with three digits, in the largest binary unit that it reaches: `1.31 GiB`, `96 B`."""
+    """Return a number of bytes with three digits, in the largest binary unit that it reaches: `1.31
+    GiB`, `96 B`.
+    """
     for unit in reversed(_BINARY):
         if num_bytes >= _UNITS[unit]:
             amount = num_bytes / _UNITS[unit]
@@ -38,6 +44,8 @@ def format_byte_size(num_bytes: int) -> str:
 
 
 def option_of_byte_size(num_bytes: int) -> str:
-    """Return at least this many bytes in the form that `parse_byte_size` reads, in whole KiB or MiB."""
+    """Return at least this many bytes in the form that `parse_byte_size` reads, in whole KiB or
+    MiB.
+    """
     unit, size = ("MiB", MIB) if num_bytes >= 16 * MIB else ("KiB", KIB)
     return f"{-(-num_bytes // size)}{unit}"

@@ -1,6 +1,8 @@
-"""The chunk: unit of an edge, identified by (request, edge, index). Knows no transport: tensors are inline bytes or refs to pull.
+"""The chunk: unit of an edge, identified by (request, edge, index). Knows no transport: tensors are
+inline bytes or refs to pull.
 
-A header never changes once appended. The location of a tensor may, so locations are stored in `loc`, not here.
+A header never changes once appended. The location of a tensor may, so locations are stored in
+`loc`, not here.
 """
 
 import math
@@ -11,11 +13,21 @@ from fleet.core.errors import ChunkOrderError, UnknownWireVersion
 from fleet.core.ids import EdgeName, Epoch, RequestId, Walk, WorkerId
 
 WIRE_VERSION = 1
-DTYPE_BYTES = {"int32": 4, "int64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int16": 2, "uint8": 1}
+DTYPE_BYTES = {
+    "int32": 4,
+    "int64": 8,
+    "float32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "uint8": 1,
+}
 
 
 class TensorRef(msgspec.Struct, frozen=True, array_like=True):
-    """Location of a tensor's bytes in its producer's arena. `generation` and `checksum` are verified before use."""
+    """Location of a tensor's bytes in its producer's arena. `generation` and `checksum` are
+    verified before use.
+    """
 
     agent: WorkerId
     address: int
@@ -29,7 +41,8 @@ class TensorRef(msgspec.Struct, frozen=True, array_like=True):
 class WireTensor(msgspec.Struct, frozen=True, array_like=True):
     """A tensor on an edge: C-contiguous little-endian bytes inline, or a ref to pull them by.
 
-    Invariants: length = product(shape) x itemsize; in a stored header `ref` is unset, and no `data` means "see `loc`".
+    Invariants: length = product(shape) x itemsize; in a stored header `ref` is unset, and no `data`
+    means "see `loc`".
     """
 
     dtype: str
@@ -45,13 +58,16 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True):
 class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One immutable chunk header.
 
-    `walk` is the transition marker: from this chunk on, the consumer is in that walk (None: no change).
-    `producer_walk` is the walk of the producer when it produced the chunk.
-    `boundary`: a transition begins at this chunk; `walk` names it, or the conductor's notice if the conductor drives walks.
-    `ordinal` counts the producer's items in `producer_walk` before this chunk.
-    `final`: no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be empty.
+    `walk` is the transition marker: from this chunk on, the consumer is in that walk (None: no
+    change). `producer_walk` is the walk of the producer when it produced the chunk.
+    `boundary`: a transition begins at this chunk; `walk` names it, or the conductor's notice if the
+    conductor drives walks. `ordinal` counts the producer's items in `producer_walk` before this
+    chunk.
+    `final`: no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be
+    empty.
     `produced_us`: wall clock of the producer when it produced the chunk, for the trace only.
-    `first_row`: position of its first row in the edge; it does not depend on how earlier rows were divided into chunks.
+    `first_row`: position of its first row in the edge; it does not depend on how earlier rows were
+    divided into chunks.
     """
 
     request: RequestId
@@ -74,22 +90,33 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return next((tensor.shape[0] for tensor in self.tensors.values() if tensor.shape), 0)
 
     def without(self, num_rows: int) -> "Chunk":
-        """Return the chunk without its first rows. Raises: ChunkOrderError unless it has exactly one tensor, inline."""
+        """Return the chunk without its first rows. Raises: ChunkOrderError unless it has exactly
+        one tensor, inline.
+        """
         if num_rows >= self.num_rows:
-            return msgspec.structs.replace(self, tensors={}, first_row=self.first_row + self.num_rows)
+            return msgspec.structs.replace(
+                self, tensors={}, first_row=self.first_row + self.num_rows
+            )
         (name, tensor), *others = self.tensors.items()
         if others or tensor.data is None:
-            raise ChunkOrderError(f"edge {self.edge}: chunk {self.index} cannot be cut; it has more than one inline tensor")
+            raise ChunkOrderError(
+                f"edge {self.edge}: chunk {self.index} cannot be cut; it has more than one "
+                "inline tensor"
+            )
         rest = WireTensor(
             dtype=tensor.dtype,
             shape=(tensor.shape[0] - num_rows, *tensor.shape[1:]),
             data=tensor.data[num_rows * tensor.length_bytes // tensor.shape[0] :],
         )
-        return msgspec.structs.replace(self, tensors={name: rest}, first_row=self.first_row + num_rows)
+        return msgspec.structs.replace(
+            self, tensors={name: rest}, first_row=self.first_row + num_rows
+        )
 
 
 Location = dict[str, TensorRef | bytes]
-"""Location of each remote tensor of a chunk, by tensor name; its bytes if it was recomputed and the arena had no room for it."""
+"""Location of each remote tensor of a chunk, by tensor name; its bytes if it was recomputed and the
+arena had no room for it.
+"""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Chunk)
@@ -109,7 +136,11 @@ def decode_chunk(raw: bytes) -> Chunk:
     try:
         chunk = _decoder.decode(raw)
     except msgspec.DecodeError as error:
-        raise UnknownWireVersion(f"a chunk header could not be read ({error}); are all processes of one version?") from error
+        raise UnknownWireVersion(
+            f"a chunk header could not be read ({error}); are all processes of one version?"
+        ) from error
     if chunk.version != WIRE_VERSION:
-        raise UnknownWireVersion(f"chunk header version {chunk.version}, this process speaks {WIRE_VERSION}")
+        raise UnknownWireVersion(
+            f"chunk header version {chunk.version}, this process speaks {WIRE_VERSION}"
+        )
     return chunk

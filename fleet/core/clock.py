@@ -1,4 +1,6 @@
-"""Wall-clock time in microseconds, the unit used between processes. Deadlines are of Redis's clock, never of this one."""
+"""Wall-clock time in microseconds, the unit used between processes. Deadlines are of Redis's clock,
+never of this one.
+"""
 
 import time
 

@@ -54,7 +54,9 @@ class AbandonRequest(Command, frozen=True, kw_only=True):
 
 
 class FenceWorker(Command, frozen=True, kw_only=True):
-    """Revoke the rights of a worker whose lease has lapsed, unless renewed since: raise the epoch of each of its tasks."""
+    """Revoke the rights of a worker whose lease has lapsed, unless renewed since: raise the epoch
+    of each of its tasks.
+    """
 
     worker: WorkerId
     deadline_us: int

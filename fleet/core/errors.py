@@ -1,4 +1,6 @@
-"""One tree of errors. Each carries the fields that drive its handling; none knows how it is shown."""
+"""One tree of errors. Each carries the fields that drive its handling; none knows how it is
+shown.
+"""
 
 from typing import ClassVar
 
@@ -13,8 +15,8 @@ def quoted(name: str) -> str:
 class FleetError(Exception):
     """Base of all errors of Fleet.
 
-    `code` is stable and machine-readable. `retryable`: the same call may succeed after `retry_after_s`. `param` is the field of
-    the user's input that is at fault, if any.
+    `code` is stable and machine-readable. `retryable`: the same call may succeed after
+    `retry_after_s`. `param` is the field of the user's input that is at fault, if any.
     """
 
     code: ClassVar[str] = "server_error"
@@ -38,17 +40,22 @@ class InputTooLarge(BadInput):
 
 
 class ContextLengthExceeded(InputTooLarge):
-    """A prompt has more tokens than the model or this deployment accepts. Clients match this code and this wording."""
+    """A prompt has more tokens than the model or this deployment accepts. Clients match this code
+    and this wording.
+    """
 
     code = "context_length_exceeded"
 
     @staticmethod
     def of(where: str, limit: int, however: str) -> "ContextLengthExceeded":
-        """Build the error; `where` names the field, and `however` is the clause about its actual length."""
+        """Build the error; `where` names the field, and `however` is the clause about its actual
+        length.
+        """
         return ContextLengthExceeded(
             f"{where}: This model's maximum context length is {limit} tokens. However, {however}. "
-            f"Please reduce the length of the {where}.", param=where,
-        )  # fmt: skip
+            f"Please reduce the length of the {where}.",
+            param=where,
+        )
 
 
 class UnsupportedValue(BadInput):
@@ -86,13 +93,19 @@ class ConfigError(FleetError):
 
 
 class NoSafeWeights(ConfigError):
-    """A checkpoint has no weights as safetensors. Other weight files are pickles, and reading a pickle can run code."""
+    """A checkpoint has no weights as safetensors. Other weight files are pickles, and reading a
+    pickle can run code.
+    """
 
     @staticmethod
     def of(folder: object, wanted: str) -> "NoSafeWeights":
-        pickled = "pickled weights (pytorch_model.bin and the like) are not read, since that can run code"
+        pickled = (
+            "pickled weights (pytorch_model.bin and the like) are not read, since that can run code"
+        )
         fix = "fetch or convert them as safetensors"
-        return NoSafeWeights(f"checkpoint: {folder} has no weights ({wanted}); {pickled}: {fix}", param="checkpoint")
+        return NoSafeWeights(
+            f"checkpoint: {folder} has no weights ({wanted}); {pickled}: {fix}", param="checkpoint"
+        )
 
 
 class Overloaded(FleetError):
@@ -103,7 +116,9 @@ class Overloaded(FleetError):
 
 
 class VersionSkew(ConfigError):
-    """A worker does not fit the registered ones: version, checkpoint, tensors it can read, or secret."""
+    """A worker does not fit the registered ones: version, checkpoint, tensors it can read, or
+    secret.
+    """
 
 
 class NoWorker(FleetError):
@@ -114,7 +129,9 @@ class NoWorker(FleetError):
 
 
 class WorkerLost(FleetError):
-    """Several workers died over the request, the last one with no other task; the request is a dead letter."""
+    """Several workers died over the request, the last one with no other task; the request is a dead
+    letter.
+    """
 
     code = "worker_lost"
     retryable = True
@@ -127,7 +144,9 @@ class Aborted(FleetError):
 
 
 class GatewayStopping(FleetError):
-    """The gateway stops before the answer ends; any other gateway continues it from the last event id."""
+    """The gateway stops before the answer ends; any other gateway continues it from the last event
+    id.
+    """
 
     code = "gateway_stopping"
     retryable = True
@@ -140,7 +159,9 @@ class ResumedElsewhere(FleetError):
 
     @staticmethod
     def of(request: str) -> "ResumedElsewhere":
-        return ResumedElsewhere(f"a newer connection reads the answer of {request} (it was resumed); this one ends")
+        return ResumedElsewhere(
+            f"a newer connection reads the answer of {request} (it was resumed); this one ends"
+        )
 
 
 class RedisUnreachable(FleetError):
@@ -153,15 +174,20 @@ class AlreadySubmitted(RedisUnreachable):
 
 
 class NotReplicated(RedisUnreachable):
-    """Too few replicas of Redis have a new request, which has been aborted: a failover could lose it."""
+    """Too few replicas of Redis have a new request, which has been aborted: a failover could lose
+    it.
+    """
 
     @staticmethod
     def of(num_synced: int, num_needed: int, timeout_ms: int) -> "NotReplicated":
         return NotReplicated(
-            f"{num_synced} replicas of Redis had the request within redis.wait_timeout_ms ({timeout_ms}), and "
-            f"redis.wait_replicas is {num_needed}, so it was aborted. Start the replicas and check their links (`fleet doctor`), "
-            "or lower the setting; then try again", retry_after_s=5,
-        )  # fmt: skip
+            f"{num_synced} replicas of Redis had the request within redis.wait_timeout_ms "
+            f"({timeout_ms}), and "
+            f"redis.wait_replicas is {num_needed}, so it was aborted. Start the replicas and "
+            "check their links (`fleet doctor`), "
+            "or lower the setting; then try again",
+            retry_after_s=5,
+        )
 
 
 class ChunkOrderError(FleetError):
@@ -184,14 +210,18 @@ class TransferError(FleetError):
 
 
 class SpanUnreachable(FleetError):
-    """Two workers of one model's layers cannot connect: no listener answers, or one of them does not have the fleet's secret."""
+    """Two workers of one model's layers cannot connect: no listener answers, or one of them does
+    not have the fleet's secret.
+    """
 
     code = "span_unreachable"
     retryable = True
 
 
 class SessionInterrupted(FleetError):
-    """The rows of a conversation were not copied: a worker was lost meanwhile, or does not answer."""
+    """The rows of a conversation were not copied: a worker was lost meanwhile, or does not
+    answer.
+    """
 
     code = "session_interrupted"
     retryable = True
@@ -204,20 +234,26 @@ class EngineError(FleetError):
 
 
 class SampleRefused(FleetError):
-    """A training sample does not fit the draft head or its target, or has values that are not finite; it is dropped."""
+    """A training sample does not fit the draft head or its target, or has values that are not
+    finite; it is dropped.
+    """
 
     code = "sample_refused"
 
 
 class SpanPrefixMismatch(EngineError):
-    """A span worker does not have the rows before those that it was to compute; they are computed again."""
+    """A span worker does not have the rows before those that it was to compute; they are computed
+    again.
+    """
 
     code = "span_prefix_mismatch"
     retryable = True
 
 
 class EngineStopped(FleetError):
-    """The engine can compute nothing any more, for no fault of a request: its worker ends, and others continue its tasks."""
+    """The engine can compute nothing any more, for no fault of a request: its worker ends, and
+    others continue its tasks.
+    """
 
     code = "engine_stopped"
 
@@ -229,7 +265,9 @@ class OutOfPages(EngineError):
 
 
 class OutOfMemory(EngineError):
-    """Work for one request ran out of memory; a retry may succeed when fewer requests are running."""
+    """Work for one request ran out of memory; a retry may succeed when fewer requests are
+    running.
+    """
 
     code = "out_of_memory"
     retryable = True
@@ -258,18 +296,23 @@ NO_MEMORY = ("out of memory", "allocate memory")
 
 
 def failure_of(doing: str, error: Exception) -> FleetError:
-    """Return the error for a request when work for it alone raised `error`; `doing` names that work."""
+    """Return the error for a request when work for it alone raised `error`; `doing` names that
+    work.
+    """
     if isinstance(error, FleetError):
         return error
     reason = str(error) or type(error).__name__
     if isinstance(error, MemoryError) or any(phrase in reason for phrase in NO_MEMORY):
         return OutOfMemory(
-            f"{doing}: out of memory ({reason}); shorten the prompt or lower max_tokens, or lower the stage's "
+            f"{doing}: out of memory ({reason}); shorten the prompt or lower max_tokens, or "
+            "lower the stage's "
             "stages.NAME.prefill_chunk_tokens or stages.NAME.max_batch"
         )
     return EngineError(f"{doing}: {reason}")
 
 
 def from_code(code: str, message: str, param: str | None = None) -> FleetError:
-    """Rebuild an error received from another process; an unknown code becomes a plain FleetError."""
+    """Rebuild an error received from another process; an unknown code becomes a plain
+    FleetError.
+    """
     return BY_CODE.get(code, FleetError)(message, param=param)

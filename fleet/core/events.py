@@ -1,4 +1,6 @@
-"""Events, in the past tense. They wake the conductor and feed the console; the hashes in Redis are authoritative, not these."""
+"""Events, in the past tense. They wake the conductor and feed the console; the hashes in Redis are
+authoritative, not these.
+"""
 
 import msgspec
 
@@ -35,7 +37,9 @@ class TaskClaimed(TaskEvent, frozen=True, kw_only=True):
 
 
 class ChunkAppended(Event, frozen=True, kw_only=True):
-    """Sent for the first chunk, each boundary and the last only: an event for every chunk would wake all readers at each step."""
+    """Sent for the first chunk, each boundary and the last only: an event for every chunk would
+    wake all readers at each step.
+    """
 
     request: RequestId
     edge: EdgeName
@@ -48,9 +52,14 @@ class ChunkAppended(Event, frozen=True, kw_only=True):
     @staticmethod
     def of(chunk: Chunk) -> "ChunkAppended":
         return ChunkAppended(
-            request=chunk.request, edge=chunk.edge, index=chunk.index, boundary=chunk.boundary,
-            producer_walk=chunk.producer_walk or None, ordinal=chunk.ordinal, final=chunk.final,
-        )  # fmt: skip
+            request=chunk.request,
+            edge=chunk.edge,
+            index=chunk.index,
+            boundary=chunk.boundary,
+            producer_walk=chunk.producer_walk or None,
+            ordinal=chunk.ordinal,
+            final=chunk.final,
+        )
 
 
 class TaskFinished(TaskEvent, frozen=True, kw_only=True):
@@ -64,9 +73,11 @@ class TaskFailed(TaskEvent, frozen=True, kw_only=True):
 
 
 class TaskLost(TaskEvent, frozen=True, kw_only=True):
-    """The task's owner was fenced; its epoch has been raised. TaskGranted follows, unless the conductor must decide.
+    """The task's owner was fenced; its epoch has been raised. TaskGranted follows, unless the
+    conductor must decide.
 
-    `deaths`: number of workers that died over it since its last append. `alone`: this one ran nothing else.
+    `deaths`: number of workers that died over it since its last append. `alone`: this one ran
+    nothing else.
     """
 
     deaths: int = 0
@@ -80,20 +91,25 @@ class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
 
 
 class TensorsLost(TaskEvent, frozen=True, kw_only=True):
-    """The tensors that the task published at this epoch were lost. Stored only by older versions, and ignored."""
+    """The tensors that the task published at this epoch were lost. Stored only by older versions,
+    and ignored.
+    """
 
 
 class AnswerDelivered(Event, frozen=True, kw_only=True):
     """The gateway has read the last chunk of the last client edge.
 
-    Produced by a new leader, from the hashes; stored only by older versions, whose scripts do not close the request.
+    Produced by a new leader, from the hashes; stored only by older versions, whose scripts do not
+    close the request.
     """
 
     request: RequestId
 
 
 class ClientGone(Event, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: no gateway has attached to the client edges since the last one was lost."""
+    """Produced by the driver's clock, never stored: no gateway has attached to the client edges
+    since the last one was lost.
+    """
 
     request: RequestId
     epoch: Epoch
@@ -113,7 +129,8 @@ class WorkerJoined(Event, frozen=True, kw_only=True):
 
 
 class WorkerLeft(Event, frozen=True, kw_only=True):
-    """`how`: `left` (it deregistered), `died` (a supervisor saw its process end), `lapsed` (its lease ran out).
+    """`how`: `left` (it deregistered), `died` (a supervisor saw its process end), `lapsed` (its
+    lease ran out).
 
     `cause`: the signal or exit status of one that died, if known.
     """
@@ -128,11 +145,15 @@ class GrantOverdue(TaskEvent, frozen=True, kw_only=True):
 
 
 class RoleDeserted(TaskEvent, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: this grant's role has had no worker for `lease.no_worker_timeout_s`."""
+    """Produced by the driver's clock, never stored: this grant's role has had no worker for
+    `lease.no_worker_timeout_s`.
+    """
 
 
 class WorkerExpired(Event, frozen=True, kw_only=True):
-    """Produced by the driver's clock, never stored: the lease was not renewed for its duration since it had this deadline."""
+    """Produced by the driver's clock, never stored: the lease was not renewed for its duration
+    since it had this deadline.
+    """
 
     worker: WorkerId
     deadline_us: int

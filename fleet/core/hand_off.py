@@ -1,20 +1,27 @@
-"""Hand-offs between workers: how long vLLM holds blocks for one, and the timings of one, a part of the request's trace."""
+"""Hand-offs between workers: how long vLLM holds blocks for one, and the timings of one, a part of
+the request's trace.
+"""
 
 import msgspec
 
 VLLM_LEASE_S = 30
-"""Time for which vLLM holds blocks for a decode half that does not ask for them. It renews the lease while it waits."""
+"""Time for which vLLM holds blocks for a decode half that does not ask for them. It renews the
+lease while it waits.
+"""
 
 
 class HandOff(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one hand-off, in order, from the source's last step to the new owner's first. No decision depends on them.
+    """Times of one hand-off, in order, from the source's last step to the new owner's first. No
+    decision depends on them.
 
-    Units: wall-clock microseconds since 1970; `handed_us` and `claimed_us` by Redis's clock, `prefilled_us` by the source's, the
-    rest by the new owner's. Differences across machines include the difference of their clocks.
-    `prefilled_us`: the source's last step has ended. `handed_us`: the source handed the task off. `claimed_us`: the new owner
-    claimed it. `opened_us`: the logs are read, and the blocks are requested. `pulled_us`: the blocks have arrived.
-    `confirmed_us`: the new owner has imported them. `resumed_us`: its first step begins. None for blocks that did not arrive or
-    were withdrawn: they are recomputed.
+    Units: wall-clock microseconds since 1970; `handed_us` and `claimed_us` by Redis's clock,
+    `prefilled_us` by the source's, the rest by the new owner's. Differences across machines include
+    the difference of their clocks.
+    `prefilled_us`: the source's last step has ended. `handed_us`: the source handed the task off.
+    `claimed_us`: the new owner claimed it. `opened_us`: the logs are read, and the blocks are
+    requested. `pulled_us`: the blocks have arrived.
+    `confirmed_us`: the new owner has imported them. `resumed_us`: its first step begins. None for
+    blocks that did not arrive or were withdrawn: they are recomputed.
     """
 
     prefilled_us: int

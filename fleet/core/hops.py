@@ -1,6 +1,8 @@
-"""Histogram of the ages of chunks when they reach their consumer. Its buckets are fixed, so histograms of many workers add up.
+"""Histogram of the ages of chunks when they reach their consumer. Its buckets are fixed, so
+histograms of many workers add up.
 
-Pure. Knows no clock: on one machine ages are exact; between machines they include the difference of the clocks.
+Pure. Knows no clock: on one machine ages are exact; between machines they include the difference of
+the clocks.
 """
 
 from bisect import bisect_left
@@ -14,7 +16,9 @@ SEPARATOR = ","
 
 @dataclass(slots=True)
 class HopCounts:
-    """Ages of chunks, from the producer's time stamp to arrival at the consumer, one count per bound. Units: microseconds."""
+    """Ages of chunks, from the producer's time stamp to arrival at the consumer, one count per
+    bound. Units: microseconds.
+    """
 
     counts: list[int] = field(default_factory=lambda: [0] * len(BOUNDS_US))
 
@@ -26,14 +30,18 @@ class HopCounts:
         return sum(self.counts)
 
     def __add__(self, other: "HopCounts") -> "HopCounts":
-        return HopCounts([left + right for left, right in zip(self.counts, other.counts, strict=True)])
+        return HopCounts(
+            [left + right for left, right in zip(self.counts, other.counts, strict=True)]
+        )
 
     def __sub__(self, earlier: "HopCounts") -> "HopCounts":
         """Return the counts added since `earlier`."""
         return HopCounts([new - old for new, old in zip(self.counts, earlier.counts, strict=True)])
 
     def percentile_us(self, percent: float) -> int | None:
-        """Return the bound that `percent` of the ages do not exceed: up to 12 % too large. None without any ages."""
+        """Return the bound that `percent` of the ages do not exceed: up to 12 % too large. None
+        without any ages.
+        """
         wanted, seen = self.total * percent / 100, 0
         if not self.total:
             return None
@@ -48,6 +56,8 @@ class HopCounts:
 
 
 def decode_hops(text: str) -> HopCounts:
-    """Decode counts; empty if none were written yet, or another version with other bounds wrote them."""
+    """Decode counts; empty if none were written yet, or another version with other bounds wrote
+    them.
+    """
     parts = text.split(SEPARATOR)
     return HopCounts([int(part) for part in parts]) if len(parts) == len(BOUNDS_US) else HopCounts()

@@ -13,7 +13,9 @@ RoleName = NewType("RoleName", str)
 Walk = NewType("Walk", str)
 """One phase of a stage's work on a request, e.g. `prefill`, `last_prefill`, `decode`."""
 Epoch = NewType("Epoch", int)
-"""The fencing token of a task: Redis's time in microseconds at the grant, or above the last epoch if its clock was set back."""
+"""The fencing token of a task: Redis's time in microseconds at the grant, or above the last epoch
+if its clock was set back.
+"""
 Term = NewType("Term", int)
 """The fencing token of conductor leadership."""
 
@@ -22,7 +24,9 @@ CLIENT = StageName("client")
 
 
 REQUEST, COMPLETION, AUDIO, RESPONSE = "req-", "chatcmpl-", "audio_", "resp_"
-"""Prefixes under which clients see a request: in headers, as a chat completion, as its audio, as a response of a session."""
+"""Prefixes under which clients see a request: in headers, as a chat completion, as its audio, as a
+response of a session.
+"""
 
 
 def new_request_id() -> RequestId:
@@ -36,7 +40,9 @@ def shown_id(request: RequestId, prefix: str) -> str:
 
 
 def request_id_of(shown: str) -> RequestId:
-    """Return the id of a request that a person names in any of its forms; any other text as it is."""
+    """Return the id of a request that a person names in any of its forms; any other text as it
+    is.
+    """
     for prefix in (COMPLETION, AUDIO, RESPONSE):
         if shown.startswith(prefix):
             return RequestId(f"{REQUEST}{shown.removeprefix(prefix)}")
@@ -44,7 +50,9 @@ def request_id_of(shown: str) -> RequestId:
 
 
 def stage_of(role: str) -> StageName:
-    """Return the stage of a role; a role may be limited to a walk (`stage.walk`) or a layer span (`stage[0:19]`)."""
+    """Return the stage of a role; a role may be limited to a walk (`stage.walk`) or a layer span
+    (`stage[0:19]`).
+    """
     return StageName(role.partition(".")[0].partition("[")[0])
 
 

@@ -1,6 +1,7 @@
 """Kinds of background job and their arguments: names, types and ranges. Runs nothing.
 
-No argument names a path, an address or a configuration: a job measures the deployment whose `fleet jobs` runs it.
+No argument names a path, an address or a configuration: a job measures the deployment whose `fleet
+jobs` runs it.
 """
 
 import re
@@ -26,21 +27,29 @@ MEASURE_TAKES: dict[Measure, tuple[str, ...]] = {
     "transfer": (),
 }
 """Arguments of each measure, beside `check`."""
-NO_JOBS = "background jobs need a Redis without cluster mode, since the keys of rq have no common slot; run `fleet bench` itself"
+NO_JOBS = (
+    "background jobs need a Redis without cluster mode, since the keys of rq have no "
+    "common slot; run `fleet bench` itself"
+)
 LISTS = ("streams",)
 """The arguments that are lists."""
 
 
 def _serving() -> Measure:
-    """Return the default measure. A factory, because `omit_defaults` omits plain defaults, and the measure is always shown."""
+    """Return the default measure. A factory, because `omit_defaults` omits plain defaults, and the
+    measure is always shown.
+    """
     return "serving"
 
 
-class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Arguments of a job of kind `bench`; each means what the option of `fleet bench` with its name means.
+class BenchArguments(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Arguments of a job of kind `bench`; each means what the option of `fleet bench` with its name
+    means.
 
-    `serving`, `voice` and `barge-in` measure the gateway of the deployment. `scale`, `hop` and `transfer` measure processes that
-    they start beside it, with its configuration.
+    `serving`, `voice` and `barge-in` measure the gateway of the deployment. `scale`, `hop` and
+    `transfer` measure processes that they start beside it, with its configuration.
     Raises: BadInput for an argument that `measure` does not take.
     """
 
@@ -62,7 +71,8 @@ class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if name not in ("measure", *takes, "check"):
                 fitting = [measure for measure, names in MEASURE_TAKES.items() if name in names]
                 raise BadInput(
-                    f"arguments.{name}: the measure {self.measure} does not take it; leave it out, or use measure "
+                    f"arguments.{name}: the measure {self.measure} does not take it; leave it "
+                    "out, or use measure "
                     f"{' or '.join(fitting)}",
                     param=f"arguments.{name}",
                 )
@@ -72,8 +82,11 @@ class BenchArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return msgspec.to_builtins(self)
 
 
-class TrainArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Arguments of a job of kind `train`: a training run over `samples` questions of Pocket's corpus, answered by the fleet.
+class TrainArguments(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Arguments of a job of kind `train`: a training run over `samples` questions of Pocket's
+    corpus, answered by the fleet.
 
     `name`: of the run, as the source of its version; "": that of the job.
     """
@@ -87,16 +100,25 @@ class TrainArguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 JobArguments = BenchArguments | TrainArguments
-KINDS: dict[str, type[BenchArguments] | type[TrainArguments]] = {"bench": BenchArguments, "train": TrainArguments}
+KINDS: dict[str, type[BenchArguments] | type[TrainArguments]] = {
+    "bench": BenchArguments,
+    "train": TrainArguments,
+}
 
 
 def read_arguments(kind: str, arguments: object) -> JobArguments:
-    """Check the arguments of a job. Raises: BadInput naming the argument, the cause and the remedy."""
+    """Check the arguments of a job. Raises: BadInput naming the argument, the cause and the
+    remedy.
+    """
     if kind not in KINDS:
-        raise BadInput(f"kind: unknown kind of job {kind[:40]!r}; use one of {', '.join(sorted(KINDS))}", param="kind")
+        raise BadInput(
+            f"kind: unknown kind of job {kind[:40]!r}; use one of {', '.join(sorted(KINDS))}",
+            param="kind",
+        )
     if not isinstance(arguments, dict):
         raise BadInput(
-            f"arguments: a {kind} job takes an object of named arguments, and no options of a command line; send for example "
+            f"arguments: a {kind} job takes an object of named arguments, and no options of a "
+            "command line; send for example "
             f"{EXAMPLE}",
             param="arguments",
         )
@@ -107,7 +129,9 @@ def read_arguments(kind: str, arguments: object) -> JobArguments:
 
 
 def _refusal(kind: str, message: str) -> BadInput:
-    """Return the error for a message of msgspec: `CAUSE - at `$.NAME``, without a path for the object itself."""
+    """Return the error for a message of msgspec: `CAUSE - at `$.NAME``, without a path for the
+    object itself.
+    """
     cause, _, path = message.partition(" - at ")
     unknown = re.search(r"unknown field `(.*)`", cause, re.DOTALL)
     if unknown:

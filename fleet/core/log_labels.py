@@ -1,4 +1,6 @@
-"""Labels of a process's log lines. A worker's id changes when it rejoins; the code that registers it updates the label."""
+"""Labels of a process's log lines. A worker's id changes when it rejoins; the code that registers
+it updates the label.
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Locations of KV pool pages in a process's memory, for other processes to read. Knows no transport and no pool."""
+"""Locations of KV pool pages in a process's memory, for other processes to read. Knows no transport
+and no pool.
+"""
 
 from typing import NamedTuple
 
@@ -6,7 +8,9 @@ import msgspec
 
 
 class Memory(NamedTuple):
-    """A region of memory that is neither moved nor freed while its process lives. `device`: number of its GPU; None: the host."""
+    """A region of memory that is neither moved nor freed while its process lives. `device`: number
+    of its GPU; None: the host.
+    """
 
     address: int
     length_bytes: int
@@ -14,7 +18,9 @@ class Memory(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A piece of another process's memory, and its destination in this process. Devices as in `Memory`, each of its process."""
+    """A piece of another process's memory, and its destination in this process. Devices as in
+    `Memory`, each of its process.
+    """
 
     remote_address: int
     local_address: int
@@ -24,8 +30,9 @@ class Span(NamedTuple):
 
 
 class PagesRef(msgspec.Struct, frozen=True, array_like=True):
-    """Pages of a pool that is stored layer by layer: `num_layers` layers, `layer_bytes` apart from `address` on, in each of which
-    page n is the nth block of `block_bytes`. `layout` names the format of a block. `device` as in `Memory`.
+    """Pages of a pool that is stored layer by layer: `num_layers` layers, `layer_bytes` apart from
+    `address` on, in each of which page n is the nth block of `block_bytes`. `layout` names the
+    format of a block. `device` as in `Memory`.
     """
 
     address: int
@@ -42,11 +49,14 @@ class PagesRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
-    """Return the reads that copy the remote pages to the local ones; pages adjacent on both sides are one span.
+    """Return the reads that copy the remote pages to the local ones; pages adjacent on both sides
+    are one span.
 
     Empty if the pools differ in shape or layout.
     """
-    shapes = {(ref.num_layers, ref.block_bytes, ref.layout, len(ref.pages)) for ref in (remote, local)}
+    shapes = {
+        (ref.num_layers, ref.block_bytes, ref.layout, len(ref.pages)) for ref in (remote, local)
+    }
     if len(shapes) > 1:
         return []
     blocks = _common_runs(remote, local)
@@ -64,10 +74,14 @@ def spans_between(remote: PagesRef, local: PagesRef) -> list[Span]:
 
 
 def _common_runs(remote: PagesRef, local: PagesRef) -> list[tuple[int, int]]:
-    """Return (first position, length) of each run of pages with consecutive numbers on both sides."""
+    """Return (first position, length) of each run of pages with consecutive numbers on both
+    sides.
+    """
     runs: list[tuple[int, int]] = []
     for position in range(len(remote.pages)):
-        follows = position > 0 and all(ref.pages[position] == ref.pages[position - 1] + 1 for ref in (remote, local))
+        follows = position > 0 and all(
+            ref.pages[position] == ref.pages[position - 1] + 1 for ref in (remote, local)
+        )
         if follows:
             first, count = runs[-1]
             runs[-1] = (first, count + 1)

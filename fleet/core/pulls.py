@@ -1,4 +1,5 @@
-"""Counts of the pulls (reads of another worker's memory) of each edge: number, bytes, durations. They add up over workers.
+"""Counts of the pulls (reads of another worker's memory) of each edge: number, bytes, durations.
+They add up over workers.
 
 Pure. Knows no transport.
 """
@@ -12,7 +13,9 @@ KV = "kv"
 
 
 class PullCounts(msgspec.Struct, kw_only=True):
-    """Pulls of one edge since the worker joined. `durations`: encoded `HopCounts`; "" before the first."""
+    """Pulls of one edge since the worker joined. `durations`: encoded `HopCounts`; "" before the
+    first.
+    """
 
     num_pulls: int = 0
     num_bytes: int = 0
@@ -38,7 +41,9 @@ def encode_pulls(counts: dict[str, PullCounts]) -> str:
 
 
 def decode_pulls(text: str) -> dict[str, PullCounts]:
-    """Decode counts; empty if none were written yet, or another version wrote them in another form."""
+    """Decode counts; empty if none were written yet, or another version wrote them in another
+    form.
+    """
     try:
         return _decoder.decode(text) if text else {}
     except msgspec.DecodeError:

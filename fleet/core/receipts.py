@@ -1,4 +1,6 @@
-"""Counts of the chunks that one owner of a task received, reported once, when its ownership ends. Pure; knows no Redis."""
+"""Counts of the chunks that one owner of a task received, reported once, when its ownership ends.
+Pure; knows no Redis.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,7 +13,9 @@ from fleet.core.request_trace import Receipt
 
 @dataclass(slots=True)
 class Receipts:
-    """Arrivals at one task, by input edge. Chunks read from the log when the task was opened have no arrival and do not count."""
+    """Arrivals at one task, by input edge. Chunks read from the log when the task was opened have
+    no arrival and do not count.
+    """
 
     _receipts: dict[EdgeName, Receipt] = field(default_factory=dict[EdgeName, Receipt])
     _hops_us: Counter[EdgeName] = field(default_factory=Counter[EdgeName])
@@ -37,18 +41,31 @@ class Receipts:
     def line(self, worker: WorkerId) -> bytes | None:
         """Encode the receipts for the trace; None if there are none."""
         for edge, receipt in self._receipts.items():
-            receipt.worker, receipt.hop_mean_us = worker, self._hops_us[edge] // max(1, receipt.num_chunks)
+            receipt.worker, receipt.hop_mean_us = (
+                worker,
+                self._hops_us[edge] // max(1, receipt.num_chunks),
+            )
         return _encoder.encode(tuple(self._receipts.values())) if self._receipts else None
 
     def _of(self, edge: EdgeName) -> Receipt:
         if edge not in self._receipts:
-            zeros = Receipt(edge=edge, worker="", num_chunks=0, first_us=0, last_us=0, hop_mean_us=0, hop_max_us=0)
+            zeros = Receipt(
+                edge=edge,
+                worker="",
+                num_chunks=0,
+                first_us=0,
+                last_us=0,
+                hop_mean_us=0,
+                hop_max_us=0,
+            )
             self._receipts[edge] = zeros
         return self._receipts[edge]
 
 
 RECEIVED = "received"
-"""Metadata name of receipts in a task's hash; the epoch is appended, since a task may have several owners."""
+"""Metadata name of receipts in a task's hash; the epoch is appended, since a task may have several
+owners.
+"""
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(tuple[Receipt, ...])
 

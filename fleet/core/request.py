@@ -1,4 +1,6 @@
-"""A client's request, as every process reads it. Knows no HTTP and no model: stage settings are keyed by stage name."""
+"""A client's request, as every process reads it. Knows no HTTP and no model: stage settings are
+keyed by stage name.
+"""
 
 from hashlib import blake2b
 
@@ -10,9 +12,10 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one stage, and the limit of its output.
 
-    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `max_tokens` counts as `max_new_tokens` of
-    `transformers` does, the end token included. `seed` keys the counter-based noise (seed, stage, codebook, index).
-    Before `min_tokens` no end token is sampled and stop strings do not count; with `ignore_eos` no end token is ever sampled.
+    `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 are off. `max_tokens` counts as
+    `max_new_tokens` of `transformers` does, the end token included. `seed` keys the counter-based
+    noise (seed, stage, codebook, index). Before `min_tokens` no end token is sampled and stop
+    strings do not count; with `ignore_eos` no end token is ever sampled.
     """
 
     temperature: float = 0.0
@@ -33,7 +36,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def session_name(key: str) -> str:
-    """Return the internal name of the conversation that clients call `key`: a digest, which is valid in a Redis key."""
+    """Return the internal name of the conversation that clients call `key`: a digest, which is
+    valid in a Redis key.
+    """
     return blake2b(key.encode(), digest_size=16).hexdigest()
 
 
@@ -46,14 +51,15 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `prompt_ids` already has one placeholder id per audio position. `outputs` are the requested client edges.
+    """One request. `prompt_ids` already has one placeholder id per audio position. `outputs` are
+    the requested client edges.
 
     `reply` holds the state that another gateway needs to continue the answer; no worker reads it.
     `session` names the conversation whose earlier turns this prompt begins with; "" without one.
-    `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (the client's request without its audio) are for
-    operators who search for it.
-    `given`: tokens with which the main stage's answer begins, as if sampled. Sampling continues from there, unless the last one
-    ends an answer; stop strings are matched only in sampled text.
+    `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (the client's
+    request without its audio) are for operators who search for it.
+    `given`: tokens with which the main stage's answer begins, as if sampled. Sampling continues
+    from there, unless the last one ends an answer; stop strings are matched only in sampled text.
 
     Units: `created_us` and `deadline_us` are wall-clock microseconds since 1970.
     """

@@ -1,7 +1,8 @@
-"""The trace of one request, and the index of requests, as operators read them. Data only; no decision depends on it.
+"""The trace of one request, and the index of requests, as operators read them. Data only; no
+decision depends on it.
 
-Units: `*_us` are microseconds since 1970, 0 if it has not happened; by Redis's clock unless stated otherwise.
-Knows no Redis and no HTTP.
+Units: `*_us` are microseconds since 1970, 0 if it has not happened; by Redis's clock unless stated
+otherwise. Knows no Redis and no HTTP.
 """
 
 import msgspec
@@ -18,9 +19,10 @@ STATES = (*LIVE_STATES, *END_STATES)
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter of the index of requests; empty fields (0) match everything.
 
-    `stage`: of a live request, a stage that has not finished; of a failed one, the stage that failed; of others, any stage.
-    `worker`: the present or last owner of a task of the request. `min_ms`: the least duration, so far if it is live. `text`: a
-    part of its id.
+    `stage`: of a live request, a stage that has not finished; of a failed one, the stage that
+    failed; of others, any stage.
+    `worker`: the present or last owner of a task of the request. `min_ms`: the least duration, so
+    far if it is live. `text`: a part of its id.
     """
 
     state: str = ""
@@ -41,7 +43,9 @@ class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the index. `first_us`: time of the first chunk, by client edge. `code`, `error`: the cause if it failed."""
+    """One line of the index. `first_us`: time of the first chunk, by client edge. `code`, `error`:
+    the cause if it failed.
+    """
 
     id: RequestId
     state: str
@@ -57,8 +61,9 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first. `next` is the `before` of the page that follows, "" at the end: a filter may leave a page short or empty.
-    `counts` are those of the whole index, by state. `now_us`: time of the read.
+    """Newest first. `next` is the `before` of the page that follows, "" at the end: a filter may
+    leave a page short or empty. `counts` are those of the whole index, by state. `now_us`: time of
+    the read.
     """
 
     rows: tuple[RequestRow, ...]
@@ -70,8 +75,8 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a trace. `worker`: the worker concerned, or ""; `detail` is for people.
 
-    `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, handed_off, confirmed, released, kept,
-    attached, delivered, ended.
+    `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, handed_off,
+    confirmed, released, kept, attached, delivered, ended.
     """
 
     at_us: int
@@ -83,10 +88,12 @@ class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, kw_only=True):
-    """Arrivals of one input edge's chunks at one owner of the consuming task, as reported at the end of its ownership.
+    """Arrivals of one input edge's chunks at one owner of the consuming task, as reported at the
+    end of its ownership.
 
-    Units: `hop_*_us` the ages of chunks on arrival, from the producer's time stamp; `pull_us` the time spent in all its pulls of
-    `pull_bytes`; times between machines include the difference of their clocks.
+    Units: `hop_*_us` the ages of chunks on arrival, from the producer's time stamp; `pull_us` the
+    time spent in all its pulls of `pull_bytes`; times between machines include the difference of
+    their clocks.
     """
 
     edge: EdgeName
@@ -104,8 +111,10 @@ class Receipt(msgspec.Struct, kw_only=True):
 
 
 class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """`owner`: the present or last one. `hand_off`: timings of the transfer of its decode to another worker than its prefill's.
-    `cached_rows`: rows reused from the conversation's earlier turn. `deaths`: workers that died over it since its last append.
+    """`owner`: the present or last one. `hand_off`: timings of the transfer of its decode to
+    another worker than its prefill's.
+    `cached_rows`: rows reused from the conversation's earlier turn. `deaths`: workers that died
+    over it since its last append.
     """
 
     stage: StageName
@@ -125,8 +134,9 @@ class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """`produced` and `consumed` count chunks; `items` counts their items (tokens, frames, windows), `rows` those of its first
-    tensor (tokens, frames, samples). `medium` of a client edge: text or audio; "" inside the graph.
+    """`produced` and `consumed` count chunks; `items` counts their items (tokens, frames, windows),
+    `rows` those of its first tensor (tokens, frames, samples). `medium` of a client edge: text or
+    audio; "" inside the graph.
 
     Units: `num_bytes` of the log, inline tensors included; `remote_bytes` of pulled tensors.
     """
@@ -146,7 +156,9 @@ class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Ownership of a task's KV cache by one worker, from `from_us` to `to_us` (0: still). `how`: computed, or taken over."""
+    """Ownership of a task's KV cache by one worker, from `from_us` to `to_us` (0: still). `how`:
+    computed, or taken over.
+    """
 
     stage: StageName
     worker: str
@@ -156,7 +168,9 @@ class KVSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Report of the client's player: `played_samples` of the answer, and the number of its underruns."""
+    """Report of the client's player: `played_samples` of the answer, and the number of its
+    underruns.
+    """
 
     played_samples: int
     underruns: int
@@ -164,8 +178,8 @@ class PlaybackReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FirstOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """`claimed_us`: when a worker claimed the main stage's task, None if it did not; `first_us`: the first output of each stage,
-    by the clock of its machine.
+    """`claimed_us`: when a worker claimed the main stage's task, None if it did not; `first_us`:
+    the first output of each stage, by the clock of its machine.
     """
 
     claimed_us: int | None
@@ -179,10 +193,11 @@ class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, complete. `retry_of`: the request that this one repeats. `now_us`: time of the read. `body`: the client's
-    request without its audio; "" if it was not retained.
+    """One request, complete. `retry_of`: the request that this one repeats. `now_us`: time of the
+    read. `body`: the client's request without its audio; "" if it was not retained.
 
-    `prompt_ids` has one placeholder id per audio position. `events` are in order. `playback`: the last report of the client.
+    `prompt_ids` has one placeholder id per audio position. `events` are in order. `playback`: the
+    last report of the client.
     """
 
     id: RequestId

@@ -1,4 +1,6 @@
-"""Messages between `fleet session` and the worker that caches a conversation; keys and values follow as raw bytes."""
+"""Messages between `fleet session` and the worker that caches a conversation; keys and values
+follow as raw bytes.
+"""
 
 import msgspec
 
@@ -44,13 +46,17 @@ class SessionHead(SessionMessage, frozen=True, kw_only=True):
 
 
 class SessionPart(SessionMessage, frozen=True, kw_only=True):
-    """A part follows: `keys` (int64), `positions` (int32) and `tapped` (float32) of tapped rows, or a layer by its number."""
+    """A part follows: `keys` (int64), `positions` (int32) and `tapped` (float32) of tapped rows, or
+    a layer by its number.
+    """
 
     name: str
 
 
 class SessionEnd(SessionMessage, frozen=True, kw_only=True):
-    """End of the parts, or of the operation. `error`: why it failed, "" if it did not; `code`: of that error."""
+    """End of the parts, or of the operation. `error`: why it failed, "" if it did not; `code`: of
+    that error.
+    """
 
     error: str = ""
     code: str = ""

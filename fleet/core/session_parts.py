@@ -1,7 +1,8 @@
-"""Parts of a saved conversation: their names and exact sizes, and the checks of a description and of parts against them.
+"""Parts of a saved conversation: their names and exact sizes, and the checks of a description and
+of parts against them.
 
-Sizes follow from the description alone, so a worker checks what it is offered before it allocates anything. Knows no file, no
-connection and no engine.
+Sizes follow from the description alone, so a worker checks what it is offered before it allocates
+anything. Knows no file, no connection and no engine.
 """
 
 import re
@@ -13,7 +14,9 @@ from fleet.core.session_messages import SessionInfo
 
 KEYS, POSITIONS, TAPPED = "keys", "positions", "tapped"
 KEY_BYTES, POSITION_BYTES, VALUE_BYTES = 8, 4, 4
-"""Sizes of one row's key (int64), of one position (int32) and of one value of a tapped row (float32)."""
+"""Sizes of one row's key (int64), of one position (int32) and of one value of a tapped row
+(float32).
+"""
 MAX_LAYERS = 4096
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 _LAYOUT = re.compile(r"(\w{1,16}), ([1-9]\d{0,5}) heads of ([1-9]\d{0,5})")
@@ -45,7 +48,8 @@ class SessionLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """Sessions that an engine can cache: the layout of a row, the model's layers, and the rows that its KV pool holds.
+    """Sessions that an engine can cache: the layout of a row, the model's layers, and the rows that
+    its KV pool holds.
 
     `tapped_width`: values of one tapped row; 0 for a model without tapped rows.
     """
@@ -67,7 +71,9 @@ class SessionLimits:
             own = f"this model {self.num_layers} of {self.layout}"
             raise BadInput(f"the file has {num_layers} layers of {layout}, {own}")
         if not 0 < num_rows <= self.max_rows:
-            raise BadInput(f"the file has {num_rows} rows; this worker can cache 1 to {self.max_rows}")
+            raise BadInput(
+                f"the file has {num_rows} rows; this worker can cache 1 to {self.max_rows}"
+            )
 
     def check_tapped(self, num_rows: int, positions: Mapping[int, int]) -> None:
         """Check tapped rows. `positions`: number of values by position. Raises: BadInput."""
@@ -75,7 +81,9 @@ class SessionLimits:
             raise BadInput(f"a tapped row is not among the {num_rows} rows of the file")
         widths = {width for width in positions.values() if width != self.tapped_width}
         if widths:
-            raise BadInput(f"tapped rows have {min(widths)} values, those of this model {self.tapped_width}")
+            raise BadInput(
+                f"tapped rows have {min(widths)} values, those of this model {self.tapped_width}"
+            )
 
 
 def check_info(info: SessionInfo) -> None:
@@ -100,7 +108,9 @@ def check_part(info: SessionInfo, name: str, num_bytes: int) -> None:
         raise BadInput(f"the part {name} of the session is none of {info.num_layers} layers")
     row_bytes = KEY_BYTES if name == KEYS else SessionLayout.parse(info.layout).row_bytes
     if num_bytes != info.num_rows * row_bytes:
-        raise BadInput(f"the part {name} of the session has {num_bytes} bytes, not {info.num_rows * row_bytes}")
+        raise BadInput(
+            f"the part {name} of the session has {num_bytes} bytes, not {info.num_rows * row_bytes}"
+        )
 
 
 def check_parts(info: SessionInfo, sizes: Mapping[str, int]) -> None:
@@ -114,6 +124,8 @@ def check_parts(info: SessionInfo, sizes: Mapping[str, int]) -> None:
         check_part(info, name, num_bytes)
     num_positions, tapped_bytes = sizes.get(POSITIONS, 0) // POSITION_BYTES, sizes.get(TAPPED, 0)
     if bool(num_positions) != bool(tapped_bytes) or num_positions > info.num_rows:
-        raise BadInput(f"the session has {num_positions} positions of {tapped_bytes} bytes of tapped rows")
+        raise BadInput(
+            f"the session has {num_positions} positions of {tapped_bytes} bytes of tapped rows"
+        )
     if num_positions and tapped_bytes % (VALUE_BYTES * num_positions):
         raise BadInput(f"{tapped_bytes} bytes are not {num_positions} tapped rows")

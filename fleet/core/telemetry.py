@@ -1,6 +1,8 @@
-"""State of the fleet as a whole, for the console and `GET /v1/fleet/...`. Data only; no decision depends on it.
+"""State of the fleet as a whole, for the console and `GET /v1/fleet/...`. Data only; no decision
+depends on it.
 
-Units: `*_us` are microseconds since 1970 on Redis's clock, 0 if it has not happened. Knows no Redis and no HTTP.
+Units: `*_us` are microseconds since 1970 on Redis's clock, 0 if it has not happened. Knows no Redis
+and no HTTP.
 """
 
 from typing import Any, Literal
@@ -9,8 +11,8 @@ import msgspec
 
 from fleet.core.events import AnyEvent
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName, WorkerId
-from fleet.spans.protocol.figures import SpanPart
 from fleet.drafts.figures.speculation import SpeculationFigures
+from fleet.spans.protocol.figures import SpanPart
 
 WorkerOrder = Literal["drain", "resume", "stop", "dump"]
 WORKER_ORDERS: tuple[WorkerOrder, ...] = ("drain", "resume", "stop", "dump")
@@ -25,8 +27,9 @@ class TaskRef(msgspec.Struct, frozen=True, kw_only=True):
 class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
     """Pulls over one edge (`kv`: pages of a split stage), counted since their workers joined.
 
-    Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute. `num_failed`: pulls that were
-    retried, or whose tensors were recomputed. `in_flight`: now. `durations`: one count for each of `hops.BOUNDS_US`.
+    Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute.
+    `num_failed`: pulls that were retried, or whose tensors were recomputed. `in_flight`: now.
+    `durations`: one count for each of `hops.BOUNDS_US`.
     """
 
     edge: str
@@ -60,17 +63,21 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a worker or gateway (its role is ""), listed for some minutes after it has gone; counts of its last renewal.
+    """One process of a worker or gateway (its role is ""), listed for some minutes after it has
+    gone; counts of its last renewal.
 
-    `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have), late (its lease has lapsed, and
-    it is not fenced yet), left (it deregistered), died (its keeper saw the process end), lapsed (fenced after its lease).
-    `cause`: the signal or exit status of one that died. `hop_p50_us`: age of chunks on arrival, since it joined; None before
-    the first. `tasks`: those it owns. `part`: of a worker that has a part of a divided model.
+    `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have),
+    late (its lease has lapsed, and it is not fenced yet), left (it deregistered), died (its keeper
+    saw the process end), lapsed (fenced after its lease).
+    `cause`: the signal or exit status of one that died. `hop_p50_us`: age of chunks on arrival,
+    since it joined; None before the first. `tasks`: those it owns. `part`: of a worker that has a
+    part of a divided model.
     `speculation`: of one that can verify drafts.
-    Units: `lease_left_s` is 0 once it has gone; `memory_bytes` of its process; pages of its KV pool, `pages_kept` of
-    `pages_used` cached for later turns, which have saved its engine `rows_reused` rows; `slots_used` of its transfer arena;
-    `cpu_percent` of one core. `gpu` is the name of its GPU: memory used by all processes and reserved by this one, and its
-    utilisation in percent, None where the driver does not report it.
+    Units: `lease_left_s` is 0 once it has gone; `memory_bytes` of its process; pages of its KV
+    pool, `pages_kept` of `pages_used` cached for later turns, which have saved its engine
+    `rows_reused` rows; `slots_used` of its transfer arena; `cpu_percent` of one core. `gpu` is the
+    name of its GPU: memory used by all processes and reserved by this one, and its utilisation in
+    percent, None where the driver does not report it.
     """
 
     id: WorkerId
@@ -125,7 +132,9 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """A task that waits for a worker to claim it. `read`: a worker has read the grant and is claiming it, unless it has died."""
+    """A task that waits for a worker to claim it. `read`: a worker has read the grant and is
+    claiming it, unless it has died.
+    """
 
     request: RequestId
     stage: StageName
@@ -138,11 +147,13 @@ class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     """Queue and workers of a role.
 
-    Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read yet, so the others are being
-    claimed; `oldest_s` seconds since the oldest of them was granted, 0 without one. `workers` accept tasks and have `capacity`
-    slots; `draining`, `standby` and `starting` count the others. `running` counts the tasks of all. `loaded_percent`: of its
-    weights, by the starting worker that is most advanced; None if none loads or it is not known. `gap`, of span workers: the
-    layers without which no worker of the stage can compute; "" if one can.
+    Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read
+    yet, so the others are being claimed; `oldest_s` seconds since the oldest of them was granted, 0
+    without one. `workers` accept tasks and have `capacity` slots; `draining`, `standby` and
+    `starting` count the others. `running` counts the tasks of all. `loaded_percent`: of its
+    weights, by the starting worker that is most advanced; None if none loads or it is not known.
+    `gap`, of span workers: the layers without which no worker of the stage can compute; "" if one
+    can.
     """
 
     role: RoleName
@@ -162,7 +173,8 @@ class RoleView(msgspec.Struct, frozen=True, kw_only=True):
 class RoleQueue(RoleView, frozen=True, kw_only=True):
     """A role with its rates and its pending grants.
 
-    Units: `in_per_s`, `out_per_s` tasks granted and claimed, over the last minute. `pending`: a hundred, the oldest first.
+    Units: `in_per_s`, `out_per_s` tasks granted and claimed, over the last minute. `pending`: a
+    hundred, the oldest first.
     """
 
     stage: StageName
@@ -172,7 +184,9 @@ class RoleQueue(RoleView, frozen=True, kw_only=True):
 
 
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was given up after workers of `stage` died over it. `readable`: this version can send it again."""
+    """A request that was given up after workers of `stage` died over it. `readable`: this version
+    can send it again.
+    """
 
     id: RequestId
     stage: StageName
@@ -187,7 +201,8 @@ class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
 class SeriesPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of the whole fleet over the `SERIES_STEP_S` from `at_us` on.
 
-    `ended` by outcome. Latencies are None without a measurement. `running`, `waiting` by role, as last seen.
+    `ended` by outcome. Latencies are None without a measurement. `running`, `waiting` by role, as
+    last seen.
     """
 
     at_us: int
@@ -210,8 +225,9 @@ SERIES_KEPT_S = 15 * 60
 
 
 class LogLine(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs. `trace`: the traceback of the
-    exception, or of all threads of a worker that was ordered to dump them.
+    """`id` orders lines of all processes by arrival. `process`: worker, conductor, web or jobs.
+    `trace`: the traceback of the exception, or of all threads of a worker that was ordered to dump
+    them.
     """
 
     id: str
@@ -228,7 +244,9 @@ class LogLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """Filter of log lines; empty fields match everything. `level`: this one and above. `text`: anywhere in the message."""
+    """Filter of log lines; empty fields match everything. `level`: this one and above. `text`:
+    anywhere in the message.
+    """
 
     text: str = ""
     level: str = ""
@@ -238,7 +256,8 @@ class LogQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first. `next` is the `before` of the page that follows, "" at the end. `newest`: the id to follow the log from.
+    """Newest first. `next` is the `before` of the page that follows, "" at the end. `newest`: the
+    id to follow the log from.
 
     `dropped`: lines of all processes that were lost because Redis was too slow or away.
     """
@@ -258,12 +277,13 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as in rq; unreadable if its
-    record is damaged.
+    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as in
+    rq; unreadable if its record is damaged.
 
-    `arguments`: those that differ from their defaults; None: a record of another version, which no worker of this one runs.
-    `files`: names of the `REPORT_FILES` that it wrote. `result` is the JSON result of its function once it is finished; `error`
-    the last line of `traceback`.
+    `arguments`: those that differ from their defaults; None: a record of another version, which no
+    worker of this one runs.
+    `files`: names of the `REPORT_FILES` that it wrote. `result` is the JSON result of its function
+    once it is finished; `error` the last line of `traceback`.
     """
 
     id: str
@@ -281,7 +301,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One event. `id` is the `Last-Event-ID` to continue from. `missed`: events before it are gone; read the state again."""
+    """One event. `id` is the `Last-Event-ID` to continue from. `missed`: events before it are gone;
+    read the state again.
+    """
 
     id: str
     event: AnyEvent | None

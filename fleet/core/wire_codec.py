@@ -10,7 +10,9 @@ MessageT = TypeVar("MessageT")
 
 
 class WireCodec(Generic[MessageT]):
-    """Codec of the messages of one kind of connection. `union`: their types; `what`: their name in an error."""
+    """Codec of the messages of one kind of connection. `union`: their types; `what`: their name in
+    an error.
+    """
 
     def __init__(self, union: Any, what: str) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -25,4 +27,6 @@ class WireCodec(Generic[MessageT]):
         try:
             return self._decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise UnknownWireVersion(f"{self._what} cannot be read: {error}; run one version of Fleet") from error
+            raise UnknownWireVersion(
+                f"{self._what} cannot be read: {error}; run one version of Fleet"
+            ) from error

@@ -1,1 +1,3 @@
-"""Speculative decoding: drafters, their choice and acceptance, EAGLE-3 heads, and their training while the fleet serves."""
+"""Speculative decoding: drafters, their choice and acceptance, EAGLE-3 heads, and their training
+while the fleet serves.
+"""

@@ -1,6 +1,8 @@
-"""Choice of a drafter by measured speed: each is used in turn for some passes, then the fastest until the next comparison.
+"""Choice of a drafter by measured speed: each is used in turn for some passes, then the fastest
+until the next comparison.
 
-Speeds are relative to passes without drafts of the same number of requests, so that measures of different load compare.
+Speeds are relative to passes without drafts of the same number of requests, so that measures of
+different load compare.
 """
 
 from collections.abc import Sequence
@@ -10,18 +12,24 @@ from fleet.drafts.figures.speculation import OFF
 from fleet.drafts.pass_costs import PassTimes
 
 WARM_UP_PASSES, TRIAL_PASSES = 16, 64
-"""Passes of a trial that are not counted, in which numbers of drafts are tried, and those that are."""
+"""Passes of a trial that are not counted, in which numbers of drafts are tried, and those that
+are.
+"""
 FIRST_TERM, LAST_TERM = 1024, 16_384
 """Passes until the next comparison; more each time that it confirms the choice."""
 WATCHED_PASSES, LOSS = 256, 0.1
-"""A drafter whose gain over so many passes is lower than in its trial by this share is compared again immediately."""
+"""A drafter whose gain over so many passes is lower than in its trial by this share is compared
+again immediately.
+"""
 LEAST_GAIN = 1.02
 """Gain below which no drafter is used: a smaller one may be noise."""
 
 
 @dataclass(slots=True)
 class Gain:
-    """Speed with drafts relative to that without. `plain_s`: the time that the same tokens would have taken without drafts."""
+    """Speed with drafts relative to that without. `plain_s`: the time that the same tokens would
+    have taken without drafts.
+    """
 
     plain_s: float = 0.0
     taken_s: float = 0.0

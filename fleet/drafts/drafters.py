@@ -1,7 +1,10 @@
-"""Drafters: guesses of the next tokens of an answer, which one pass verifies together. Knows no model and no scheduling.
+"""Drafters: guesses of the next tokens of an answer, which one pass verifies together. Knows no
+model and no scheduling.
 
-`ngram` continues as the prompt and the answer did after the same tokens; `suffix` also as earlier answers did. Sources: prompt
-lookup decoding (https://github.com/apoorvumang/prompt-lookup-decoding), suffix decoding (Oliaro et al., 2024, arXiv:2411.04975).
+`ngram` continues as the prompt and the answer did after the same tokens; `suffix` also as earlier
+answers did. Sources: prompt lookup decoding
+(https://github.com/apoorvumang/prompt-lookup-decoding), suffix decoding (Oliaro et al., 2024,
+arXiv:2411.04975).
 """
 
 from abc import ABC, abstractmethod
@@ -23,13 +26,17 @@ MAX_MATCH = 16
 MAX_PLACES = 32
 """The latest places that are compared: more cost time and rarely a better guess."""
 NUM_PROMPT_IDS = 8
-"""Ids at the end of a prompt that are stored with an answer, so that its first tokens can be guessed."""
+"""Ids at the end of a prompt that are stored with an answer, so that its first tokens can be
+guessed.
+"""
 Pair = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedDraft:
-    """A request whose next token is drawn in a pass. `table`: its pages. `most`: drafts that may follow."""
+    """A request whose next token is drawn in a pass. `table`: its pages. `most`: drafts that may
+    follow.
+    """
 
     request: RequestId
     task: DraftedTask
@@ -55,7 +62,8 @@ class ComputedRows:
 class Drafter(Protocol):
     """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a pass.
 
-    Its backlog are rows of a prompt, and those of passes before the last one, that it has not read since no drafts were wanted.
+    Its backlog are rows of a prompt, and those of passes before the last one, that it has not read
+    since no drafts were wanted.
     `backlog_s`: the seconds that the last `propose` read rows of the backlog.
     """
 
@@ -73,7 +81,9 @@ class Drafter(Protocol):
         return False
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
-        """Return guesses of the next tokens of each request; none where there is no reason for one."""
+        """Return guesses of the next tokens of each request; none where there is no reason for
+        one.
+        """
         ...
 
     def expected_backlog_s(self, asked: Sequence[AskedDraft]) -> float:
@@ -151,12 +161,16 @@ class IndexedTokens:
         for token in ids:
             self.ids.append(token)
             if len(self.ids) >= MIN_MATCH:
-                places = self._after.setdefault((self.ids[-2], self.ids[-1]), deque(maxlen=MAX_PLACES + 1))
+                places = self._after.setdefault(
+                    (self.ids[-2], self.ids[-1]), deque(maxlen=MAX_PLACES + 1)
+                )
                 places.append(len(self.ids))
 
     def places(self) -> list[Place]:
         """Return the earlier places before which the last two tokens occur."""
-        return [(self.ids, at) for at in self._after.get(last_pair(self.ids), ()) if at < len(self.ids)]
+        return [
+            (self.ids, at) for at in self._after.get(last_pair(self.ids), ()) if at < len(self.ids)
+        ]
 
 
 class AnswerTable:
@@ -168,7 +182,9 @@ class AnswerTable:
         self._after: dict[Pair | None, deque[tuple[tuple[int, ...], int]]] = {}
 
     def add(self, ids: Sequence[int]) -> None:
-        """Add an answer, which may begin with the end of its prompt; drop the oldest ones beyond the limit."""
+        """Add an answer, which may begin with the end of its prompt; drop the oldest ones beyond
+        the limit.
+        """
         answer = tuple(ids)
         if not MIN_MATCH < len(answer) <= self._max_tokens:
             return
@@ -199,7 +215,9 @@ def last_pair(ids: Sequence[int]) -> Pair | None:
 
 
 def longest_matches(places: Sequence[Place], last: Sequence[int]) -> Sequence[Place]:
-    """Return the places before which the most tokens are the last ones of `last`, at most `MAX_MATCH`."""
+    """Return the places before which the most tokens are the last ones of `last`, at most
+    `MAX_MATCH`.
+    """
     for length in range(MIN_MATCH + 1, min(MAX_MATCH, len(last)) + 1):
         token = last[-length]
         longer = [(ids, at) for ids, at in places if at >= length and ids[at - length] == token]
@@ -230,7 +248,9 @@ class NgramDrafter(MatchingDrafter):
 
 
 class SuffixDrafter(MatchingDrafter):
-    """Guesses from the request's own tokens and from answers that were served. `max_tokens`: of these answers."""
+    """Guesses from the request's own tokens and from answers that were served. `max_tokens`: of
+    these answers.
+    """
 
     def __init__(self, max_tokens: int) -> None:
         super().__init__()

@@ -8,10 +8,12 @@ WEIGHT, RARE_WEIGHT = 0.1, 0.5
 """Weight of a new measure in the averages, and of one that is taken now and then only."""
 FEWEST_MEASURES = 3
 MARGIN = 0.03
-"""Part by which a pass with drafts must be faster per token than one without: less is within the noise of the measures."""
+"""Part by which a pass with drafts must be faster per token than one without: less is within the
+noise of the measures.
+"""
 FEWEST_BETWEEN, WASTED, MOST_CREDIT = 32, 0.01, 4
-"""Passes between two measures of other numbers than the best; the share of the time that they may waste, and for how many passes
-time may be saved for them.
+"""Passes between two measures of other numbers than the best; the share of the time that they may
+waste, and for how many passes time may be saved for them.
 """
 BUCKETS = (*range(8), *range(8, 32, 2), *range(32, 64, 4), *range(64, 128, 16), 128, 192, 256, 512)
 """Numbers of rows of a pass whose times are kept apart; others count as the next lower one."""
@@ -46,7 +48,9 @@ class PassTimes:
         return min((number for number, time in self._times.items() if time.is_known), default=None)
 
     def of(self, number: int) -> float | None:
-        """Return the time of such a pass, between those of the nearest numbers that are known; None while none is."""
+        """Return the time of such a pass, between those of the nearest numbers that are known; None
+        while none is.
+        """
         known = sorted(each for each, time in self._times.items() if time.is_known)
         if not known:
             return None
@@ -63,12 +67,16 @@ def bucket_of(num_rows: int) -> int:
 
 
 class PassCosts:
-    """Times of decode passes by their rows, without drafts and with them, and the number of drafts that is best by these."""
+    """Times of decode passes by their rows, without drafts and with them, and the number of drafts
+    that is best by these.
+    """
 
     def __init__(self) -> None:
         self._plain, self._drafted = PassTimes(), PassTimes()
         self._num_same, self._credit_s, self._alternative = 0, 0.0, 0
-        """Passes since an alternative was measured, the time that the next one may waste, and the number of its drafts."""
+        """Passes since an alternative was measured, the time that the next one may waste, and the
+        number of its drafts.
+        """
         self._is_alternative = False
         self._estimated_s = 0.0
         """Time of the alternative that is measured."""
@@ -78,7 +86,9 @@ class PassCosts:
         return self._plain.of(bucket_of(num_requests))
 
     def _time(self, num_requests: int, num_drafts: int) -> float:
-        """Return the time of a pass. Below the fewest rows with drafts that are known, it is between that and a plain one's."""
+        """Return the time of a pass. Below the fewest rows with drafts that are known, it is
+        between that and a plain one's.
+        """
         size, plain_s = bucket_of(num_requests + num_drafts), self.plain_s(num_requests) or 0.0
         least = self._drafted.least
         if not num_drafts or least is None:
@@ -90,21 +100,30 @@ class PassCosts:
         return plain_s + (known_s - plain_s) * (size - own) / (least - own)
 
     def add(self, num_requests: int, num_drafts: int, seconds: float, apart_s: float = 0.0) -> None:
-        """Count the time of a pass. `apart_s`: that it took longer than such passes in a row, since a head read its backlog
-        first; it is not part of their time, but wasted on an alternative.
+        """Count the time of a pass. `apart_s`: that it took longer than such passes in a row, since
+        a head read its backlog first; it is not part of their time, but wasted on an alternative.
         """
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
         if self._is_alternative:
             self._credit_s -= max(0.0, seconds + apart_s - self._estimated_s)
-        (self._drafted if num_drafts else self._plain).add(bucket_of(num_requests + num_drafts), seconds, weight)
+        (self._drafted if num_drafts else self._plain).add(
+            bucket_of(num_requests + num_drafts), seconds, weight
+        )
 
     def choice(
-        self, num_requests: int, tokens: Sequence[float], drafts: Sequence[int], token_s: float = 0.0, *, is_timed: bool = True
+        self,
+        num_requests: int,
+        tokens: Sequence[float],
+        drafts: Sequence[int],
+        token_s: float = 0.0,
+        *,
+        is_timed: bool = True,
     ) -> int:
         """Return the best number of drafts for each request.
 
-        `tokens`: expected of a pass for each such number from 0 on; `drafts`: of all requests together. `token_s`: time that
-        each token takes apart from passes if drafts are made. `is_timed`: the time of this pass will be counted.
+        `tokens`: expected of a pass for each such number from 0 on; `drafts`: of all requests
+        together. `token_s`: time that each token takes apart from passes if drafts are made.
+        `is_timed`: the time of this pass will be counted.
         """
         self._is_alternative = False
         if self._plain.least is None:
@@ -115,7 +134,10 @@ class PassCosts:
             self._time(num_requests, number) + (token_s * expected if number else 0.0)
             for number, expected in zip(drafts, tokens, strict=True)
         ]
-        speeds = [tokens[number] / times[number] / (1 + MARGIN * (number > 0)) for number in range(len(drafts))]
+        speeds = [
+            tokens[number] / times[number] / (1 + MARGIN * (number > 0))
+            for number in range(len(drafts))
+        ]
         best = max(range(len(drafts)), key=speeds.__getitem__)
         return self._or_alternative(best, tokens, times) if is_timed else best
 
@@ -125,7 +147,8 @@ class PassCosts:
         self._credit_s += WASTED * (self.plain_s(num_requests) or 0.0)
 
     def _or_alternative(self, best: int, tokens: Sequence[float], times: Sequence[float]) -> int:
-        """Return now and then another number than the best, each in its turn, so that all times stay known.
+        """Return now and then another number than the best, each in its turn, so that all times
+        stay known.
 
         They waste at most `WASTED` of the time, as far as it is known.
         """

@@ -1,7 +1,9 @@
-"""Speculation in the batch loop: which drafts a pass verifies. It decides about speed only; answers do not depend on it.
+"""Speculation in the batch loop: which drafts a pass verifies. It decides about speed only; answers
+do not depend on it.
 
-A pass computes the known rows of its requests and those of their drafts. The number of drafts follows from measured times: a
-draft is worth its row if the share of drafts that is accepted there outweighs the time that a row adds.
+A pass computes the known rows of its requests and those of their drafts. The number of drafts
+follows from measured times: a draft is worth its row if the share of drafts that is accepted there
+outweighs the time that a row adds.
 """
 
 import logging
@@ -17,11 +19,11 @@ import msgspec
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
-from fleet.drafts.figures.speculation import AUTO, EAGLE3, OFF, SUFFIX, SpeculationFigures
 from fleet.drafts.choice import DrafterChoice, Gain
 from fleet.drafts.drafters import AskedDraft, ComputedRows, Drafter
-from fleet.engine.torch.kv_pool import KVPool
+from fleet.drafts.figures.speculation import AUTO, EAGLE3, OFF, SUFFIX, SpeculationFigures
 from fleet.drafts.pass_costs import WEIGHT, Average, PassCosts, bucket_of
+from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry
 from fleet.engine.torch.passes import PassDone, is_due
 from fleet.engine.torch.program import DraftedTask, TaskT
@@ -29,27 +31,32 @@ from fleet.engine.torch.program import DraftedTask, TaskT
 log = logging.getLogger(__name__)
 
 FIRST_RATE, FIRST_WEIGHT = 0.7, 10
-"""Share of drafts that is assumed to be accepted if those before them were, and how many measures the assumption counts as."""
+"""Share of drafts that is assumed to be accepted if those before them were, and how many measures
+the assumption counts as.
+"""
 RATE_WEIGHT = 0.02
 """Weight of a new measure: a draft is accepted or not, so that the average of few says little."""
 MAX_FAILURE_LEN = 200
 COMPARED = (SUFFIX, EAGLE3)
 """Drafters among which `auto` chooses."""
 REST = 8
-"""After so many passes in a row of as many requests whose guesses were not worth their time, guesses are looked for in one of so
-many passes only."""
+"""After so many passes in a row of as many requests whose guesses were not worth their time,
+guesses are looked for in one of so many passes only.
+"""
 LEAST_LEFT = 0.25
 """Part of an average answer that is assumed to follow at least."""
 MOST_EARLY_PASSES = 512
-"""Passes after which a drafter is measured although it has not read the first rows of some requests."""
+"""Passes after which a drafter is measured although it has not read the first rows of some
+requests.
+"""
 
 
 @dataclass(slots=True)
 class _Measured:
     """Measures of the passes with one drafter. Lists are by position of a draft.
 
-    `rates`: shares of drafts that were accepted among those whose predecessors were. So a position that is not drafted at present
-    follows the positions before it.
+    `rates`: shares of drafts that were accepted among those whose predecessors were. So a position
+    that is not drafted at present follows the positions before it.
     """
 
     rates: list[Average]
@@ -80,17 +87,22 @@ class _Measured:
 class Speculation:
     """The drafts of the requests of one batch loop. Not thread-safe.
 
-    `drafters`: by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: drafts of one request in a pass.
+    `drafters`: by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: drafts of one
+    request in a pass.
     `follows_times`: False to verify every draft.
     """
 
-    def __init__(self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True) -> None:
+    def __init__(
+        self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True
+    ) -> None:
         self._drafters, self._most, self.follows_times = drafters, most, follows_times
         self._costs = {each: PassCosts() for each in (OFF, *drafters)}
         self._answer_tokens = Average()
         self._rates = {each: self._first_rates() for each in (OFF, *drafters)}
         self._useless = {each: Counter[int]() for each in (OFF, *drafters)}
-        """By drafter and number of requests, the passes in a row whose guesses were not worth their time; see `REST`."""
+        """By drafter and number of requests, the passes in a row whose guesses were not worth their
+        time; see `REST`.
+        """
         self._version = 0
         self.use(name)
 
@@ -98,8 +110,8 @@ class Speculation:
         return [Average(FIRST_RATE, FIRST_WEIGHT) for _ in range(self._most)]
 
     def use(self, name: str) -> None:
-        """Draft with another drafter from the next pass on. Counts begin at 0; times, rates of right drafts and useless passes
-        stay known.
+        """Draft with another drafter from the next pass on. Counts begin at 0; times, rates of
+        right drafts and useless passes stay known.
 
         Raises: BadInput if unknown.
         """
@@ -107,7 +119,9 @@ class Speculation:
         if name not in known:
             raise BadInput(f"drafter: {name!r} is none of {', '.join(known)}", param="drafter")
         self._failed = self._failure = ""
-        self._measured = {each: _Measured.nothing(self._rates[each], costs) for each, costs in self._costs.items()}
+        self._measured = {
+            each: _Measured.nothing(self._rates[each], costs) for each, costs in self._costs.items()
+        }
         self._drafting_s = 0.0
         self._choice: DrafterChoice | None = None
         if name == AUTO:
@@ -117,7 +131,11 @@ class Speculation:
 
     def _compare(self) -> None:
         """Choose among the drafters that can draft and have not failed."""
-        able = [each for each in COMPARED if each in self._drafters and each != self._failed and self._drafters[each].can_draft]
+        able = [
+            each
+            for each in COMPARED
+            if each in self._drafters and each != self._failed and self._drafters[each].can_draft
+        ]
         self._choice = DrafterChoice(able)
         self._switch(self._choice.name)
 
@@ -138,13 +156,17 @@ class Speculation:
         return self._drafter is not None and self._drafter.reads_features
 
     def on_new_head(self, version: int) -> None:
-        """Begin to count again, for another version of the draft head. A drafter that failed is used again with it."""
+        """Begin to count again, for another version of the draft head. A drafter that failed is
+        used again with it.
+        """
         self._version = version
         self._rates[EAGLE3] = self._first_rates()
         self.use(AUTO if self._choice is not None else self._failed or self._name)
 
     def _end_drafting(self, error: BaseException) -> None:
-        """Draft no more with the present drafter: its error must not fail the requests of a pass."""
+        """Draft no more with the present drafter: its error must not fail the requests of a
+        pass.
+        """
         failed = self._name
         log.error("%s failed, and makes no drafts any more: %s", failed, error, exc_info=error)
         self._failed, self._failure = failed, f"{type(error).__name__}: {error}"[:MAX_FAILURE_LEN]
@@ -153,10 +175,13 @@ class Speculation:
         else:
             self._switch(OFF)
 
-    def with_drafts(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], pool: KVPool) -> list[PassEntry[TaskT]]:
+    def with_drafts(
+        self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], pool: KVPool
+    ) -> list[PassEntry[TaskT]]:
         """Return the entries of a pass, with drafts after the rows from which a token is drawn.
 
-        Pages for drafts are allocated as far as they are free; none is taken from another request for them.
+        Pages for drafts are allocated as far as they are free; none is taken from another request
+        for them.
         """
         drafted = [entry for _, entry in entries]
         if self._drafter is None:
@@ -164,7 +189,9 @@ class Speculation:
         due = [at for at, entry in enumerate(drafted) if is_due(entry.task, entry.extent)]
         asked = [self._asked(*entries[at]) for at in due]
         try:
-            found = self._drafts(self._drafter, asked, is_timed=all(entry.extent.num_rows == 1 for entry in drafted))
+            found = self._drafts(
+                self._drafter, asked, is_timed=all(entry.extent.num_rows == 1 for entry in drafted)
+            )
         except FAILURES as error:
             self._end_drafting(error)
             return drafted
@@ -178,14 +205,27 @@ class Speculation:
 
     def _asked(self, request: RequestId, entry: PassEntry[TaskT]) -> AskedDraft:
         task = cast(DraftedTask, entry.task)
-        return AskedDraft(request=request, task=task, table=entry.extent.table, most=min(task.most_drafts, self._most))
+        return AskedDraft(
+            request=request,
+            task=task,
+            table=entry.extent.table,
+            most=min(task.most_drafts, self._most),
+        )
 
-    def _drafts(self, drafter: Drafter, asked: Sequence[AskedDraft], *, is_timed: bool) -> Sequence[Sequence[int]]:
-        """Return the drafts of each request that are worth their time. `is_timed`: that of the pass will be counted."""
+    def _drafts(
+        self, drafter: Drafter, asked: Sequence[AskedDraft], *, is_timed: bool
+    ) -> Sequence[Sequence[int]]:
+        """Return the drafts of each request that are worth their time. `is_timed`: that of the pass
+        will be counted.
+        """
         began_s = time.monotonic()
         most = [each.most for each in asked]
         if drafter.costs_time and self.follows_times:
-            longest = self._choose(most, self._backlog_s_of_token(drafter, asked), is_timed=is_timed) if any(most) else 0
+            longest = (
+                self._choose(most, self._backlog_s_of_token(drafter, asked), is_timed=is_timed)
+                if any(most)
+                else 0
+            )
             asked = [replace(each, most=min(each.most, longest)) for each in asked]
         proposes = any(each.most for each in asked) and not self._rests(len(asked))
         found = drafter.propose(asked) if proposes else [()] * len(asked)
@@ -197,7 +237,9 @@ class Speculation:
         return found
 
     def _rests(self, num_requests: int) -> bool:
-        """Return True in all but one of `REST` passes while no guess is worth its time: to look for guesses takes time too."""
+        """Return True in all but one of `REST` passes while no guess is worth its time: to look for
+        guesses takes time too.
+        """
         size, useless = bucket_of(num_requests), self._useless[self._name]
         num_useless = useless[size]
         if num_useless < REST:
@@ -223,18 +265,28 @@ class Speculation:
         lengths = [[min(length, number) for length in most] for number in range(max(most) + 1)]
         expected = [self._own.num_expected(length) for length in range(max(most) + 1)]
         tokens = [len(most) + sum(expected[length] for length in each) for each in lengths]
-        return self._own.costs.choice(len(most), tokens, [sum(each) for each in lengths], token_s, is_timed=is_timed)
+        return self._own.costs.choice(
+            len(most), tokens, [sum(each) for each in lengths], token_s, is_timed=is_timed
+        )
 
     def _backlog_s_of_token(self, drafter: Drafter, asked: Sequence[AskedDraft]) -> float:
-        """Return the time to read a drafter's backlog, divided by the tokens that follow in answers of average length."""
+        """Return the time to read a drafter's backlog, divided by the tokens that follow in answers
+        of average length.
+        """
         if not asked or not self._answer_tokens.is_known:
             return 0.0
         average = self._answer_tokens.value
-        num_left = sum(max(average - len(each.task.answer_ids), average * LEAST_LEFT) for each in asked)
+        num_left = sum(
+            max(average - len(each.task.answer_ids), average * LEAST_LEFT) for each in asked
+        )
         return drafter.expected_backlog_s(asked) / num_left
 
-    def record(self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float) -> None:
-        """Count the results of a pass, and its time if it computed one known row of each request."""
+    def record(
+        self, entries: Sequence[tuple[RequestId, PassEntry[TaskT]]], done: PassDone, seconds: float
+    ) -> None:
+        """Count the results of a pass, and its time if it computed one known row of each
+        request.
+        """
         extents = [entry.extent for _, entry in entries]
         num_tokens = 0
         for extent in extents:
@@ -244,7 +296,9 @@ class Speculation:
                 self._own.count(len(extent.drafts), num_accepted)
         own, took_s = self._own, seconds + self._drafting_s + self._read(entries, done)
         self._drafting_s = 0.0
-        if own is self._own and all(extent.num_rows - len(extent.drafts) == 1 for extent in extents):
+        if own is self._own and all(
+            extent.num_rows - len(extent.drafts) == 1 for extent in extents
+        ):
             num_drafts = sum(len(extent.drafts) for extent in extents)
             self._add_time([request for request, _ in entries], num_tokens, num_drafts, took_s)
 
@@ -253,15 +307,23 @@ class Speculation:
         if self._drafter is None or not self._drafter.reads_features or not done.features:
             return 0.0
         began_s = time.monotonic()
-        computed = [_computed(request, entry, done) for request, entry in entries if _has_features(entry, done)]
+        computed = [
+            _computed(request, entry, done)
+            for request, entry in entries
+            if _has_features(entry, done)
+        ]
         try:
             self._drafter.on_computed(computed)
         except FAILURES as error:
             self._end_drafting(error)
         return time.monotonic() - began_s
 
-    def _add_time(self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float) -> None:
-        """Count the time of a decode pass, and use another drafter from the next one on if that is faster."""
+    def _add_time(
+        self, requests: Sequence[RequestId], num_tokens: int, num_drafts: int, seconds: float
+    ) -> None:
+        """Count the time of a decode pass, and use another drafter from the next one on if that is
+        faster.
+        """
         backlog_s = self._drafter.backlog_s if self._drafter is not None and num_drafts else 0.0
         self._own.costs.add(len(requests), num_drafts, seconds - backlog_s, backlog_s)
         plain_s = self._own.costs.plain_s(len(requests))
@@ -270,11 +332,17 @@ class Speculation:
         elif self._choice is not None and self._is_measurable(requests):
             self._choice.add(len(requests), num_tokens, seconds)
             if self._choice.name != self._name:
-                log.info("drafts by %s from now on; measured gains: %s", self._choice.name, self._choice.gains or "none yet")
+                log.info(
+                    "drafts by %s from now on; measured gains: %s",
+                    self._choice.name,
+                    self._choice.gains or "none yet",
+                )
                 self._switch(self._choice.name)
 
     def _is_measurable(self, requests: Sequence[RequestId]) -> bool:
-        """Return False while a drafter that reads features drafts for requests that are older than its use."""
+        """Return False while a drafter that reads features drafts for requests that are older than
+        its use.
+        """
         if not self.reads_features:
             return True
         if self._early is None:
@@ -283,7 +351,9 @@ class Speculation:
         return self._num_early_passes > MOST_EARLY_PASSES or self._early.isdisjoint(requests)
 
     def close(self, request: RequestId, task: DraftedTask, *, complete: bool) -> None:
-        """Forget a request; an answer that is complete may serve for later drafts, also of a drafter that `auto` may choose."""
+        """Forget a request; an answer that is complete may serve for later drafts, also of a
+        drafter that `auto` may choose.
+        """
         if self._early is not None:
             self._early.discard(request)
         if complete and task.answer_ids:
@@ -300,10 +370,16 @@ class Speculation:
         if self._choice is not None:
             gains = self._choice.gains
         return SpeculationFigures(
-            drafter=self._name, automatic=self._choice is not None, num_draws=own.num_draws, drafted=tuple(own.num_drafted),
-            accepted=tuple(own.num_accepted), gains={name: gain for name, gain in gains.items() if name != OFF},
-            version=self._version, failed=self._failed, failure=self._failure,
-        )  # fmt: skip
+            drafter=self._name,
+            automatic=self._choice is not None,
+            num_draws=own.num_draws,
+            drafted=tuple(own.num_drafted),
+            accepted=tuple(own.num_accepted),
+            gains={name: gain for name, gain in gains.items() if name != OFF},
+            version=self._version,
+            failed=self._failed,
+            failure=self._failure,
+        )
 
 
 def _has_features(entry: PassEntry[TaskT], done: PassDone) -> bool:
@@ -315,6 +391,10 @@ def _computed(request: RequestId, entry: PassEntry[TaskT], done: PassDone) -> Co
     extent, num_rejected = entry.extent, done.num_rejected(entry.extent)
     features_NT = done.features[id(extent)]
     return ComputedRows(
-        request=request, task=cast(DraftedTask, entry.task), table=extent.table, start=extent.start,
-        stop=extent.stop - num_rejected, features_NT=features_NT[: len(features_NT) - num_rejected],
-    )  # fmt: skip
+        request=request,
+        task=cast(DraftedTask, entry.task),
+        table=extent.table,
+        start=extent.start,
+        stop=extent.stop - num_rejected,
+        features_NT=features_NT[: len(features_NT) - num_rejected],
+    )

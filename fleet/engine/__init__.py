@@ -1,1 +1,3 @@
-"""Engines: the batch loop inside a worker. `base` is the contract. Knows no Redis and no stage name."""
+"""Engines: the batch loop inside a worker. `base` is the contract. Knows no Redis and no stage
+name.
+"""

@@ -1,7 +1,8 @@
-"""A deterministic engine without weights, for contract tests and control-plane benchmarks. Knows no stage.
+"""A deterministic engine without weights, for contract tests and control-plane benchmarks. Knows no
+stage.
 
-Each input row updates a per-request checksum, from which output rows are computed. Outputs depend on the input rows only, not on
-how they were cut into pieces or when they arrived.
+Each input row updates a per-request checksum, from which output rows are computed. Outputs depend
+on the input rows only, not on how they were cut into pieces or when they arrived.
 """
 
 import math
@@ -17,7 +18,16 @@ import numpy as np
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, Walk
-from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats, KVBlocks, KVPages
+from fleet.engine.base import (
+    Arrays,
+    Engine,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    EngineStats,
+    KVBlocks,
+    KVPages,
+)
 
 DECODE = Walk("decode")
 OUT = "out"
@@ -26,10 +36,11 @@ OUT = "out"
 
 @dataclass(slots=True)
 class _Running:
-    """`out`: all numbers produced, for an export; `replayed`: rows produced elsewhere that are still to be returned.
+    """`out`: all numbers produced, for an export; `replayed`: rows produced elsewhere that are
+    still to be returned.
 
-    `trail`: the rows absorbed, each with the checksum after it; `cached`: the trail of the session's last request. `due_s`: the
-    earliest time of the next step.
+    `trail`: the rows absorbed, each with the checksum after it; `cached`: the trail of the
+    session's last request. `due_s`: the earliest time of the next step.
     """
 
     request: EngineRequest
@@ -52,7 +63,9 @@ class _Running:
             self.trail.append((row, self.state))
 
     def reuse_cached(self) -> int:
-        """Skip the rows with which the session's last request began too, except the last row; return how many."""
+        """Skip the rows with which the session's last request began too, except the last row;
+        return how many.
+        """
         for row, state in self.cached:
             if len(self.rows) < 2 or self.rows[0] != row:
                 break
@@ -75,16 +88,23 @@ class _Running:
 class FakeEngine(Engine):
     """Produces up to max_tokens rows, one per step.
 
-    `autoregressive`: a step consumes one input row, waiting for it until the input is final; otherwise a codec, with one output
-    row per input row and no bound. `source`: the whole input is a prompt, consumed before the first row and cached for its
-    session. `step_s`: minimum interval between the steps of one request. Rows of a history replace the first ones produced; later
-    rows are the same as without a history.
+    `autoregressive`: a step consumes one input row, waiting for it until the input is final;
+    otherwise a codec, with one output row per input row and no bound. `source`: the whole input is
+    a prompt, consumed before the first row and cached for its session. `step_s`: minimum interval
+    between the steps of one request. Rows of a history replace the first ones produced; later rows
+    are the same as without a history.
 
     Shapes: each output has `out`: int32 [n, width], and so has a history.
     """
 
     def __init__(
-        self, *, max_batch: int, width: int = 1, autoregressive: bool = True, source: bool = False, step_s: float = 0.0
+        self,
+        *,
+        max_batch: int,
+        width: int = 1,
+        autoregressive: bool = True,
+        source: bool = False,
+        step_s: float = 0.0,
     ) -> None:
         self._max_batch, self._width = max_batch, width
         self._autoregressive, self._source = autoregressive, source
@@ -96,7 +116,9 @@ class FakeEngine(Engine):
     def submit(self, request: EngineRequest) -> None:
         if request.request_id in self._running:
             raise BadInput(f"request {request.request_id} was submitted twice")
-        self._running[request.request_id] = _Running(request, cached=self._cached.pop(request.session, []))
+        self._running[request.request_id] = _Running(
+            request, cached=self._cached.pop(request.session, [])
+        )
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         running = self._running.get(request_id)
@@ -118,19 +140,27 @@ class FakeEngine(Engine):
         return self.due_in_s() <= 0
 
     def due_in_s(self) -> float:
-        due_s = min((running.due_s for running in self._running.values() if self._can_step(running)), default=math.inf)
+        due_s = min(
+            (running.due_s for running in self._running.values() if self._can_step(running)),
+            default=math.inf,
+        )
         return max(0.0, due_s - time.monotonic())
 
     def _can_step(self, running: _Running) -> bool:
         if running.paused:
             return False
-        return running.fed_final or bool(running.replayed) or (bool(running.rows) and not self._source)
+        return (
+            running.fed_final or bool(running.replayed) or (bool(running.rows) and not self._source)
+        )
 
     def step(self) -> Sequence[EngineOutput]:
         now_s = time.monotonic()
-        batch = [(key, r) for key, r in self._running.items() if r.due_s <= now_s and self._can_step(r)][: self._max_batch]
+        batch = [
+            (key, r) for key, r in self._running.items() if r.due_s <= now_s and self._can_step(r)
+        ][: self._max_batch]
         for _, running in batch:
-            # A step that begins a little late does not delay the next ones: the mean interval is `step_s`.
+            # A step that begins a little late does not delay the next ones: the mean interval is
+            # `step_s`.
             began_s = running.due_s if now_s - running.due_s < self._step_s else now_s
             running.due_s = began_s + self._step_s
         return [self._advance(key, running) for key, running in batch]
@@ -138,7 +168,9 @@ class FakeEngine(Engine):
     def _advance(self, key: RequestId, running: _Running) -> EngineOutput:
         rows = self._decode(running) if self._autoregressive else self._convert(running)
         spent = running.fed_final and not running.rows
-        final = running.made >= running.request.sampling.max_tokens if self._autoregressive else spent
+        final = (
+            running.made >= running.request.sampling.max_tokens if self._autoregressive else spent
+        )
         if final:
             self.finish(key)
         out = np.array(rows, dtype=np.int32).reshape(len(rows), self._width)
@@ -179,7 +211,9 @@ class FakeEngine(Engine):
             self._cached.pop(name, None)
 
     def export_kv(self, request_id: RequestId) -> KVBlocks | None:
-        """Return the checksum and all output, which the importing engine returns again since it has no history."""
+        """Return the checksum and all output, which the importing engine returns again since it has
+        no history.
+        """
         running = self._running.get(request_id)
         if running is None or not running.made or not self._autoregressive:
             return None
@@ -188,7 +222,12 @@ class FakeEngine(Engine):
 
     def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
         running = self._running.get(request_id)
-        if running is None or isinstance(blocks, KVPages) or running.made or len(blocks.data) % np.dtype(np.int64).itemsize:
+        if (
+            running is None
+            or isinstance(blocks, KVPages)
+            or running.made
+            or len(blocks.data) % np.dtype(np.int64).itemsize
+        ):
             return False
         state, absorbed, *out = np.frombuffer(blocks.data.tobytes(), np.int64).tolist()
         if absorbed > len(running.rows):

@@ -8,11 +8,25 @@ from fleet.graphs.text import TEXT
 GRAPHS: dict[str, Graph] = {graph.name: graph for graph in (QWEN3_OMNI, TEXT)}
 DEFAULT_GRAPH = QWEN3_OMNI.name
 
-__all__ = ["ALL", "DEFAULT_GRAPH", "EACH", "GRAPHS", "TOKENS", "ChunkPolicy", "Edge", "Graph", "Stage", "Transition", "get_graph"]
+__all__ = [
+    "ALL",
+    "DEFAULT_GRAPH",
+    "EACH",
+    "GRAPHS",
+    "TOKENS",
+    "ChunkPolicy",
+    "Edge",
+    "Graph",
+    "Stage",
+    "Transition",
+    "get_graph",
+]
 
 
 def get_graph(name: str) -> Graph:
     """Return a graph. Raises: ConfigError naming the graphs that exist."""
     if name not in GRAPHS:
-        raise ConfigError(f"graph: unknown graph {name!r}; use one of {', '.join(sorted(GRAPHS))}", param="graph")
+        raise ConfigError(
+            f"graph: unknown graph {name!r}; use one of {', '.join(sorted(GRAPHS))}", param="graph"
+        )
     return GRAPHS[name]

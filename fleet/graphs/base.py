@@ -1,4 +1,6 @@
-"""Declaration of a graph: stages, walks, edges, chunk policies. Pure data; knows no process and no tensor library."""
+"""Declaration of a graph: stages, walks, edges, chunk policies. Pure data; knows no process and no
+tensor library.
+"""
 
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -13,15 +15,18 @@ PolicyKind = Literal["each", "ramp", "all"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPolicy:
-    """Rule by which an edge releases chunks: `each` item by itself, a `ramp` of item counts (the last repeats), or `all` at the
-    end.
+    """Rule by which an edge releases chunks: `each` item by itself, a `ramp` of item counts (the
+    last repeats), or `all` at the end.
 
-    Units: `low_buffer_s` seconds. A chunk of a ramp is released early, with the items it has, where waiting for another one would
-    leave a client that plays since the first chunk less than this; chunks grow as the producer gets ahead. 0: never early.
-    `busy_first_chunk_factor`: a ramp's first chunk is multiplied by the number of answers in progress in the producer, at most by
-    this: with others in progress the next items come later and less evenly, so that playback must start with more.
-    `max_chunks_per_s`: with other answers in progress, about the number of chunks of the edge that a worker releases per second,
-    over all of them; items that come sooner are held, and share a chunk. 0: no limit.
+    Units: `low_buffer_s` seconds. A chunk of a ramp is released early, with the items it has, where
+    waiting for another one would leave a client that plays since the first chunk less than this;
+    chunks grow as the producer gets ahead. 0: never early.
+    `busy_first_chunk_factor`: a ramp's first chunk is multiplied by the number of answers in
+    progress in the producer, at most by this: with others in progress the next items come later and
+    less evenly, so that playback must start with more.
+    `max_chunks_per_s`: with other answers in progress, about the number of chunks of the edge that
+    a worker releases per second, over all of them; items that come sooner are held, and share a
+    chunk. 0: no limit.
     """
 
     kind: PolicyKind = "each"
@@ -31,7 +36,9 @@ class ChunkPolicy:
     max_chunks_per_s: int = 0
 
     def size(self, chunk_index: int, num_answers: int = 1) -> int | None:
-        """Return the items of a chunk, with `num_answers` in progress; None: all that is left at the end."""
+        """Return the items of a chunk, with `num_answers` in progress; None: all that is left at
+        the end.
+        """
         if self.kind == "all":
             return None
         if self.kind == "each":
@@ -40,14 +47,18 @@ class ChunkPolicy:
         return self.ramp[min(chunk_index, len(self.ramp) - 1)] * times
 
     def interval_s(self, num_answers: int) -> float:
-        """Return the interval at which one of `num_answers` in progress releases its items; 0: each item alone."""
+        """Return the interval at which one of `num_answers` in progress releases its items; 0: each
+        item alone.
+        """
         return (num_answers - 1) / self.max_chunks_per_s if self.max_chunks_per_s else 0.0
 
 
 EACH = ChunkPolicy(kind="each")
 ALL = ChunkPolicy(kind="all")
 TOKENS = ChunkPolicy(kind="each", max_chunks_per_s=1000)
-"""Answer tokens on their way to a client: alone while few are drawn, else as many as come between two writes."""
+"""Answer tokens on their way to a client: alone while few are drawn, else as many as come between
+two writes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +72,12 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Edge:
-    """A named one-way stream of chunks. `tensors` names each tensor's dtype; `remote` ones are pulled by NIXL, the rest are sent
-    inline.
+    """A named one-way stream of chunks. `tensors` names each tensor's dtype; `remote` ones are
+    pulled by NIXL, the rest are sent inline.
 
-    Units: `credits` counts unconsumed chunks; `item_ms` is the duration of an item, for edges that carry audio. `never_inline`:
-    remote tensors that find no room to be pulled from fail their request, instead of being sent inline.
+    Units: `credits` counts unconsumed chunks; `item_ms` is the duration of an item, for edges that
+    carry audio. `never_inline`: remote tensors that find no room to be pulled from fail their
+    request, instead of being sent inline.
     """
 
     name: EdgeName
@@ -80,27 +92,33 @@ class Edge:
     transitions: tuple[Transition, ...] = ()
 
     def consumer_walk(self, producer_walk: Walk, ordinal: int) -> Walk | None:
-        """Return the consumer's walk from item `ordinal` of `producer_walk` on; None if no transition applies.
+        """Return the consumer's walk from item `ordinal` of `producer_walk` on; None if no
+        transition applies.
 
         Used by the producer or the conductor, depending on which of them drives the walk.
         """
         last: Transition | None = None
         for one in self.transitions:
-            if one.producer_walk == producer_walk and (last.nth if last else -1) < one.nth <= ordinal:
+            if (
+                one.producer_walk == producer_walk
+                and (last.nth if last else -1) < one.nth <= ordinal
+            ):
                 last = one
         return last.to if last else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One part of the model. `builder` is "module:function", imported only inside a worker of this stage. `span_builder` likewise
-    loads a part of its layers, for a stage whose layers can be divided among workers; `layer_counter` returns how many layers a
-    checkpoint has, without reading weights. `span_head`: a span worker may have the output head; False: only the anchor has it.
+    """One part of the model. `builder` is "module:function", imported only inside a worker of this
+    stage. `span_builder` likewise loads a part of its layers, for a stage whose layers can be
+    divided among workers; `layer_counter` returns how many layers a checkpoint has, without reading
+    weights. `span_head`: a span worker may have the output head; False: only the anchor has it.
 
-    `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may override. `main`: the stage that
-    uses the request's own temperature, stop and max_tokens. `settings`: the keys of a deployment's `stages.NAME.extra` that its
-    builder reads. `reads_prompt_audio`: its workers receive the samples of the prompt with each task. `verifies_drafts`: its
-    engine torch can verify guessed tokens of its answers.
+    `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may
+    override. `main`: the stage that uses the request's own temperature, stop and max_tokens.
+    `settings`: the keys of a deployment's `stages.NAME.extra` that its builder reads.
+    `reads_prompt_audio`: its workers receive the samples of the prompt with each task.
+    `verifies_drafts`: its engine torch can verify guessed tokens of its answers.
     """
 
     name: StageName
@@ -119,12 +137,14 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """One composite model. `frontend`: "module:class" of the gateway's prompt processing (without torch).
+    """One composite model. `frontend`: "module:class" of the gateway's prompt processing (without
+    torch).
 
-    `tiny`: "module:function" that writes a small random checkpoint; `baseline`: a module that, as a script, measures the
-    reference; `full_size`: "module:function" that builds the stages at their published size with random weights. `shipped`:
-    "package:folder" of a trained checkpoint in Fleet's package, or None. `media`: the content of each client edge ("text",
-    "audio") of an answer.
+    `tiny`: "module:function" that writes a small random checkpoint; `baseline`: a module that, as a
+    script, measures the reference; `full_size`: "module:function" that builds the stages at their
+    published size with random weights. `shipped`: "package:folder" of a trained checkpoint in
+    Fleet's package, or None. `media`: the content of each client edge ("text", "audio") of an
+    answer.
 
     `optional_stages`: those that no answer needs: a deployment is ready without their workers.
     """
@@ -145,7 +165,10 @@ class Graph:
         for edge in self.edges:
             for end in (edge.source, edge.target):
                 if end not in names:
-                    raise ConfigError(f"graph {self.name}: edge {edge.name} ends at unknown stage {end}", param="edges")
+                    raise ConfigError(
+                        f"graph {self.name}: edge {edge.name} ends at unknown stage {end}",
+                        param="edges",
+                    )
 
     @property
     def all_stages(self) -> tuple[Stage, ...]:
@@ -153,7 +176,9 @@ class Graph:
 
     @property
     def answer_edges(self) -> tuple[Edge, ...]:
-        """Edges of an answer in all media, in declaration order. Those of captures are no part of it."""
+        """Edges of an answer in all media, in declaration order. Those of captures are no part of
+        it.
+        """
         return self.edges_for(tuple(self.media))
 
     @property
@@ -174,12 +199,16 @@ class Graph:
         return next(edge for edge in self.edges if edge.name == name)
 
     def shipped_folder(self) -> Path | None:
-        """Return the folder of the shipped checkpoint, if there is one. Does not import its package."""
+        """Return the folder of the shipped checkpoint, if there is one. Does not import its
+        package.
+        """
         if self.shipped is None:
             return None
         package, _, folder = self.shipped.partition(":")
         spec = find_spec(package)
-        assert spec is not None and spec.submodule_search_locations is not None, f"{package} is not a package"
+        assert spec is not None and spec.submodule_search_locations is not None, (
+            f"{package} is not a package"
+        )
         return Path(spec.submodule_search_locations[0]) / folder
 
     def edges_from(self, stage: StageName) -> tuple[Edge, ...]:

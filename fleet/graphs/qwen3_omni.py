@@ -1,4 +1,6 @@
-"""Qwen3-Omni: Thinker -> Talker -> Code2Wav, as a graph. Source: `transformers` modeling_qwen3_omni_moe.py, `generate()`."""
+"""Qwen3-Omni: Thinker -> Talker -> Code2Wav, as a graph. Source: `transformers`
+modeling_qwen3_omni_moe.py, `generate()`.
+"""
 
 from fleet.core.ids import CLIENT, EdgeName, StageName, Walk
 from fleet.graphs.base import TOKENS, ChunkPolicy, Edge, Graph, Stage, Transition
@@ -35,7 +37,12 @@ QWEN3_OMNI = Graph(
             layer_counter="fleet.stages.qwen3_omni.talker:count_layers",
             span_head=False,  # its code predictor needs the last hidden row
             walks=(PREFILL, LAST_PREFILL, DECODE),
-            default_sampling={"temperature": 0.9, "top_k": 50, "repetition_penalty": 1.05, "max_tokens": 4096},
+            default_sampling={
+                "temperature": 0.9,
+                "top_k": 50,
+                "repetition_penalty": 1.05,
+                "max_tokens": 4096,
+            },
         ),
         Stage(
             name=CODE2WAV,
@@ -46,8 +53,16 @@ QWEN3_OMNI = Graph(
     ),
     edges=(
         # Answer token ids, the end token included; the gateway turns them into text.
-        Edge(name=EdgeName("text"), source=THINKER, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS, credits=512),
-        # Per prompt chunk its positions' ids and the accept-layer rows of multimodal positions; then one id per answer token.
+        Edge(
+            name=EdgeName("text"),
+            source=THINKER,
+            target=CLIENT,
+            tensors={"ids": "int32"},
+            policy=TOKENS,
+            credits=512,
+        ),
+        # Per prompt chunk its positions' ids and the accept-layer rows of multimodal positions;
+        # then one id per answer token.
         Edge(
             name=EdgeName("thought"),
             source=THINKER,
@@ -67,12 +82,20 @@ QWEN3_OMNI = Graph(
             source=TALKER,
             target=CODE2WAV,
             tensors={"codes": "int32"},
-            policy=ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16, 25), low_buffer_s=0.3, busy_first_chunk_factor=3),
+            policy=ChunkPolicy(
+                kind="ramp", ramp=(2, 4, 8, 16, 25), low_buffer_s=0.3, busy_first_chunk_factor=3
+            ),
             item_ms=80,
             credits=64,
         ),
         # PCM16 mono samples at 24 kHz.
-        Edge(name=EdgeName("audio"), source=CODE2WAV, target=CLIENT, tensors={"pcm": "int16"}, credits=256),
+        Edge(
+            name=EdgeName("audio"),
+            source=CODE2WAV,
+            target=CLIENT,
+            tensors={"pcm": "int16"},
+            credits=256,
+        ),
         *capture_edges(THINKER),
     ),
     optional_stages=(trainer_of("fleet.stages.qwen3_omni.trainer:build"),),

@@ -25,7 +25,14 @@ TEXT = Graph(
         ),
     ),
     edges=(
-        Edge(name=EdgeName("text"), source=LM, target=CLIENT, tensors={"ids": "int32"}, policy=TOKENS, credits=512),
+        Edge(
+            name=EdgeName("text"),
+            source=LM,
+            target=CLIENT,
+            tensors={"ids": "int32"},
+            policy=TOKENS,
+            credits=512,
+        ),
         *capture_edges(LM),
     ),
     optional_stages=(trainer_of("fleet.stages.text_trainer:build"),),

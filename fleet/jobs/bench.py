@@ -1,4 +1,6 @@
-"""The job kind `bench`: the benchmark in a process of its own, so that nothing it loads remains in the worker."""
+"""The job kind `bench`: the benchmark in a process of its own, so that nothing it loads remains in
+the worker.
+"""
 
 from pathlib import Path
 from typing import cast
@@ -16,13 +18,18 @@ OF_THE_GATEWAY = ("serving", "voice", "barge-in")
 
 
 def run(arguments: dict[str, object]) -> dict[str, str]:
-    """Run `fleet bench` and return the end of its output; the last line so far is the job's progress.
+    """Run `fleet bench` and return the end of its output; the last line so far is the job's
+    progress.
 
     The report and all temporary files are in the job's folder.
-    Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if the benchmark failed, which
-    fails the job.
+    Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if
+    the benchmark failed, which fails the job.
     """
-    checked, measured, current = read_arguments("bench", arguments), MEASURED.get(), get_current_job()
+    checked, measured, current = (
+        read_arguments("bench", arguments),
+        MEASURED.get(),
+        get_current_job(),
+    )
     assert current is not None, "a job must run in an rq worker"
     folder, config_file = open_folder(measured, current.id)
     options = command_line(cast(BenchArguments, checked), measured, config_file)
@@ -34,14 +41,19 @@ def run(arguments: dict[str, object]) -> dict[str, str]:
 
 
 def command_line(arguments: BenchArguments, measured: Measured, config_file: Path) -> list[str]:
-    """Return the options of `fleet bench` for these arguments; the deployment and the address are the worker's own."""
+    """Return the options of `fleet bench` for these arguments; the deployment and the address are
+    the worker's own.
+    """
     measure = arguments.measure
     options = ["--config", str(config_file)]
     options += ["--url", measured.url] if measure in OF_THE_GATEWAY else []
     options += [f"--{measure}"] if measure != "serving" else []
     for name in MEASURE_TAKES[measure]:
         value: object = getattr(arguments, name)
-        options += [f"--{name.replace('_', '-')}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        options += [
+            f"--{name.replace('_', '-')}",
+            ",".join(map(str, value)) if isinstance(value, tuple) else str(value),
+        ]
     return [*options, "--check"] if arguments.check else options
 
 

@@ -1,4 +1,6 @@
-"""A command of `fleet` as a job: its deployment file, its process, and its last line as progress."""
+"""A command of `fleet` as a job: its deployment file, its process, and its last line as
+progress.
+"""
 
 import os
 import signal
@@ -13,9 +15,9 @@ from rq import get_current_job
 
 from fleet.control.job_files import make_folder
 from fleet.control.jobs import note_progress
-from fleet.process.parent_death import signalled_with_parent
 from fleet.core.telemetry import JobProgress
 from fleet.jobs.measured import TEMPORARY, Measured
+from fleet.process.parent_death import signalled_with_parent
 
 TAIL_CHARS = 20_000
 MAX_NOTE_CHARS = 200
@@ -34,14 +36,20 @@ def open_folder(measured: Measured, job_id: str) -> tuple[Path, Path]:
 
 
 def run_command(options: Sequence[str], temporary: Path) -> tuple[int, str]:
-    """Run `fleet` with these options; return its exit status and the end of its output. The command ends with this process."""
+    """Run `fleet` with these options; return its exit status and the end of its output. The command
+    ends with this process.
+    """
     command = [sys.executable, "-m", "fleet.cli", *options]
     env = {**os.environ, "TMPDIR": str(temporary)}
     tail, noted_s = "", 0.0
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env,
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=env,
         preexec_fn=signalled_with_parent(signal.SIGKILL),
-    ) as process:  # fmt: skip
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             tail = (tail + line)[-TAIL_CHARS:]

@@ -1,7 +1,8 @@
-"""Jobs that a worker held when it was killed: failed as soon as another worker of this queue looks. Runs no job.
+"""Jobs that a worker held when it was killed: failed as soon as another worker of this queue looks.
+Runs no job.
 
-A worker is dead if its process is known to have ended on this machine, or if its lease in Redis has lapsed. A worker of another
-machine is not judged by its process.
+A worker is dead if its process is known to have ended on this machine, or if its lease in Redis has
+lapsed. A worker of another machine is not judged by its process.
 """
 
 import logging
@@ -31,7 +32,9 @@ PROCESS = "process"
 
 
 class JobWorkerProcess(msgspec.Struct, frozen=True):
-    """One process. `machine`: where its `pid` is known: one boot and one namespace of process ids. `started_s`: Unix time."""
+    """One process. `machine`: where its `pid` is known: one boot and one namespace of process ids.
+    `started_s`: Unix time.
+    """
 
     machine: str
     pid: int
@@ -50,30 +53,41 @@ def _machine() -> str:
 
 
 def is_known_dead(place: JobWorkerProcess) -> bool:
-    """Return True if the process ran on this machine and is gone, whether or not another one has its pid."""
+    """Return True if the process ran on this machine and is gone, whether or not another one has
+    its pid.
+    """
     if place.machine != _machine():
         return False
     try:
         process = psutil.Process(place.pid)
-        return process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - place.started_s) > START_TOLERANCE_S
+        return (
+            process.status() == psutil.STATUS_ZOMBIE
+            or abs(process.create_time() - place.started_s) > START_TOLERANCE_S
+        )
     except psutil.NoSuchProcess:
         return True
 
 
 def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
-    """Fail every job that a dead worker had begun, and put those that it had taken and not begun back at the queue's head.
+    """Fail every job that a dead worker had begun, and put those that it had taken and not begun
+    back at the queue's head.
 
     `worker` must not run a job meanwhile. Returns the ids of the failed jobs. Raises: RedisError.
     """
-    begun = queue.started_job_registry.get_job_and_execution_ids()  # fails those whose lease has lapsed
+    # fails those whose lease has lapsed
+    begun = queue.started_job_registry.get_job_and_execution_ids()
     taken = queue.connection.llen(queue.intermediate_queue_key)
     if not begun and not taken:
         return []
     dead = _dead_workers(worker, queue)
-    failed = [job_id for job_id, execution in begun if _fail(worker, queue, dead, job_id, execution)]
+    failed = [
+        job_id for job_id, execution in begun if _fail(worker, queue, dead, job_id, execution)
+    ]
     _return_taken(worker, queue, dead)
     for name in dead:
-        record = worker.find_by_key(f"{worker.redis_worker_namespace_prefix}{name}", connection=queue.connection)
+        record = worker.find_by_key(
+            f"{worker.redis_worker_namespace_prefix}{name}", connection=queue.connection
+        )
         if record is not None:
             record.register_death()
     return failed
@@ -93,7 +107,13 @@ def _dead_workers(worker: BaseWorker, queue: Queue) -> Mapping[str, JobWorkerPro
     return found
 
 
-def _fail(worker: BaseWorker, queue: Queue, dead: Mapping[str, JobWorkerProcess], job_id: str, execution_id: str) -> bool:
+def _fail(
+    worker: BaseWorker,
+    queue: Queue,
+    dead: Mapping[str, JobWorkerProcess],
+    job_id: str,
+    execution_id: str,
+) -> bool:
     try:
         execution = Execution.fetch(execution_id, job_id, queue.connection)
         job = queue.fetch_job(job_id)
@@ -111,13 +131,20 @@ def _fail(worker: BaseWorker, queue: Queue, dead: Mapping[str, JobWorkerProcess]
 
 
 def _return_taken(worker: BaseWorker, queue: Queue, dead: Mapping[str, JobWorkerProcess]) -> None:
-    """Return the jobs that a dead worker took and did not begin, if no other worker may have taken them."""
+    """Return the jobs that a dead worker took and did not begin, if no other worker may have taken
+    them.
+    """
     with queue.connection.pipeline() as pipe:
         pipe.watch(queue.intermediate_queue_key)
-        taken = [job_id.decode() for job_id in cast("list[bytes]", pipe.lrange(queue.intermediate_queue_key, 0, -1))]
+        taken = [
+            job_id.decode()
+            for job_id in cast("list[bytes]", pipe.lrange(queue.intermediate_queue_key, 0, -1))
+        ]
         # Read after the list: who took one of its jobs was registered before.
         registered = [key for key in worker.all_keys(queue=queue) if pipe.exists(key)]
-        alive = {key.removeprefix(worker.redis_worker_namespace_prefix) for key in registered} - set(dead)
+        alive = {
+            key.removeprefix(worker.redis_worker_namespace_prefix) for key in registered
+        } - set(dead)
         if not taken or alive - {worker.name}:
             return
         pipe.multi()

@@ -18,4 +18,6 @@ class Measured:
 
 
 MEASURED: ContextVar[Measured] = ContextVar("measured")
-"""Set by the worker before it runs a job, because rq calls a job's function with the arguments in its record only."""
+"""Set by the worker before it runs a job, because rq calls a job's function with the arguments in
+its record only.
+"""

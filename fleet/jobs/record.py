@@ -1,4 +1,6 @@
-"""A job read from its record in Redis, and checked: a record that `submit` of this version did not write is not run."""
+"""A job read from its record in Redis, and checked: a record that `submit` of this version did not
+write is not run.
+"""
 
 from typing import Any
 
@@ -12,7 +14,8 @@ from fleet.core.errors import BadInput
 class JobRecord(RqJob):
     """`refusal`: the reason why the record must not be run; "" if it may.
 
-    Invariants: functions, callbacks and webhooks that the record names outside `FUNCTIONS` are never imported, called or sent.
+    Invariants: functions, callbacks and webhooks that the record names outside `FUNCTIONS` are
+    never imported, called or sent.
     """
 
     refusal: str = ""
@@ -20,17 +23,30 @@ class JobRecord(RqJob):
     def restore(self, raw_data: Any) -> None:
         super().restore(raw_data)
         self.refusal = self._refusal()
-        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = None
+        self._success_callback_name = self._failure_callback_name = self._stopped_callback_name = (
+            None
+        )
         self.webhooks = []
         if self.refusal:
             self.retries_left = self.repeats_left = None
             self._func_name, self._instance, self._args, self._kwargs = "refused", None, (), {}
 
     def _refusal(self) -> str:
-        if self._success_callback_name or self._failure_callback_name or self._stopped_callback_name or self.webhooks:
-            return "its record names calls that follow it; submit it with `fleet jobs submit` or POST /v1/fleet/jobs"
+        if (
+            self._success_callback_name
+            or self._failure_callback_name
+            or self._stopped_callback_name
+            or self.webhooks
+        ):
+            return (
+                "its record names calls that follow it; submit it with `fleet jobs submit` "
+                "or POST /v1/fleet/jobs"
+            )
         if self.timeout is None or not 0 < self.timeout <= TIMEOUT_S:
-            return f"its record gives it no time limit from 1 to {TIMEOUT_S} s; submit it with `fleet jobs submit`"
+            return (
+                f"its record gives it no time limit from 1 to {TIMEOUT_S} s; submit it with "
+                "`fleet jobs submit`"
+            )
         try:
             recorded_arguments(self)
         except BadInput as error:

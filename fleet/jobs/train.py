@@ -10,15 +10,23 @@ from fleet.jobs.measured import MEASURED
 
 
 def run(arguments: dict[str, object]) -> dict[str, str]:
-    """Run `fleet train` and return the end of its output; its last line so far is the job's progress.
+    """Run `fleet train` and return the end of its output; its last line so far is the job's
+    progress.
 
-    Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if the run did not finish.
+    Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if
+    the run did not finish.
     """
-    checked, measured, current = cast(TrainArguments, read_arguments("train", arguments)), MEASURED.get(), get_current_job()
+    checked, measured, current = (
+        cast(TrainArguments, read_arguments("train", arguments)),
+        MEASURED.get(),
+        get_current_job(),
+    )
     assert current is not None, "a job must run in an rq worker"
     _, config_file = open_folder(measured, current.id)
     options = ["--corpus", str(checked.samples), "--name", checked.name or f"job {current.id[:8]}"]
-    status, tail = run_command(["train", "--config", str(config_file), *options], config_file.parent)
+    status, tail = run_command(
+        ["train", "--config", str(config_file), *options], config_file.parent
+    )
     if status != 0:
         raise RuntimeError(f"fleet train ended with status {status}: {tail}")
     return {"output": tail}

@@ -1,4 +1,5 @@
-"""The process that runs jobs, one at a time, each in a forked process. A stop is immediate: an interrupted job has failed.
+"""The process that runs jobs, one at a time, each in a forked process. A stop is immediate: an
+interrupted job has failed.
 
 A job's processes end with the worker, even if it is killed; the next worker then fails the job.
 """
@@ -24,10 +25,10 @@ from fleet.control.job_files import folder_of, remove_old_folders
 from fleet.control.jobs import QUEUE, kept_ids
 from fleet.control.outage import Outage, is_away
 from fleet.core.errors import NotFound
-from fleet.process.parent_death import signalled_with_parent
 from fleet.jobs.dead_workers import PROCESS, REMEDY, fail_jobs_of_dead_workers, this_process
 from fleet.jobs.measured import MEASURED, TEMPORARY, Measured
 from fleet.jobs.record import JobRecord
+from fleet.process.parent_death import signalled_with_parent
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +37,12 @@ STOP_POLL_S = 2
 
 
 class JobWorker(Worker):
-    """rq's worker, except that a stop signal ends the running job: the fleet must not wait an hour for a benchmark.
+    """rq's worker, except that a stop signal ends the running job: the fleet must not wait an hour
+    for a benchmark.
 
-    A record that `JobRecord` refuses fails without being run. Folders of deleted jobs are removed during rq's maintenance. Before
-    each wait for a job, those of workers that are known to be dead are failed.
+    A record that `JobRecord` refuses fails without being run. Folders of deleted jobs are removed
+    during rq's maintenance. Before each wait for a job, those of workers that are known to be dead
+    are failed.
     """
 
     data_dir = Path()
@@ -50,7 +53,9 @@ class JobWorker(Worker):
         self._process = this_process()
 
     def serialize(self) -> dict[str, Any]:
-        """Return the worker's record, with the identity of its process, which other workers compare."""
+        """Return the worker's record, with the identity of its process, which other workers
+        compare.
+        """
         return {**super().serialize(), PROCESS: msgspec.json.encode(self._process).decode()}
 
     def fork_work_horse(self, job: RqJob, queue: Queue) -> None:
@@ -70,11 +75,14 @@ class JobWorker(Worker):
         self._stop_requested = True
         super().request_stop(signum, frame)
 
-    def dequeue_job_and_maintain_ttl(self, timeout: int | None, max_idle_time: int | None = None) -> tuple[RqJob, Queue] | None:
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[RqJob, Queue] | None:
         """Wait for a job, or for a stop signal. Raises: StopRequested.
 
-        rq's handler raises StopRequested wherever the signal comes, and redis-py discards any exception that is raised in its own
-        measurements (seen once in 35 stops): rq would then wait for the next job, for up to 7 minutes.
+        rq's handler raises StopRequested wherever the signal comes, and redis-py discards any
+        exception that is raised in its own measurements (seen once in 35 stops): rq would then wait
+        for the next job, for up to 7 minutes.
         """
         while not self._stop_requested:
             try:
@@ -132,6 +140,8 @@ class JobWorker(Worker):
 def run_jobs(connection: Redis, measured: Measured) -> None:
     """Run jobs until SIGTERM. rq reconnects if Redis is away for a while."""
     MEASURED.set(measured)
-    worker = JobWorker([QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
+    worker = JobWorker(
+        [QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord
+    )
     worker.data_dir = measured.config.data_dir
     worker.work(with_scheduler=False)

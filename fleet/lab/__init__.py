@@ -1,1 +1,3 @@
-"""Measurements, faults, the training of Pocket and their reports: everything that looks at a fleet from outside. Serving imports none of it."""
+"""Measurements, faults, the training of Pocket and their reports: everything that looks at a fleet
+from outside. Serving imports none of it.
+"""

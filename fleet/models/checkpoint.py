@@ -1,4 +1,6 @@
-"""Readers of weights: of a checkpoint folder, where only the files of requested weights are read. Knows no model."""
+"""Readers of weights: of a checkpoint folder, where only the files of requested weights are read.
+Knows no model.
+"""
 
 import json
 import math
@@ -15,16 +17,21 @@ from fleet.core.errors import ConfigError, NoSafeWeights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 MAX_MAPPED_BYTES = 512 << 20
-"""Pages of a mapped file that were read count as this process's memory until the file is closed, which is done after so many."""
+"""Pages of a mapped file that were read count as this process's memory until the file is closed,
+which is done after so many.
+"""
 
 
 class WeightReader(ABC):
-    """Weights by name, each written once to its place in memory of one device and dtype. `names`: those read.
+    """Weights by name, each written once to its place in memory of one device and dtype. `names`:
+    those read.
 
     `source` describes the origin of the weights in errors; `known` are the names that it has.
     """
 
-    def __init__(self, source: str, known: Collection[str], *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, source: str, known: Collection[str], *, device: torch.device, dtype: torch.dtype
+    ) -> None:
         self._source, self._known, self._device, self._dtype = source, known, device, dtype
         self._progress: Callable[[float], None] = lambda _: None
         self._num_read, self._num_expected = 0, 0
@@ -32,8 +39,13 @@ class WeightReader(ABC):
         self.names: list[str] = []
 
     def report_to(self, progress: Callable[[float], None], names: Sequence[str]) -> None:
-        """Call `progress` after each weight with the share of these weights that is read, 0 to 1."""
-        self._progress, self._num_expected = progress, sum(math.prod(self.shape(name)) for name in names)
+        """Call `progress` after each weight with the share of these weights that is read, 0 to
+        1.
+        """
+        self._progress, self._num_expected = (
+            progress,
+            sum(math.prod(self.shape(name)) for name in names),
+        )
 
     def has(self, name: str) -> bool:
         return name in self._known
@@ -42,17 +54,22 @@ class WeightReader(ABC):
         return [name for name in self._known if name.startswith(prefix)]
 
     def first_prefix(self, prefixes: Sequence[str]) -> str:
-        """Return the first prefix that any weight has: folders written by different tools nest differently.
+        """Return the first prefix that any weight has: folders written by different tools nest
+        differently.
 
         Raises: ConfigError if there is none.
         """
         for prefix in prefixes:
             if any(name.startswith(prefix) for name in self._known):
                 return prefix
-        raise ConfigError(f"{self._source}: no weights under {' or '.join(prefixes)}", param="checkpoint")
+        raise ConfigError(
+            f"{self._source}: no weights under {' or '.join(prefixes)}", param="checkpoint"
+        )
 
     def get(self, name: str, *, dtype: torch.dtype | None = None) -> Tensor:
-        """Read a weight. Raises: ConfigError if there is none of this name, or its file is missing or damaged."""
+        """Read a weight. Raises: ConfigError if there is none of this name, or its file is missing
+        or damaged.
+        """
         out = self.empty(self.shape(name), dtype=dtype)
         self.read_into(out, name)
         return out
@@ -77,7 +94,9 @@ class WeightReader(ABC):
         return torch.empty(tuple(shape), device=self._device, dtype=dtype or self._dtype)
 
     def read_into(self, out: Tensor, name: str) -> None:
-        """Read a weight into memory of its shape. Raises: ConfigError as `get`, and if the shapes differ."""
+        """Read a weight into memory of its shape. Raises: ConfigError as `get`, and if the shapes
+        differ.
+        """
         self._write(out, name)
         self.names.append(name)
         self._num_read += out.numel()
@@ -99,7 +118,8 @@ class WeightReader(ABC):
 class CheckpointReader(WeightReader):
     """Weights of a checkpoint folder, each copied once from its file to its place.
 
-    Invariants: beside the weights that it returned it occupies at most `MAX_MAPPED_BYTES` and one weight.
+    Invariants: beside the weights that it returned it occupies at most `MAX_MAPPED_BYTES` and one
+    weight.
 
     Raises: ConfigError if the folder holds no safetensors.
     """
@@ -112,7 +132,9 @@ class CheckpointReader(WeightReader):
         """Bytes read since all files were closed."""
 
     def check(self) -> None:
-        """Open every file of weights, one at a time. Raises: ConfigError if one is missing or damaged."""
+        """Open every file of weights, one at a time. Raises: ConfigError if one is missing or
+        damaged.
+        """
         for path in dict.fromkeys(self._file_of.values()):
             with naming(path), safe_open(path, "pt"):
                 pass
@@ -125,7 +147,10 @@ class CheckpointReader(WeightReader):
         with self._opened(name) as file:
             weight = file.get_tensor(name)
             if weight.shape != out.shape:
-                raise ValueError(f"{name} has the shape {tuple(weight.shape)}, the configuration means {tuple(out.shape)}")
+                raise ValueError(
+                    f"{name} has the shape {tuple(weight.shape)}, the configuration means "
+                    f"{tuple(out.shape)}"
+                )
             out.copy_(weight)
         self._num_mapped += weight.nbytes
         if self._num_mapped > MAX_MAPPED_BYTES:
@@ -153,12 +178,15 @@ def naming(path: Path) -> Generator[None]:
         yield
     except (ValueError, KeyError, OSError, SafetensorError) as error:
         raise ConfigError(
-            f"checkpoint {path.parent}: {path.name} cannot be read ({error}); fetch it again", param="checkpoint"
+            f"checkpoint {path.parent}: {path.name} cannot be read ({error}); fetch it again",
+            param="checkpoint",
         ) from error
 
 
 def file_of_each_weight(folder: Path) -> dict[str, Path]:
-    """Return the file of each weight by name. Raises: ConfigError if the folder holds no safetensors, or a damaged index."""
+    """Return the file of each weight by name. Raises: ConfigError if the folder holds no
+    safetensors, or a damaged index.
+    """
     index, single = folder / INDEX, folder / SINGLE
     if index.exists():
         with naming(index):

@@ -1,4 +1,5 @@
-"""Random weights instead of a checkpoint: made where they are used, so that a model of any size needs no files.
+"""Random weights instead of a checkpoint: made where they are used, so that a model of any size
+needs no files.
 
 Knows no model: the shapes, and how each weight is filled, are given.
 """
@@ -17,11 +18,20 @@ Fill = Callable[[str, Tensor], None]
 class RandomWeightReader(WeightReader):
     """Weights of the given shapes. `num_bytes`: size of those made so far, as they are stored."""
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], fill: Fill, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        fill: Fill,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         super().__init__("random weights", shapes, device=device, dtype=dtype)
         self._shapes, self._fill = shapes, fill
         self._storages: dict[int, int] = {}
-        """Address and size of the memory of each weight; memory that was freed since may have been reused, in another size."""
+        """Address and size of the memory of each weight; memory that was freed since may have been
+        reused, in another size.
+        """
         self.num_bytes = 0
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -35,7 +45,9 @@ class RandomWeightReader(WeightReader):
         return self._storages.get(storage.data_ptr()) == storage.nbytes()
 
     def _write(self, out: Tensor, name: str) -> None:
-        assert tuple(out.shape) == self.shape(name), f"{name} has the shape {self.shape(name)}, not {tuple(out.shape)}"
+        assert tuple(out.shape) == self.shape(name), (
+            f"{name} has the shape {self.shape(name)}, not {tuple(out.shape)}"
+        )
         self._fill(name, out)
         storage = out.untyped_storage()
         self._storages[storage.data_ptr()] = storage.nbytes()

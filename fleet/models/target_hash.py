@@ -8,7 +8,8 @@ from pathlib import Path
 
 @cache
 def hash_of_target(folder: Path) -> str:
-    """Return the SHA-256, hexadecimal, over the names and contents of a checkpoint's configuration and weight files.
+    """Return the SHA-256, hexadecimal, over the names and contents of a checkpoint's configuration
+    and weight files.
 
     Files are read whole, several at a time; the result is kept while the process lives.
     """

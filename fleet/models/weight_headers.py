@@ -1,4 +1,5 @@
-"""Headers of a checkpoint's weight files: names, shapes and types, and their comparison with a model's configuration.
+"""Headers of a checkpoint's weight files: names, shapes and types, and their comparison with a
+model's configuration.
 
 No weight is read: memory and time do not grow with the size of the files. Knows no model.
 """
@@ -13,15 +14,31 @@ from pathlib import Path
 from safetensors import safe_open
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.plan import ModelSizes
 from fleet.models.checkpoint import file_of_each_weight, naming
+from fleet.spans.protocol.plan import ModelSizes
 
 TOLERANCE = 0.01
-"""Part of a layer by which header and configuration may differ: a process may store norms in another form than the files."""
+"""Part of a layer by which header and configuration may differ: a process may store norms in
+another form than the files.
+"""
 MAX_DIMS = 3
-"""Dimensions of a weight in a layer; what has more is a constant, such as the causal mask of GPT-2."""
+"""Dimensions of a weight in a layer; what has more is a constant, such as the causal mask of
+GPT-2.
+"""
 _LAYER = re.compile(r"(.*?)\.(\d+)\.")
-_BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16, "F4": 4}
+_BITS = {
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+    "F32": 32,
+    "I32": 32,
+    "U32": 32,
+    "F16": 16,
+    "BF16": 16,
+    "I16": 16,
+    "U16": 16,
+    "F4": 4,
+}
 _BITS_OF_OTHERS = 8
 
 
@@ -39,7 +56,9 @@ class StoredWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightHeaders:
-    """The weights of a checkpoint. `missing`: files that its index names and that are not there; their weights are not listed."""
+    """The weights of a checkpoint. `missing`: files that its index names and that are not there;
+    their weights are not listed.
+    """
 
     weights: Mapping[str, StoredWeight]
     num_files: int
@@ -55,7 +74,9 @@ class WeightHeaders:
 
 
 def read_weight_headers(folder: Path) -> WeightHeaders | None:
-    """Read the headers of a checkpoint's files; None if the folder has no weights. Raises: ConfigError for a damaged file."""
+    """Read the headers of a checkpoint's files; None if the folder has no weights. Raises:
+    ConfigError for a damaged file.
+    """
     if not any(folder.glob("*.safetensors*")):
         return None
     files = sorted(set(file_of_each_weight(folder).values()))
@@ -70,11 +91,15 @@ def read_weight_headers(folder: Path) -> WeightHeaders | None:
     return WeightHeaders(weights=weights, num_files=len(files), missing=missing)
 
 
-def check_weight_headers(folder: Path, headers: WeightHeaders, sizes: ModelSizes, itemsize: int) -> None:
-    """Check that the files of a checkpoint have the weights that its configuration describes; their types may differ.
+def check_weight_headers(
+    folder: Path, headers: WeightHeaders, sizes: ModelSizes, itemsize: int
+) -> None:
+    """Check that the files of a checkpoint have the weights that its configuration describes; their
+    types may differ.
 
-    `sizes` in weights of `itemsize` bytes. The layers are found by their numbers; names are not compared, since a process may
-    join several weights. Raises: ConfigError with the first difference.
+    `sizes` in weights of `itemsize` bytes. The layers are found by their numbers; names are not
+    compared, since a process may join several weights. Raises: ConfigError with the first
+    difference.
     """
     expected = [size // itemsize for size in sizes.layers]
     if not any(expected):
@@ -85,18 +110,34 @@ def check_weight_headers(folder: Path, headers: WeightHeaders, sizes: ModelSizes
     for layer, wanted in enumerate(expected):
         stored = found.get(layer, 0)
         if not stored:
-            _refuse(folder, f"the weight files have no layer {layer}, and config.json describes {len(expected)} layers")
+            _refuse(
+                folder,
+                f"the weight files have no layer {layer}, and config.json describes "
+                f"{len(expected)} layers",
+            )
         if abs(stored - wanted) > TOLERANCE * wanted:
-            _refuse(folder, f"{name}.{layer} has {stored} numbers in the weight files, and {wanted} by config.json")
+            _refuse(
+                folder,
+                f"{name}.{layer} has {stored} numbers in the weight files, and {wanted} by "
+                "config.json",
+            )
     num_all = sum(math.prod(weight.shape) for weight in headers.weights.values())
     beside = num_all - sum(found.values())
-    wanted = (sizes.embedding + sizes.before + sizes.after + sizes.head * (not sizes.tied)) // itemsize
+    wanted = (
+        sizes.embedding + sizes.before + sizes.after + sizes.head * (not sizes.tied)
+    ) // itemsize
     if beside < (1 - TOLERANCE) * wanted:
-        _refuse(folder, f"the weight files have {beside} numbers beside the layers, and embedding and output head have {wanted}")
+        _refuse(
+            folder,
+            f"the weight files have {beside} numbers beside the layers, and embedding and "
+            f"output head have {wanted}",
+        )
 
 
 def _numbers_by_list(weights: Mapping[str, StoredWeight]) -> dict[str, dict[int, int]]:
-    """Return how many numbers the weights of each layer have, for each numbered list: name -> layer -> count."""
+    """Return how many numbers the weights of each layer have, for each numbered list: name -> layer
+    -> count.
+    """
     lists: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for name, weight in weights.items():
         place = _LAYER.match(name)
@@ -106,12 +147,15 @@ def _numbers_by_list(weights: Mapping[str, StoredWeight]) -> dict[str, dict[int,
 
 
 def _distance(found: Mapping[int, int], expected: list[int]) -> int:
-    """Return the number of weights by which a list differs from the expected layers; further layers do not count."""
+    """Return the number of weights by which a list differs from the expected layers; further layers
+    do not count.
+    """
     return sum(abs(found.get(layer, 0) - wanted) for layer, wanted in enumerate(expected))
 
 
 def _refuse(folder: Path, difference: str) -> None:
     raise ConfigError(
-        f"checkpoint {folder}: {difference}; fetch it again, or give one that is not quantized to packed numbers",
+        f"checkpoint {folder}: {difference}; fetch it again, or give one that is not quantized "
+        "to packed numbers",
         param="checkpoint",
     )

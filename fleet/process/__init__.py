@@ -1,1 +1,3 @@
-"""Utilities of operating-system processes: threads, titles, sockets, ports, files of one user. Knows no fleet."""
+"""Utilities of operating-system processes: threads, titles, sockets, ports, files of one user.
+Knows no fleet.
+"""

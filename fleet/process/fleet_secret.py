@@ -1,7 +1,8 @@
-"""The secret shared by the workers of a fleet, and the MAC over a worker's record that it keys. It is never sent or logged.
+"""The secret shared by the workers of a fleet, and the MAC over a worker's record that it keys. It
+is never sent or logged.
 
-Redis does not authenticate the writer of a record: without a MAC, a process that can write to Redis can make workers read
-memory of a process that is not their peer.
+Redis does not authenticate the writer of a record: without a MAC, a process that can write to Redis
+can make workers read memory of a process that is not their peer.
 """
 
 import hashlib
@@ -19,9 +20,22 @@ MIN_SECRET_BYTES = 32
 MAX_SECRET_BYTES = 1024 * 1024
 KEY_ID, MAC = "key_id", "mac"
 SIGNED = (
-    "role", "stage", "transfer", "reach", "place", "protocol", "package", "checkpoint", "dtype", "page_size_tokens",
-    "span_address", "span_token", "session_address", "session_token", KEY_ID,
-)  # fmt: skip
+    "role",
+    "stage",
+    "transfer",
+    "reach",
+    "place",
+    "protocol",
+    "package",
+    "checkpoint",
+    "dtype",
+    "page_size_tokens",
+    "span_address",
+    "span_token",
+    "session_address",
+    "session_token",
+    KEY_ID,
+)
 """Fields of a worker's record that its peers act on; none changes while it is registered."""
 Record = Mapping[str, str | bytes]
 
@@ -39,12 +53,16 @@ class FleetSecret:
         return {**named, MAC: self._mac(worker, named)}
 
     def verifies(self, worker: WorkerId, record: Record) -> bool:
-        """Return True if the record was signed with this secret, for this worker, and its `SIGNED` fields are unchanged."""
+        """Return True if the record was signed with this secret, for this worker, and its `SIGNED`
+        fields are unchanged.
+        """
         return hmac.compare_digest(_bytes(record.get(MAC, "")), self._mac(worker, record).encode())
 
     def connection_key(self, token: bytes) -> bytes:
         """Return the key of connections to the process that registered this token: 32 bytes."""
-        return hmac.new(self._mac_key, b"fleet: key of a span connection, 1" + token, hashlib.sha256).digest()
+        return hmac.new(
+            self._mac_key, b"fleet: key of a span connection, 1" + token, hashlib.sha256
+        ).digest()
 
     def _mac(self, worker: WorkerId, record: Record) -> str:
         # Each part with its length in front: no two records have the same bytes.
@@ -54,7 +72,9 @@ class FleetSecret:
 
 
 def span_connection_key(secret: FleetSecret | None, token: bytes) -> bytes:
-    """Return the key of connections to a span worker. Without a secret, who can read the token in Redis can connect."""
+    """Return the key of connections to a span worker. Without a secret, who can read the token in
+    Redis can connect.
+    """
     if secret is not None:
         return secret.connection_key(token)
     return hashlib.sha256(b"fleet: key of a span connection, 1" + token).digest()
@@ -69,28 +89,40 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def read_fleet_secret(path: Path) -> FleetSecret:
-    """Read `security.fleet_secret`. Raises: ConfigError if it cannot be read, if others can read it, or if it is too short."""
+    """Read `security.fleet_secret`. Raises: ConfigError if it cannot be read, if others can read
+    it, or if it is too short.
+    """
     try:
         # Not blocking: a pipe of that name would wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise ConfigError(f"{SETTING}: {path} is not a file; name one that holds the secret", param=SETTING)
-            # A secret mounted by Kubernetes or an administrator belongs to root, and its group may read it.
+                raise ConfigError(
+                    f"{SETTING}: {path} is not a file; name one that holds the secret",
+                    param=SETTING,
+                )
+            # A secret mounted by Kubernetes or an administrator belongs to root, and its group may
+            # read it.
             closed = stat.S_IRWXO | (stat.S_IRWXG if status.st_uid else stat.S_IWGRP | stat.S_IXGRP)
             if status.st_mode & closed:
                 raise ConfigError(
-                    f"{SETTING}: {path} is open to other users (mode {stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}",
+                    f"{SETTING}: {path} is open to other users (mode "
+                    f"{stat.S_IMODE(status.st_mode):04o}); run: chmod 600 {path}",
                     param=SETTING,
                 )
             secret = file.read(MAX_SECRET_BYTES)
     except OSError as error:
-        raise ConfigError(f"{SETTING}: {path} cannot be read: {error.strerror or error}", param=SETTING) from error
-    # Surrounding blanks are no part of the secret: editors add a line end. Random bytes may end in blanks too, hence the half.
+        raise ConfigError(
+            f"{SETTING}: {path} cannot be read: {error.strerror or error}", param=SETTING
+        ) from error
+    # Surrounding blanks are no part of the secret: editors add a line end. Random bytes may end in
+    # blanks too, hence the half.
     stripped = secret.strip()
     if len(secret) < MIN_SECRET_BYTES or len(stripped) < MIN_SECRET_BYTES // 2:
         raise ConfigError(
-            f"{SETTING}: {path} holds {len(stripped)} bytes, and at least {MIN_SECRET_BYTES} are needed; "
-            f"run: openssl rand -hex 32 > {path}", param=SETTING,
-        )  # fmt: skip
+            f"{SETTING}: {path} holds {len(stripped)} bytes, and at least {MIN_SECRET_BYTES} "
+            "are needed; "
+            f"run: openssl rand -hex 32 > {path}",
+            param=SETTING,
+        )
     return FleetSecret(stripped)

@@ -12,11 +12,14 @@ LOWEST_PORT, USUAL_OUTGOING_PORT, MAX_TRIES = 15_000, 32_768, 100
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return different unused ports; another process may bind one before the caller does.
 
-    They are below those that the system gives to outgoing connections: while a server there is restarted, a client that tries
-    to connect again may be given the server's own port, and hold it.
+    They are below those that the system gives to outgoing connections: while a server there is
+    restarted, a client that tries to connect again may be given the server's own port, and hold it.
     """
     with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) for _ in range(count)]
+        probes = [
+            held.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            for _ in range(count)
+        ]
         for probe in probes:
             _bind_free(probe, host)
         return [int(probe.getsockname()[1]) for probe in probes]
@@ -27,7 +30,9 @@ def _bind_free(probe: socket.socket, host: str) -> None:
     draw = random.SystemRandom()
     for _ in range(MAX_TRIES):
         with contextlib.suppress(OSError):
-            probe.bind((host, draw.randrange(LOWEST_PORT, max(LOWEST_PORT + 1, _first_outgoing_port()))))
+            probe.bind(
+                (host, draw.randrange(LOWEST_PORT, max(LOWEST_PORT + 1, _first_outgoing_port())))
+            )
             return
     probe.bind((host, 0))
 
@@ -40,5 +45,7 @@ def _first_outgoing_port() -> int:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return one unused port. For two ports use `free_ports`: two calls of this may return the same one."""
+    """Return one unused port. For two ports use `free_ports`: two calls of this may return the same
+    one.
+    """
     return free_ports(1, host)[0]

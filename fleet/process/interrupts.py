@@ -8,7 +8,9 @@ from contextlib import contextmanager
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """Raise KeyboardInterrupt on SIGTERM inside the block. Outside the main thread, which receives no signal, do nothing."""
+    """Raise KeyboardInterrupt on SIGTERM inside the block. Outside the main thread, which receives
+    no signal, do nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

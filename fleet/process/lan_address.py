@@ -3,7 +3,9 @@
 import socket
 
 ELSEWHERE = ("198.51.100.1", 9)
-"""An address of documentation (RFC 5737): routed like any address beyond this machine's network, and unused."""
+"""An address of documentation (RFC 5737): routed like any address beyond this machine's network,
+and unused.
+"""
 EVERYWHERE = ("", "0.0.0.0", "::")
 """Hosts with which a server listens on all addresses."""
 

@@ -1,6 +1,8 @@
-"""Processes that end with the process that keeps them, even if it is killed. Linux only; elsewhere they remain.
+"""Processes that end with the process that keeps them, even if it is killed. Linux only; elsewhere
+they remain.
 
-A child is tied to its parent by the kernel's parent-death signal, and a process with another parent by a pipe.
+A child is tied to its parent by the kernel's parent-death signal, and a process with another parent
+by a pipe.
 """
 
 import ctypes
@@ -16,13 +18,15 @@ _keeper: list[int] = []
 
 
 def signalled_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
-    """Return a `preexec_fn` for `subprocess`: the child receives `signum` when this process dies. Called by the parent.
+    """Return a `preexec_fn` for `subprocess`: the child receives `signum` when this process dies.
+    Called by the parent.
 
     If the parent has died before the child's request, the child exits without running its command.
     """
     if sys.platform != "linux":
         return None
-    # Loaded before the fork: in the child, a lock of the loader could be held by a thread that no longer exists.
+    # Loaded before the fork: in the child, a lock of the loader could be held by a thread that no
+    # longer exists.
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def request_signal() -> None:
@@ -34,7 +38,8 @@ def signalled_with_parent(signum: signal.Signals) -> Callable[[], None] | None:
 
 
 def die_with_pipe(read_end: int) -> None:
-    """Let the kernel kill this process when the last write end of a pipe is closed, to which nothing is ever written.
+    """Let the kernel kill this process when the last write end of a pipe is closed, to which
+    nothing is ever written.
 
     Like the parent-death signal, this needs no thread, and ends a stopped process too.
     """

@@ -9,15 +9,19 @@ OTHERS, OTHERS_WRITE = 0o077, 0o022
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create the folder if it is missing, for this user alone; missing parents have default permissions. Raises: OSError."""
+    """Create the folder if it is missing, for this user alone; missing parents have default
+    permissions. Raises: OSError.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
 
 
 def others_may_replace(folder: Path, is_own: Callable[[str], bool]) -> bool:
-    """Return True if another user owns the folder, or could write into it after a call of `close_to_others`.
+    """Return True if another user owns the folder, or could write into it after a call of
+    `close_to_others`.
 
-    With a sticky bit, only its owner can replace a file. Root may use the folder of any user, as in containers.
+    With a sticky bit, only its owner can replace a file. Root may use the folder of any user, as in
+    containers.
     """
     found = folder.stat()
     if os.geteuid() not in (0, found.st_uid):
@@ -41,8 +45,8 @@ def write_private(path: Path, content: str) -> None:
 def close_to_others(folder: Path, is_own: Callable[[str], bool]) -> bool:
     """Remove the permissions of other users from a folder. Return True if they have none now.
 
-    A folder of another user is not changed, nor one with a sticky bit or with a file whose name is not `is_own`: that is a home
-    or project folder, or /tmp, which others may need.
+    A folder of another user is not changed, nor one with a sticky bit or with a file whose name is
+    not `is_own`: that is a home or project folder, or /tmp, which others may need.
     """
     mode = folder.stat().st_mode
     if not mode & OTHERS:

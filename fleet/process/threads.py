@@ -5,7 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 
 def full_thread_pool(size: int, name: str) -> ThreadPoolExecutor:
-    """Return a pool of which all threads run: a burst starts none, and more threads later on mean a leak."""
+    """Return a pool of which all threads run: a burst starts none, and more threads later on mean a
+    leak.
+    """
     pool = ThreadPoolExecutor(size, thread_name_prefix=name)
     together = threading.Barrier(size + 1)
     for _ in range(size):

@@ -14,7 +14,9 @@ SUFFIX = ".sock"
 
 @contextmanager
 def address_of(folder: Path, name: str) -> Iterator[str]:
-    """Yield a short path of a socket in the folder: the address of a Unix socket has at most 107 bytes."""
+    """Yield a short path of a socket in the folder: the address of a Unix socket has at most 107
+    bytes.
+    """
     if not hasattr(os, "O_PATH"):
         yield str(folder / name)
         return

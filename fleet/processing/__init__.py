@@ -1,7 +1,7 @@
 """Processing of prompts and answers: tokenizer, chat template, audio decoding. Never imports torch.
 
-Each model family has a `Frontend` in a file of its own (`qwen3_omni.py`, `text.py`), named by the graph declaration and
-used through the protocol in `base.py`.
+Each model family has a `Frontend` in a file of its own (`qwen3_omni.py`, `text.py`), named by the
+graph declaration and used through the protocol in `base.py`.
 """
 
 from fleet.processing.base import (
@@ -17,5 +17,13 @@ from fleet.processing.base import (
 )
 
 __all__ = [
-    "AudioPart", "ChatRequest", "Detokenizer", "Frontend", "GivenAnswer", "Message", "Recording", "TextPart", "load_frontend",
-]  # fmt: skip
+    "AudioPart",
+    "ChatRequest",
+    "Detokenizer",
+    "Frontend",
+    "GivenAnswer",
+    "Message",
+    "Recording",
+    "TextPart",
+    "load_frontend",
+]

@@ -1,7 +1,9 @@
-"""Decoding of audio prompts to float32 mono samples at the model's rate. Knows no model and no request.
+"""Decoding of audio prompts to float32 mono samples at the model's rate. Knows no model and no
+request.
 
-Each file is bounded in format, channels, rate and duration before it is decoded, and in duration while it is. The time and memory
-that a codec's library uses cannot be bounded here; the limits of the decoder process do that, see `decoder.py`.
+Each file is bounded in format, channels, rate and duration before it is decoded, and in duration
+while it is. The time and memory that a codec's library uses cannot be bounded here; the limits of
+the decoder process do that, see `decoder.py`.
 """
 
 import base64
@@ -26,15 +28,28 @@ MIN_CLIP_MS = 50
 MAX_PARTS = 256
 """Audio parts of one request."""
 MAX_PLAIN_BYTES = 8 * 1024 * 1024
-"""Total size of files that the gateway itself decodes: two minutes of PCM16 at 16 kHz are 5 MiB in base64."""
+"""Total size of files that the gateway itself decodes: two minutes of PCM16 at 16 kHz are 5 MiB in
+base64.
+"""
 MAX_PEAK = 1e5
 """Beyond PCM16-scaled floats; squares of larger samples leave float32's useful range."""
 READABLE = "WAV, FLAC, Ogg, MP3, WebM, MP4 (M4A), AAC or AMR"
 _FORMATS = {"WAV", "WAVEX", "RF64", "OGG"}
 _CODECS = {
-    "PCM_U8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW", "IMA_ADPCM", "MS_ADPCM", "GSM610",
-    "VORBIS", "OPUS",
-}  # fmt: skip
+    "PCM_U8",
+    "PCM_16",
+    "PCM_24",
+    "PCM_32",
+    "FLOAT",
+    "DOUBLE",
+    "ULAW",
+    "ALAW",
+    "IMA_ADPCM",
+    "MS_ADPCM",
+    "GSM610",
+    "VORBIS",
+    "OPUS",
+}
 """libsndfile's names of containers and codecs; it opens more than these."""
 _BLOCK_FRAMES = 1 << 16
 _UNKNOWN_LEN = 1 << 62
@@ -49,7 +64,11 @@ _MAX_PADDING = 2
 
 
 def decode_parts(
-    parts: Sequence[tuple[str, AudioSource]], *, rate_hz: int, max_audio_s: float, plain_only: bool = False
+    parts: Sequence[tuple[str, AudioSource]],
+    *,
+    rate_hz: int,
+    max_audio_s: float,
+    plain_only: bool = False,
 ) -> list[Samples]:
     """Decode the audio of one request, each given after the name of its field; see `decode_clip`.
 
@@ -57,26 +76,37 @@ def decode_parts(
     """
     if len(parts) > MAX_PARTS:
         where = parts[MAX_PARTS][0]
-        raise InputTooLarge(f"{where}: the request has {len(parts)} audio parts; use at most {MAX_PARTS}", param=where)
+        raise InputTooLarge(
+            f"{where}: the request has {len(parts)} audio parts; use at most {MAX_PARTS}",
+            param=where,
+        )
     left_s = max_audio_s
     clips: list[Samples] = []
     for where, data in parts:
         try:
-            clip = decode_clip(data, rate_hz=rate_hz, max_s=left_s, where=where, plain_only=plain_only)
+            clip = decode_clip(
+                data, rate_hz=rate_hz, max_s=left_s, where=where, plain_only=plain_only
+            )
         except InputTooLarge as error:
-            message = f"{where}: the request's audio is longer than {max_audio_s:g} s (limits.max_audio_s)"
+            message = (
+                f"{where}: the request's audio is longer than {max_audio_s:g} s "
+                "(limits.max_audio_s)"
+            )
             raise InputTooLarge(message, param=where) from error
         left_s -= len(clip) / rate_hz
         clips.append(clip)
     return clips
 
 
-def decode_clip(data: AudioSource, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False) -> Samples:
-    """Decode an audio file to mono at `rate_hz`; its content decides its format, not its declared type. A string
-    is base64, or a `data:` URL.
+def decode_clip(
+    data: AudioSource, *, rate_hz: int, max_s: float, where: str, plain_only: bool = False
+) -> Samples:
+    """Decode an audio file to mono at `rate_hz`; its content decides its format, not its declared
+    type. A string is base64, or a `data:` URL.
 
     `plain_only`: calls no codec's library; refuses all but WAV files of PCM16 (`needs_decoder`).
-    Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand without bound.
+    Units: `max_s` seconds of audio, checked while decoding, so that a small file cannot expand
+    without bound.
     Raises: BadInput, InputTooLarge naming `where`.
     """
     limit = LengthLimit(max_s, where)
@@ -85,17 +115,23 @@ def decode_clip(data: AudioSource, *, rate_hz: int, max_s: float, where: str, pl
         for source_hz, mono in _blocks(data, limit, plain_only):
             clip.add(source_hz, mono)
     except (soundfile.SoundFileError, RuntimeError, NotReadable) as error:
-        raise BadInput(f"{where}: not audio that can be read ({READABLE} expected)", param=where) from error
+        raise BadInput(
+            f"{where}: not audio that can be read ({READABLE} expected)", param=where
+        ) from error
     if limit.heard_s * 1000 < MIN_CLIP_MS:
         raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
     return clip.finish()
 
 
 def needs_decoder(parts: Sequence[tuple[str, str | bytes]]) -> bool:
-    """Return True unless all files are small WAV files of PCM16, which take little time, or too many to be decoded at all."""
+    """Return True unless all files are small WAV files of PCM16, which take little time, or too
+    many to be decoded at all.
+    """
     if len(parts) > MAX_PARTS:
         return False
-    return sum(len(data) for _, data in parts) > MAX_PLAIN_BYTES or not all(_is_plain_wav(data) for _, data in parts)
+    return sum(len(data) for _, data in parts) > MAX_PLAIN_BYTES or not all(
+        _is_plain_wav(data) for _, data in parts
+    )
 
 
 def _is_plain_wav(data: str | bytes) -> bool:
@@ -113,7 +149,9 @@ def _is_plain_wav(data: str | bytes) -> bool:
 
 
 class _Clip:
-    """Resamples a clip block by block, so that memory holds the result and one block of the source."""
+    """Resamples a clip block by block, so that memory holds the result and one block of the
+    source.
+    """
 
     def __init__(self, rate_hz: int, where: str) -> None:
         self._rate_hz, self._where = rate_hz, where
@@ -124,16 +162,23 @@ class _Clip:
     def add(self, source_hz: int, mono: Samples) -> None:
         """Add samples. Raises: BadInput for samples that are not finite or far too large."""
         if not np.isfinite(mono).all():
-            message = f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
+            message = (
+                f"{self._where}: the audio holds samples that are not numbers (NaN or infinity)"
+            )
             raise BadInput(message, param=self._where)
         if len(mono) and float(np.abs(mono).max()) > MAX_PEAK:
-            raise BadInput(f"{self._where}: the audio's samples are absurdly large; scale them to -1..1", param=self._where)
+            raise BadInput(
+                f"{self._where}: the audio's samples are absurdly large; scale them to -1..1",
+                param=self._where,
+            )
         if source_hz != self._source_hz:
             self._flush()
             self._source_hz = source_hz
             if source_hz != self._rate_hz:
                 self._resampler = soxr.ResampleStream(source_hz, self._rate_hz, 1, "float32")
-        self._blocks.append(mono if self._resampler is None else self._resampler.resample_chunk(mono))
+        self._blocks.append(
+            mono if self._resampler is None else self._resampler.resample_chunk(mono)
+        )
 
     def finish(self) -> Samples:
         self._flush()
@@ -165,8 +210,12 @@ def _base64_start(data: str) -> int:
     return mark.end() if mark is not None else comma + 1 if comma >= 0 else len(data)
 
 
-def _blocks(data: AudioSource, limit: LengthLimit, plain_only: bool) -> Iterator[tuple[int, Samples]]:
-    """Yield the rate and the mono samples of a file or recording, block by block, up to the limits."""
+def _blocks(
+    data: AudioSource, limit: LengthLimit, plain_only: bool
+) -> Iterator[tuple[int, Samples]]:
+    """Yield the rate and the mono samples of a file or recording, block by block, up to the
+    limits.
+    """
     if isinstance(data, Recording):
         limit.add(len(data.samples), data.rate_hz)
         yield data.rate_hz, data.samples.astype(np.float32) / np.float32(32_768)
@@ -188,20 +237,25 @@ def _blocks(data: AudioSource, limit: LengthLimit, plain_only: bool) -> Iterator
 
 
 def _plain_header(start: bytes, file_len: int) -> tuple[int, int] | None:
-    """Return rate and channels of a plain WAV file: PCM16, mono or stereo, with `fmt ` and `data` chunks first.
+    """Return rate and channels of a plain WAV file: PCM16, mono or stereo, with `fmt ` and `data`
+    chunks first.
 
     None for all others, and unless the samples end the file: another recording may follow.
     """
     if len(start) < _PLAIN_WAV.size:
         return None
-    riff, _, wave, fmt_len, tag, channels, rate_hz, _, align, bits, data, data_len = _PLAIN_WAV.unpack_from(start)
+    riff, _, wave, fmt_len, tag, channels, rate_hz, _, align, bits, data, data_len = (
+        _PLAIN_WAV.unpack_from(start)
+    )
     is_plain = (riff, wave, fmt_len, tag, bits, data) == (b"RIFF", b"WAVEfmt ", 16, 1, 16, b"data")
     is_whole = 0 < data_len == file_len - _PLAIN_WAV.size
     is_served = channels in (1, 2) and align == 2 * channels
     return (rate_hz, channels) if is_plain and is_whole and is_served else None
 
 
-def _plain_blocks(raw: bytes, rate_hz: int, channels: int, limit: LengthLimit) -> Iterator[tuple[int, Samples]]:
+def _plain_blocks(
+    raw: bytes, rate_hz: int, channels: int, limit: LengthLimit
+) -> Iterator[tuple[int, Samples]]:
     check_format(rate_hz, channels, limit.where)
     num_frames = (len(raw) - _PLAIN_WAV.size) // (2 * channels)
     limit.add(num_frames, rate_hz)

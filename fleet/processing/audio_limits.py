@@ -1,4 +1,6 @@
-"""Limits of an audio file while it is decoded, and their errors. Knows no container and no codec."""
+"""Limits of an audio file while it is decoded, and their errors. Knows no container and no
+codec.
+"""
 
 from fleet.core.errors import BadInput, InputTooLarge
 

@@ -39,7 +39,8 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPart:
-    """Audio of a message: its source, or its samples once decoded, mono at the frontend's `audio_rate_hz`.
+    """Audio of a message: its source, or its samples once decoded, mono at the frontend's
+    `audio_rate_hz`.
 
     `where` names the field of the user's input, for error messages.
     """
@@ -50,7 +51,8 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn. A plain string stays one, since chat templates may render strings and parts differently.
+    """One turn. A plain string stays one, since chat templates may render strings and parts
+    differently.
 
     `name`: the speaker among those of one role, "" for none. Most chat templates do not write it.
     """
@@ -61,14 +63,18 @@ class Message:
 
 
 GivenAnswer = TextPart | tuple[int, ...]
-"""An answer that is supplied, not sampled: the whole text, or its first tokens, which are all if the last is an end token."""
+"""An answer that is supplied, not sampled: the whole text, or its first tokens, which are all if
+the last is an end token.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """A checked chat, its sampling resolved for every stage it runs. `voice` matters where `spoken`.
+    """A checked chat, its sampling resolved for every stage it runs. `voice` matters where
+    `spoken`.
 
-    `where` and `voice_where` name the fields of the user's input that the prompt as a whole and the voice come from.
+    `where` and `voice_where` name the fields of the user's input that the prompt as a whole and the
+    voice come from.
     """
 
     id: RequestId
@@ -86,7 +92,9 @@ class ChatRequest:
     @property
     def audio_parts(self) -> list[AudioPart]:
         """All audio of the chat, in order."""
-        contents = [message.content for message in self.messages if isinstance(message.content, tuple)]
+        contents = [
+            message.content for message in self.messages if isinstance(message.content, tuple)
+        ]
         return [part for content in contents for part in content if isinstance(part, AudioPart)]
 
     def with_samples(self, clips: Sequence[Samples]) -> "ChatRequest":
@@ -97,7 +105,9 @@ class ChatRequest:
             return replace(part, data=next(left)) if isinstance(part, AudioPart) else part
 
         turns = (
-            replace(each, content=tuple(map(decoded, each.content))) if isinstance(each.content, tuple) else each
+            replace(each, content=tuple(map(decoded, each.content)))
+            if isinstance(each.content, tuple)
+            else each
             for each in self.messages
         )
         return replace(self, messages=tuple(turns))
@@ -118,8 +128,8 @@ class Detokenizer(Protocol):
 class Frontend(Protocol):
     """One model's prompt processing. Thread-safe: `prepare` runs in worker threads.
 
-    Units: `sample_rate_hz` of the answer's audio; 0 if the model does not speak. `audio_rate_hz` of the audio in prompts; 0 if
-    the model accepts none.
+    Units: `sample_rate_hz` of the answer's audio; 0 if the model does not speak. `audio_rate_hz` of
+    the audio in prompts; 0 if the model accepts none.
     """
 
     @property
@@ -128,31 +138,39 @@ class Frontend(Protocol):
     def audio_rate_hz(self) -> int: ...
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
-        """Return the request and its audio blob (float32 mono, clips concatenated). Decodes audio that is not decoded yet.
+        """Return the request and its audio blob (float32 mono, clips concatenated). Decodes audio
+        that is not decoded yet.
 
         Raises: BadInput, InputTooLarge naming the field.
         """
         ...
 
     def check_text(self, text: TextPart) -> None:
-        """Check that the text can be part of a prompt. Raises: BadInput if it contains a control token."""
+        """Check that the text can be part of a prompt. Raises: BadInput if it contains a control
+        token.
+        """
         ...
 
     def speech_prompt(self, text: str) -> str:
-        """Return a question whose expected answer is this text: the speech of a supplied answer depends on the question."""
+        """Return a question whose expected answer is this text: the speech of a supplied answer
+        depends on the question.
+        """
         ...
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        """Split the text into answers of at most `max_tokens`, at ends of sentences if possible; empty if none can be spoken.
+        """Split the text into answers of at most `max_tokens`, at ends of sentences if possible;
+        empty if none can be spoken.
 
         Raises: BadInput if it contains a control token.
         """
         ...
 
     def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
-        """Return a question, to be sent with an audio clip, whose answer is the transcription alone.
+        """Return a question, to be sent with an audio clip, whose answer is the transcription
+        alone.
 
-        `language`: the one that is spoken, as a code (`en`, `en-US`) or an English name; by default the model detects it.
+        `language`: the one that is spoken, as a code (`en`, `en-US`) or an English name; by default
+        the model detects it.
         Raises: UnsupportedValue listing the languages; `where` names the user's field.
         """
         ...
@@ -168,7 +186,8 @@ class Frontend(Protocol):
         ...
 
     def voice(self, wanted: str | None, where: str = ...) -> str:
-        """Return the checkpoint's voice for a name, also one of OpenAI's; the default for None. `where` names the user's field.
+        """Return the checkpoint's voice for a name, also one of OpenAI's; the default for None.
+        `where` names the user's field.
 
         Raises: BadInput listing the voices.
         """

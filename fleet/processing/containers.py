@@ -29,20 +29,42 @@ from fleet.processing.joined_recordings import is_mpeg_frame, mp4_boxes, num_ogg
 MAX_TRACKS = 64
 MAX_PLANES = 7
 CODECS = (
-    "opus", "vorbis", "aac", "alac", "mp1float", "mp2float", "mp3float", "flac", "amrnb", "amrwb",
-    "pcm_s16le", "pcm_s24le", "pcm_s32le", "pcm_f32le",
-)  # fmt: skip
-"""FFmpeg's names of decoders. The container's probe is limited to them too, so that video is not decoded."""
+    "opus",
+    "vorbis",
+    "aac",
+    "alac",
+    "mp1float",
+    "mp2float",
+    "mp3float",
+    "flac",
+    "amrnb",
+    "amrwb",
+    "pcm_s16le",
+    "pcm_s24le",
+    "pcm_s32le",
+    "pcm_f32le",
+)
+"""FFmpeg's names of decoders. The container's probe is limited to them too, so that video is not
+decoded.
+"""
 MAX_PACKETS_PER_S = 2_000
-"""The shortest packets (Opus) last 2.5 ms. Beyond this rate a file holds packets that decode to nothing."""
-_OPTIONS = {"protocol_whitelist": "", "codec_whitelist": ",".join(CODECS), "max_streams": str(MAX_TRACKS)}
+"""The shortest packets (Opus) last 2.5 ms. Beyond this rate a file holds packets that decode to
+nothing.
+"""
+_OPTIONS = {
+    "protocol_whitelist": "",
+    "codec_whitelist": ",".join(CODECS),
+    "max_streams": str(MAX_TRACKS),
+}
 MP4_PADDING_S = 1.0
 """Excess of an MP4 file's declared duration over its audio: the samples that encoders add."""
 _DECODERS_WITH_DTX = {"amrnb": "libopencore_amrnb"}
 """FFmpeg's own AMR decoder refuses the frames that phones send for silence."""
 _OGG_HEADER_LEN, _OGG_NUM_LACES = 27, 26
 _SAMPLE_COUNT = re.compile(rb"(?:st(?:sz|z2).{8}|trun.{4})(.{4})", re.DOTALL)
-"""Sample counts of MP4 boxes. Samples of one common size take no bytes in the box, so a small file can declare many."""
+"""Sample counts of MP4 boxes. Samples of one common size take no bytes in the box, so a small file
+can declare many.
+"""
 _CHUNK_HEADER = struct.Struct("<4sI")
 _CHUNK_NAME = re.compile(rb"[A-Za-z0-9_ ]{4}")
 _RIFF_HEADER_LEN = 12
@@ -119,7 +141,8 @@ def complete_wav(raw: bytes) -> bytes:
 
 
 def read_blocks(raw: bytes, demuxer: str, limit: LengthLimit) -> Iterator[tuple[int, Samples]]:
-    """Yield the rate and the samples of each frame, averaged over the channels. A cut recording is read up to the cut.
+    """Yield the rate and the samples of each frame, averaged over the channels. A cut recording is
+    read up to the cut.
 
     Raises: NotReadable; BadInput, InputTooLarge naming the limit's field.
     """
@@ -147,9 +170,11 @@ def _opened(raw: bytes, demuxer: str) -> InputContainer:
 
 
 class _Packing:
-    """Interleaves the channels of a frame that has so many planes that PyAV would read beyond the last one.
+    """Interleaves the channels of a frame that has so many planes that PyAV would read beyond the
+    last one.
 
-    Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which only the first `MAX_PLANES` are followed by).
+    Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which only the first
+    `MAX_PLANES` are followed by).
     """
 
     def __init__(self) -> None:
@@ -161,7 +186,9 @@ class _Packing:
             return [frame]
         if self._made_for != (frame.layout.name, frame.sample_rate):
             self._made_for = (frame.layout.name, frame.sample_rate)
-            self._resampler = AudioResampler(frame.format.packed.name, frame.layout, frame.sample_rate)
+            self._resampler = AudioResampler(
+                frame.format.packed.name, frame.layout, frame.sample_rate
+            )
         return self._resampler.resample(frame)
 
 
@@ -205,7 +232,10 @@ def _codec_name(context: AudioCodecContext | None) -> str:
 def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext:
     name = _codec_name(context)
     if context is None or name not in CODECS:
-        raise BadInput(f"{where}: audio of codec {name} is not read; use Opus, AAC, MP3, FLAC, AMR or PCM", param=where)
+        raise BadInput(
+            f"{where}: audio of codec {name} is not read; use Opus, AAC, MP3, FLAC, AMR or PCM",
+            param=where,
+        )
     # 0 if only frames have the value; each frame is checked too
     check_format(context.sample_rate or MIN_RATE_HZ, context.layout.nb_channels or 1, where)
     if name not in _DECODERS_WITH_DTX:
@@ -216,14 +246,22 @@ def _decoder(context: AudioCodecContext | None, where: str) -> AudioCodecContext
 
 
 def _declared_s(container: InputContainer, stream: Stream) -> float:
-    """Return the least duration that the header declares; 0 for containers without a declared duration."""
-    if stream.duration is None or stream.time_base is None or "mp4" not in container.format.name.split(","):
+    """Return the least duration that the header declares; 0 for containers without a declared
+    duration.
+    """
+    if (
+        stream.duration is None
+        or stream.time_base is None
+        or "mp4" not in container.format.name.split(",")
+    ):
         return 0.0
     return float(stream.duration * stream.time_base) - MP4_PADDING_S
 
 
 def _num_mp4_samples(raw: bytes) -> int:
-    """Count the samples that the headers declare, since FFmpeg reserves memory for all of them. Raises: NotReadable."""
+    """Count the samples that the headers declare, since FFmpeg reserves memory for all of them.
+    Raises: NotReadable.
+    """
     total = 0
     for kind, start, end in mp4_boxes(raw):
         if kind != b"mdat":

@@ -1,4 +1,6 @@
-"""Context length of a checkpoint's model: positions of prompt and answer together. Knows no tokenizer."""
+"""Context length of a checkpoint's model: positions of prompt and answer together. Knows no
+tokenizer.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +16,8 @@ _ROTARY = ("rope_parameters", "rope_scaling")
 
 
 def read_num_positions(checkpoint: Path) -> int | None:
-    """Return the number; None if config.json has none, or scales rotary positions by a factor, which changes it.
+    """Return the number; None if config.json has none, or scales rotary positions by a factor,
+    which changes it.
 
     Raises: ConfigError if it is not JSON.
     """
@@ -32,12 +35,18 @@ def limit_answer_length(sampling: Sampling, num_prompt: int, positions: int | No
     """Return the sampling with `max_tokens` limited to the positions that the prompt leaves."""
     if positions is None:
         return sampling
-    return msgspec.structs.replace(sampling, max_tokens=min(sampling.max_tokens, positions - num_prompt))
+    return msgspec.structs.replace(
+        sampling, max_tokens=min(sampling.max_tokens, positions - num_prompt)
+    )
 
 
 def _is_stretched(rotary: object) -> bool:
-    """Return True if the settings of rotary positions, or those of any kind of layer, have a factor."""
+    """Return True if the settings of rotary positions, or those of any kind of layer, have a
+    factor.
+    """
     if not isinstance(rotary, Mapping):
         return False
     values = cast("Mapping[str, object]", rotary)
-    return values.get("factor") is not None or any(_is_stretched(value) for value in values.values())
+    return values.get("factor") is not None or any(
+        _is_stretched(value) for value in values.values()
+    )

@@ -1,6 +1,8 @@
-"""A decoder process: reads audio files, writes samples, within limits of CPU time and memory that the kernel enforces.
+"""A decoder process: reads audio files, writes samples, within limits of CPU time and memory that
+the kernel enforces.
 
-If a crafted file crashes a codec's library or exceeds a limit, only one request fails. Knows no gateway; it ends with its input.
+If a crafted file crashes a codec's library or exceeds a limit, only one request fails. Knows no
+gateway; it ends with its input.
 """
 
 import math
@@ -14,7 +16,13 @@ import msgspec
 
 from fleet.core.errors import BadInput
 from fleet.processing.audio import decode_parts
-from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, read_message, write_message
+from fleet.processing.decoding import (
+    OUT_OF_MEMORY,
+    DecodeJob,
+    DecodeReply,
+    read_message,
+    write_message,
+)
 
 
 def main() -> None:
@@ -30,7 +38,9 @@ def main() -> None:
         job = msgspec.msgpack.decode(message, type=DecodeJob)
         del message
         _limit(resource.RLIMIT_CPU, _cpu_s() + job.cpu_s)
-        _limit(resource.RLIMIT_AS, used_bytes + job.memory_bytes if used_bytes is not None else None)
+        _limit(
+            resource.RLIMIT_AS, used_bytes + job.memory_bytes if used_bytes is not None else None
+        )
         try:
             write_message(replies, _reply(job))
         except MemoryError:
@@ -49,7 +59,9 @@ def _reply(job: DecodeJob) -> DecodeReply:
 
 
 def _limit(kind: int, value: int | None) -> None:
-    """Limit a resource of this process; None removes the limit. Beyond its CPU time the kernel ends it with SIGXCPU."""
+    """Limit a resource of this process; None removes the limit. Beyond its CPU time the kernel ends
+    it with SIGXCPU.
+    """
     _, most = resource.getrlimit(kind)
     if value is None or (most != resource.RLIM_INFINITY and value > most):
         value = most
@@ -63,6 +75,8 @@ def _cpu_s() -> int:
 
 
 def _address_space() -> int | None:
-    """Return the size of this process's address space; None where there is no /proc, and no such limit either."""
+    """Return the size of this process's address space; None where there is no /proc, and no such
+    limit either.
+    """
     pages = Path("/proc/self/statm")
     return int(pages.read_text().split()[0]) * resource.getpagesize() if pages.is_file() else None

@@ -1,4 +1,6 @@
-"""The decoder processes of a gateway: bounded in number, each started when it is first needed. Knows no request and no codec."""
+"""The decoder processes of a gateway: bounded in number, each started when it is first needed.
+Knows no request and no codec.
+"""
 
 import asyncio
 import logging
@@ -15,19 +17,40 @@ import numpy as np
 
 from fleet.core.errors import BadInput, FleetError, from_code
 from fleet.processing.base import Samples
-from fleet.processing.decoding import OUT_OF_MEMORY, DecodeJob, DecodeReply, read_message, write_message
+from fleet.processing.decoding import (
+    OUT_OF_MEMORY,
+    DecodeJob,
+    DecodeReply,
+    read_message,
+    write_message,
+)
 
 log = logging.getLogger(__name__)
 
 NICENESS = 5
-"""Running answers of this gateway, and of workers on the same machine, have priority, also over a decoder's imports."""
-COMMAND = (sys.executable, "-P", "-c", f"import os; os.nice({NICENESS}); from fleet.processing.decoder import main; main()")
+"""Running answers of this gateway, and of workers on the same machine, have priority, also over a
+decoder's imports.
+"""
+COMMAND = (
+    sys.executable,
+    "-P",
+    "-c",
+    f"import os; os.nice({NICENESS}); from fleet.processing.decoder import main; main()",
+)
 MAX_PROCESSES = 2
 WALL_S_PER_CPU_S = 10
 """Wall time per CPU time on a busy machine; a process that takes longer is killed."""
 END_S = 5.0
 _FAULTS = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
-ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "LANG", "LC_ALL", "TMPDIR")
+ENVIRONMENT = (
+    "PATH",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "DYLD_LIBRARY_PATH",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+)
 """Environment variables that a decoder process inherits from the gateway; none is a secret."""
 
 
@@ -42,7 +65,8 @@ class DecoderPool:
         self._closed = False
 
     async def decode(self, job: DecodeJob) -> list[Samples]:
-        """Return the samples of each file. A caller that is cancelled ends the process that decodes for it.
+        """Return the samples of each file. A caller that is cancelled ends the process that decodes
+        for it.
 
         Raises: BadInput, InputTooLarge naming the field.
         """
@@ -90,7 +114,9 @@ class DecoderPool:
 
 
 class _Call:
-    """One job and the process that works on it; `cancel` may come from another thread at any time."""
+    """One job and the process that works on it; `cancel` may come from another thread at any
+    time.
+    """
 
     def __init__(self, job: DecodeJob) -> None:
         self._job = job
@@ -126,33 +152,51 @@ class _Call:
         """Return the error for a process that ended during the job."""
         job, where = self._job, self._job.files[0].where
         log.warning(
-            "decoder process ended with status %d while decoding %s (%d audio files); the request fails",
+            "decoder process ended with status %d while decoding %s (%d audio files); the "
+            "request fails",
             status,
             where,
             len(job.files),
         )
         if status == -signal.SIGXCPU:
-            limit = f"{job.cpu_s} s of CPU time, the limit for {job.max_audio_s:g} s of audio (limits.max_audio_s)"
+            limit = (
+                f"{job.cpu_s} s of CPU time, the limit for {job.max_audio_s:g} s of audio "
+                "(limits.max_audio_s)"
+            )
         elif status == OUT_OF_MEMORY:
             limit = f"{job.memory_bytes >> 20} MiB of memory"
         elif -status in _FAULTS:
-            return BadInput(f"{where}: the audio cannot be decoded; send it as WAV or FLAC", param=where)
+            return BadInput(
+                f"{where}: the audio cannot be decoded; send it as WAV or FLAC", param=where
+            )
         else:
-            return FleetError(f"{where}: the process that decoded the audio ended with status {status}", param=where)
-        return BadInput(f"{where}: decoding the audio takes more than {limit}; send it as WAV or FLAC", param=where)
+            return FleetError(
+                f"{where}: the process that decoded the audio ended with status {status}",
+                param=where,
+            )
+        return BadInput(
+            f"{where}: decoding the audio takes more than {limit}; send it as WAV or FLAC",
+            param=where,
+        )
 
 
 class _Decoder:
     """One decoder process."""
 
     def __init__(self) -> None:
-        inherited = {name: value for name in ENVIRONMENT if (value := os.environ.get(name)) is not None}
+        inherited = {
+            name: value for name in ENVIRONMENT if (value := os.environ.get(name)) is not None
+        }
         # one thread, since each thread reserves memory
         env = {**inherited, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
         try:
-            self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env)
+            self._process = subprocess.Popen(
+                COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env
+            )
         except OSError as error:
-            raise FleetError(f"the decoder process for audio could not be started: {error}") from error
+            raise FleetError(
+                f"the decoder process for audio could not be started: {error}"
+            ) from error
         assert self._process.stdin is not None and self._process.stdout is not None
         self._jobs, self._replies = self._process.stdin, self._process.stdout
         self._killed = self._overdue = False
@@ -162,7 +206,9 @@ class _Decoder:
         return not self._killed and self._process.poll() is None
 
     def decode(self, job: DecodeJob) -> DecodeReply | None:
-        """Return the reply; None if the process ended during the job, or was killed because it took too long."""
+        """Return the reply; None if the process ended during the job, or was killed because it took
+        too long.
+        """
         try:
             write_message(self._jobs, job)
         except OSError:

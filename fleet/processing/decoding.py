@@ -1,4 +1,6 @@
-"""Messages between a gateway and its decoder processes: jobs with their limits, and replies. Starts no process."""
+"""Messages between a gateway and its decoder processes: jobs with their limits, and replies. Starts
+no process.
+"""
 
 import math
 import struct
@@ -9,11 +11,15 @@ import msgspec
 import numpy as np
 
 MIN_CPU_S, CPU_PER_AUDIO_S = 3.0, 0.1
-"""Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a voice recording 0.003 s."""
+"""Eight channels at 192 kHz take 0.04 s of CPU time for each second of audio, a voice recording
+0.003 s.
+"""
 MEMORY_BYTES = 128 * 1024 * 1024
 """Memory that a decoder may use in addition to the file and its samples."""
 FILE_COPIES, SAMPLE_COPIES = 4, 3
-"""Numbers of copies of a file (as base64 and as bytes) and of its samples that are in memory at one time."""
+"""Numbers of copies of a file (as base64 and as bytes) and of its samples that are in memory at one
+time.
+"""
 OUT_OF_MEMORY = 3
 """Exit status of a process that ran out of memory."""
 NO_BASE64 = "?"
@@ -22,7 +28,9 @@ _LENGTH = struct.Struct("<Q")
 
 
 class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, as base64 (`text`) or as bytes (`raw`). `where` names the field of the user's input."""
+    """One file, as base64 (`text`) or as bytes (`raw`). `where` names the field of the user's
+    input.
+    """
 
     where: str
     text: str = ""
@@ -41,7 +49,9 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
     """Memory beyond which an allocation fails."""
 
     @staticmethod
-    def of(parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float) -> "DecodeJob":
+    def of(
+        parts: Sequence[tuple[str, str | bytes]], *, rate_hz: int, max_audio_s: float
+    ) -> "DecodeJob":
         """`parts`: each file after the name of its field."""
         files = [_file(where, data) for where, data in parts]
         size = sum(len(file.text) + len(file.raw) for file in files)
@@ -60,7 +70,9 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Float32 samples of each file, or the error that one of them was refused with, as `FleetError` carries it."""
+    """Float32 samples of each file, or the error that one of them was refused with, as `FleetError`
+    carries it.
+    """
 
     clips: list[bytes] = []
     code: str = ""

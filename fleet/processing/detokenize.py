@@ -1,4 +1,6 @@
-"""Incremental decoding of token ids to text, and the end of an answer at a stop string. Knows no model and no request."""
+"""Incremental decoding of token ids to text, and the end of an answer at a stop string. Knows no
+model and no request.
+"""
 
 from collections.abc import Sequence
 
@@ -12,9 +14,10 @@ MAX_HELD = 3
 class IncrementalDetokenizer:
     """Decodes a window of the last ids and releases the text that later ids cannot change.
 
-    Invariants: the pieces joined, `finish()` included, equal the decoding of all ids together; no piece ends inside a
-    character. The window opens one settled piece back, since some decoders drop a leading space. Others (byte fallback) write
-    U+FFFD for every byte of a row of byte tokens while its end is incomplete, the context's included.
+    Invariants: the pieces joined, `finish()` included, equal the decoding of all ids together; no
+    piece ends inside a character. The window opens one settled piece back, since some decoders drop
+    a leading space. Others (byte fallback) write U+FFFD for every byte of a row of byte tokens
+    while its end is incomplete, the context's included.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -42,7 +45,8 @@ class IncrementalDetokenizer:
         text = self._own_text()
         held = len(text) - len(text.rstrip(REPLACEMENT))
         self._num_unsure = self._num_unsure + 1 if held else 0
-        if self._num_unsure > MAX_HELD:  # not the start of a character, though its last bytes may be
+        # not the start of a character, though its last bytes may be
+        if self._num_unsure > MAX_HELD:
             held = min(held, MAX_HELD)
         piece = text[self._num_released : len(text) - held]
         self._num_released += len(piece)

@@ -19,18 +19,25 @@ _TEXTS = (CONFIG, "special_tokens_map.json")
 
 
 def read_end_ids(checkpoint: Path) -> frozenset[int]:
-    """Return the ids that end an answer: all that any file names, since published files often disagree, and each one is an end.
+    """Return the ids that end an answer: all that any file names, since published files often
+    disagree, and each one is an end.
 
     Raises: ConfigError if no file names one, or one is not JSON.
     """
     config = read_json(checkpoint / "config.json")
     limit = _vocab_size(config)
-    found = {one for one in (*_listed(checkpoint), *_tokenizer_ids(checkpoint)) if limit is None or one < limit}
+    found = {
+        one
+        for one in (*_listed(checkpoint), *_tokenizer_ids(checkpoint))
+        if limit is None or one < limit
+    }
     if not found:
         raise ConfigError(
-            f"checkpoint {checkpoint}: no file names the token that ends an answer, so none would ever end; add "
-            "eos_token_id to generation_config.json, or eos_token to tokenizer_config.json", param="checkpoint",
-        )  # fmt: skip
+            f"checkpoint {checkpoint}: no file names the token that ends an answer, so none "
+            "would ever end; add "
+            "eos_token_id to generation_config.json, or eos_token to tokenizer_config.json",
+            param="checkpoint",
+        )
     return frozenset(found)
 
 
@@ -48,8 +55,12 @@ def _tokenizer_ids(checkpoint: Path) -> Iterator[int]:
     text = next((text for text in texts if text), None)
     if text is None:
         return
-    listed = cast("Mapping[str, object]", read_json(checkpoint / CONFIG).get("added_tokens_decoder") or {})
-    found = next((int(number) for number, token in listed.items() if token_text(token) == text), None)
+    listed = cast(
+        "Mapping[str, object]", read_json(checkpoint / CONFIG).get("added_tokens_decoder") or {}
+    )
+    found = next(
+        (int(number) for number, token in listed.items() if token_text(token) == text), None
+    )
     if found is None:
         found = load_tokenizer(checkpoint).token_to_id(text)
     if found is not None:
@@ -57,7 +68,9 @@ def _tokenizer_ids(checkpoint: Path) -> Iterator[int]:
 
 
 def _vocab_size(config: Mapping[str, object]) -> int | None:
-    """Return the size of the output; a tokenizer may have tokens beyond it, which the model never samples."""
+    """Return the size of the output; a tokenizer may have tokens beyond it, which the model never
+    samples.
+    """
     for key in ("thinker_config", "text_config"):
         inner = config.get(key)
         config = cast("Mapping[str, object]", inner) if isinstance(inner, dict) else config

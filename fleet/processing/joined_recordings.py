@@ -125,7 +125,9 @@ def _tags_end(raw: bytes, at: int) -> int:
 
 
 def _id3_len(header: bytes) -> int:
-    """Return the length of a tag; its header has the size without header and footer, 7 bits a byte."""
+    """Return the length of a tag; its header has the size without header and footer, 7 bits a
+    byte.
+    """
     size = 0
     for byte in header[6:]:
         size = size << 7 | byte & 0x7F

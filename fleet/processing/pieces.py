@@ -14,14 +14,17 @@ _CUTS = (
 
 
 def split_text(text: str, fits: Callable[[str], bool]) -> list[str]:
-    """Split the text into as few pieces as possible, each of which fits: at sentences, else at clauses, words, characters.
+    """Split the text into as few pieces as possible, each of which fits: at sentences, else at
+    clauses, words, characters.
 
     Invariants: the pieces joined are the text; only a single character may not fit.
     """
     return list(_pieces(text, fits, _CUTS))
 
 
-def _pieces(text: str, fits: Callable[[str], bool], cuts: Sequence[re.Pattern[str]]) -> Iterator[str]:
+def _pieces(
+    text: str, fits: Callable[[str], bool], cuts: Sequence[re.Pattern[str]]
+) -> Iterator[str]:
     if not cuts or fits(text):
         yield text
         return
@@ -33,7 +36,9 @@ def _pieces(text: str, fits: Callable[[str], bool], cuts: Sequence[re.Pattern[st
 
 
 def _num_fitting(parts: Sequence[str], start: int, fits: Callable[[str], bool]) -> int:
-    """Return how many parts from `start` on fit together, at least one; `fits` is called for a few texts, none far too long."""
+    """Return how many parts from `start` on fit together, at least one; `fits` is called for a few
+    texts, none far too long.
+    """
 
     def fit(num: int) -> bool:
         return start + num <= len(parts) and fits("".join(parts[start : start + num]))

@@ -1,4 +1,6 @@
-"""Prompt construction for all language models: tokenizer, chat template, end tokens, limits. Knows no audio."""
+"""Prompt construction for all language models: tokenizer, chat template, end tokens, limits. Knows
+no audio.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,12 +20,15 @@ ROLES = ("system", "user", "assistant", "tool")
 MAX_CHARS_PER_TOKEN = 32
 """A text of more characters than this times the token limit is refused before it is tokenised."""
 USUAL_CHARS_PER_TOKEN = 4
-"""Characters per token of ordinary text. Of a text that is twice as long as the limit allows by this measure, the beginning is
-tokenised first."""
+"""Characters per token of ordinary text. Of a text that is twice as long as the limit allows by
+this measure, the beginning is tokenised first.
+"""
 
 
 class PromptFrontend:
-    """Base of the frontends: a checkpoint's tokenizer and chat template, with the limits on a prompt."""
+    """Base of the frontends: a checkpoint's tokenizer and chat template, with the limits on a
+    prompt.
+    """
 
     def __init__(self, checkpoint: Path, limits: Limits) -> None:
         self.tokenizer = load_tokenizer(checkpoint)
@@ -32,7 +37,9 @@ class PromptFrontend:
         self._end_id = self._end_of_answer(checkpoint)
         self._examples = _examples(checkpoint)
         self._template = load_template(checkpoint)
-        self._controls = {i: t.content for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special}
+        self._controls = {
+            i: t.content for i, t in self.tokenizer.get_added_tokens_decoder().items() if t.special
+        }
         self._control_tokens = tuple(self._controls.values())
         self._longest_control = max(map(len, self._control_tokens), default=1)
 
@@ -40,7 +47,9 @@ class PromptFrontend:
         return IncrementalDetokenizer(self.tokenizer)
 
     def prompt_text(self, ids: Sequence[int]) -> str:
-        """Return a prompt for people: texts on lines of their own, roles that are control tokens, and `[audio]` for each clip."""
+        """Return a prompt for people: texts on lines of their own, roles that are control tokens,
+        and `[audio]` for each clip.
+        """
         pieces: list[str] = []
         for special, run in groupby(ids, self._controls.get):
             text = "" if special else self.tokenizer.decode(list(run)).strip()
@@ -75,15 +84,21 @@ class PromptFrontend:
         text = self._template.render([self._for_template(message) for message in chat.messages])
         if len(text) > self.limits.max_prompt_tokens * MAX_CHARS_PER_TOKEN:
             raise ContextLengthExceeded.of(
-                chat.where, self.limits.max_prompt_tokens, f"the prompt has {len(text)} characters, far more than that"
+                chat.where,
+                self.limits.max_prompt_tokens,
+                f"the prompt has {len(text)} characters, far more than that",
             )
         self._check_beginning(text, chat.where)
         return token_ids(self.tokenizer, text, chat.where)
 
     def check_length(self, ids: Sequence[int], where: str) -> None:
-        """Check the prompt, audio positions included. Raises: ContextLengthExceeded beyond the limit."""
+        """Check the prompt, audio positions included. Raises: ContextLengthExceeded beyond the
+        limit.
+        """
         if len(ids) > self.limits.max_prompt_tokens:
-            raise ContextLengthExceeded.of(where, self.limits.max_prompt_tokens, f"the prompt has {len(ids)} tokens")
+            raise ContextLengthExceeded.of(
+                where, self.limits.max_prompt_tokens, f"the prompt has {len(ids)} tokens"
+            )
 
     def given_ids(self, given: GivenAnswer) -> tuple[int, ...]:
         """Return the tokens of a given answer, with an end token after a text.
@@ -94,39 +109,57 @@ class PromptFrontend:
             return given
         ids = token_ids(self.tokenizer, self.checked(given), given.where)
         if not ids:
-            raise BadInput(f"{given.where}: holds nothing that this model can say", param=given.where)
+            raise BadInput(
+                f"{given.where}: holds nothing that this model can say", param=given.where
+            )
         return (*ids, self._end_id)
 
     def speech_pieces(self, text: TextPart, max_tokens: int) -> list[str]:
-        """Split the text into pieces of at most `max_tokens`, end token included; pieces without tokens are dropped."""
+        """Split the text into pieces of at most `max_tokens`, end token included; pieces without
+        tokens are dropped.
+        """
 
         @lru_cache(maxsize=8)
         def num_tokens(piece: str) -> int:
             return len(token_ids(self.tokenizer, piece, text.where))
 
         return [
-            piece for piece in split_text(self.checked(text), lambda piece: num_tokens(piece) < max_tokens) if num_tokens(piece)
+            piece
+            for piece in split_text(
+                self.checked(text), lambda piece: num_tokens(piece) < max_tokens
+            )
+            if num_tokens(piece)
         ]
 
     def checked(self, part: TextPart) -> str:
-        """Return the text of a part. Raises: BadInput if it contains a control token, which could forge a turn or audio."""
+        """Return the text of a part. Raises: BadInput if it contains a control token, which could
+        forge a turn or audio.
+        """
         for token in self._control_tokens:
             if token in part.text:
-                raise BadInput(f"{part.where}: holds the model's control token {token!r}; remove it", param=part.where)
+                raise BadInput(
+                    f"{part.where}: holds the model's control token {token!r}; remove it",
+                    param=part.where,
+                )
         try:
             part.text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise BadInput(f"{part.where}: holds half of a surrogate pair", param=part.where) from error
+            raise BadInput(
+                f"{part.where}: holds half of a surrogate pair", param=part.where
+            ) from error
         return part.text
 
     def _end_of_answer(self, checkpoint: Path) -> int:
-        """Return the end token that the tokenizer names; other end tokens end other kinds of text."""
+        """Return the end token that the tokenizer names; other end tokens end other kinds of
+        text.
+        """
         named = token_text(read_json(checkpoint / "tokenizer_config.json").get("eos_token"))
         found = self.tokenizer.token_to_id(named) if named is not None else None
         return found if found is not None and found in self._end_ids else min(self._end_ids)
 
     def _check_beginning(self, text: str, where: str) -> None:
-        """Refuse a text of far too many tokens by its beginning, in a fraction of the time of the whole.
+        """Refuse a text of far too many tokens by its beginning, in a fraction of the time of the
+        whole.
 
         Raises: ContextLengthExceeded if the beginning alone has twice the tokens of the limit.
         """
@@ -137,11 +170,17 @@ class PromptFrontend:
         num_tokens = len(token_ids(self.tokenizer, beginning, where))
         if num_tokens > 2 * limit:
             raise ContextLengthExceeded.of(
-                where, limit, f"the first {len(beginning)} characters of the prompt have {num_tokens} tokens"
+                where,
+                limit,
+                f"the first {len(beginning)} characters of the prompt have {num_tokens} tokens",
             )
 
     def _for_template(self, message: Message) -> TemplateMessage:
-        name = {"name": self.checked(TextPart(text=message.name, where="messages"))} if message.name else {}
+        name = (
+            {"name": self.checked(TextPart(text=message.name, where="messages"))}
+            if message.name
+            else {}
+        )
         return {"role": message.role, "content": self._content(message), **name}
 
     def _content(self, message: Message) -> str | list[dict[str, str]]:
@@ -149,7 +188,9 @@ class PromptFrontend:
             return self.checked(message.content)
         parts: list[dict[str, str]] = []
         before = ""
-        """End of the previous text parts: a template may join parts, so a control token may span two of them."""
+        """End of the previous text parts: a template may join parts, so a control token may span
+        two of them.
+        """
         for part in message.content:
             if isinstance(part, TextPart):
                 parts.append({"type": "text", "text": self.checked(part)})
@@ -166,5 +207,7 @@ def _examples(checkpoint: Path) -> list[str]:
     """`{"examples": [...]}` in examples.json, a file that Fleet adds to a checkpoint."""
     listed = read_json(checkpoint / "examples.json").get("examples", [])
     if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
-        raise ConfigError(f"{checkpoint / 'examples.json'}: examples must be a list of texts", param="checkpoint")
+        raise ConfigError(
+            f"{checkpoint / 'examples.json'}: examples must be a list of texts", param="checkpoint"
+        )
     return [str(text) for text in listed]

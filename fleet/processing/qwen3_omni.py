@@ -1,6 +1,7 @@
 """The frontend of Qwen3-Omni: ChatML with audio inside the turns, text and speech out.
 
-Source: transformers 5.23, models/qwen3_omni_moe/processing_qwen3_omni_moe.py and modeling_qwen3_omni_moe.py.
+Source: transformers 5.23, models/qwen3_omni_moe/processing_qwen3_omni_moe.py and
+modeling_qwen3_omni_moe.py.
 """
 
 import math
@@ -29,10 +30,25 @@ VOICE_PARAM = "voice"
 
 TRANSCRIBE = "Please transcribe the audio."
 LANGUAGES: Mapping[str, str] = {
-    "en": "English", "zh": "Chinese", "ko": "Korean", "ja": "Japanese", "de": "German", "ru": "Russian", "it": "Italian",
-    "fr": "French", "es": "Spanish", "pt": "Portuguese", "ms": "Malay", "nl": "Dutch", "id": "Indonesian", "tr": "Turkish",
-    "vi": "Vietnamese", "yue": "Cantonese", "ar": "Arabic", "ur": "Urdu",
-}  # fmt: skip
+    "en": "English",
+    "zh": "Chinese",
+    "ko": "Korean",
+    "ja": "Japanese",
+    "de": "German",
+    "ru": "Russian",
+    "it": "Italian",
+    "fr": "French",
+    "es": "Spanish",
+    "pt": "Portuguese",
+    "ms": "Malay",
+    "nl": "Dutch",
+    "id": "Indonesian",
+    "tr": "Turkish",
+    "vi": "Vietnamese",
+    "yue": "Cantonese",
+    "ar": "Arabic",
+    "ur": "Urdu",
+}
 """Languages of speech input, by ISO code. Source: Qwen3-Omni's model card."""
 
 _ALIASES_OF = {
@@ -40,12 +56,18 @@ _ALIASES_OF = {
     ("ethan", "aiden", "chelsie"): ("ash", "cedar", "onyx"),
     ("aiden", "ethan", "chelsie"): ("ballad", "echo", "fable", "verse"),
 }
-VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {name: speakers for speakers, names in _ALIASES_OF.items() for name in names}
-"""OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is used."""
+VOICE_ALIASES: Mapping[str, tuple[str, ...]] = {
+    name: speakers for speakers, names in _ALIASES_OF.items() for name in names
+}
+"""OpenAI's voice names -> speakers in order of preference; the first that the checkpoint has is
+used.
+"""
 
 
 class OmniFrontend(PromptFrontend):
-    """The frontend of one checkpoint. Raises: ConfigError if it lacks the tokenizer, the chat template or a needed id."""
+    """The frontend of one checkpoint. Raises: ConfigError if it lacks the tokenizer, the chat
+    template or a needed id.
+    """
 
     sample_rate_hz = ANSWER_RATE_HZ
 
@@ -71,7 +93,9 @@ class OmniFrontend(PromptFrontend):
         clips = self._decode(chat)
         ids = self.tokenize(chat)
         lengths = [len(clip) for clip in clips]
-        positions = num_audio_positions(lengths, n_window=self._n_window, hop_samples=self._hop_samples)
+        positions = num_audio_positions(
+            lengths, n_window=self._n_window, hop_samples=self._hop_samples
+        )
         expanded = _expand(ids, self._audio_id, positions)
         self.check_length(expanded, chat.where)
         spec = RequestSpec(
@@ -95,13 +119,16 @@ class OmniFrontend(PromptFrontend):
         return f"Repeat after me: {text}"
 
     def transcription_prompt(self, language: str | None = None, where: str = "language") -> str:
-        """Return the question of Qwen3-Omni's model card for a language; without one, or with the checkpoint's only language,
-        a question that Pocket was trained on and other models understand.
+        """Return the question of Qwen3-Omni's model card for a language; without one, or with the
+        checkpoint's only language, a question that Pocket was trained on and other models
+        understand.
         """
         if language is None:
             return TRANSCRIBE
         name = self._language(language, where)
-        return TRANSCRIBE if len(self._languages) == 1 else f"Transcribe the {name} audio into text."
+        return (
+            TRANSCRIBE if len(self._languages) == 1 else f"Transcribe the {name} audio into text."
+        )
 
     def _language(self, given: str, where: str) -> str:
         """Return the English name of a language. Raises: UnsupportedValue."""
@@ -111,7 +138,9 @@ class OmniFrontend(PromptFrontend):
                 return name
         listed = ", ".join(self._languages)
         raise UnsupportedValue(
-            f"{where}: {quoted(given)} is none of the languages that this model transcribes: {listed}", param=where
+            f"{where}: {quoted(given)} is none of the languages that this model transcribes: "
+            f"{listed}",
+            param=where,
         )
 
     def voices(self) -> list[str]:
@@ -127,26 +156,42 @@ class OmniFrontend(PromptFrontend):
         return -(-num_samples // self._samples_per_frame)
 
     def _decode(self, chat: ChatRequest) -> list[Samples]:
-        files = [(part.where, part.data) for part in chat.audio_parts if not isinstance(part.data, np.ndarray)]
-        decoded = iter(decode_parts(files, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s))
-        return [part.data if isinstance(part.data, np.ndarray) else next(decoded) for part in chat.audio_parts]
+        files = [
+            (part.where, part.data)
+            for part in chat.audio_parts
+            if not isinstance(part.data, np.ndarray)
+        ]
+        decoded = iter(
+            decode_parts(files, rate_hz=self.audio_rate_hz, max_audio_s=self.limits.max_audio_s)
+        )
+        return [
+            part.data if isinstance(part.data, np.ndarray) else next(decoded)
+            for part in chat.audio_parts
+        ]
 
     def voice(self, wanted: str | None, where: str = "audio.voice") -> str:
         name = (wanted or DEFAULT_SPEAKER).lower()
         if name in self._speakers:
             return name
         if wanted is None or name in VOICE_ALIASES:
-            preferred = (speaker for speaker in VOICE_ALIASES.get(name, ()) if speaker in self._speakers)
+            preferred = (
+                speaker for speaker in VOICE_ALIASES.get(name, ()) if speaker in self._speakers
+            )
             return next(preferred, self._speakers[0] if self._speakers else "")
         known = ", ".join(self._speakers)
         raise BadInput(f"{where}: no voice {quoted(wanted)}; use one of {known}", param=where)
 
 
-def num_audio_positions(lengths: Sequence[int], *, n_window: int = 50, hop_samples: int = 160) -> list[int]:
-    """Prompt positions of each clip when the clips of a request are padded together, as the processor pads them.
+def num_audio_positions(
+    lengths: Sequence[int], *, n_window: int = 50, hop_samples: int = 160
+) -> list[int]:
+    """Prompt positions of each clip when the clips of a request are padded together, as the
+    processor pads them.
 
-    Units: samples at 16 kHz. A clip shorter than the longest keeps its last partial hop; the longest loses it.
-    Source: `_process_audio`, `_get_feat_extract_output_lengths`, and the mask in `WhisperFeatureExtractor.__call__`.
+    Units: samples at 16 kHz. A clip shorter than the longest keeps its last partial hop; the
+    longest loses it.
+    Source: `_process_audio`, `_get_feat_extract_output_lengths`, and the mask in
+    `WhisperFeatureExtractor.__call__`.
     """
     longest = max(lengths, default=0)
     frames = [min(-(-length // hop_samples), longest // hop_samples) for length in lengths]
@@ -169,7 +214,10 @@ def _clips(lengths: Sequence[int], rate_hz: int) -> tuple[AudioClip, ...]:
 
 def _expand(ids: Sequence[int], audio_id: int, positions: Sequence[int]) -> list[int]:
     if ids.count(audio_id) != len(positions):
-        raise BadInput("messages: the chat template drops an audio part; put audio in user messages", param="messages")
+        raise BadInput(
+            "messages: the chat template drops an audio part; put audio in user messages",
+            param="messages",
+        )
     counts = iter(positions)
     expanded: list[int] = []
     for token in ids:
@@ -183,14 +231,17 @@ def _samples_per_frame(code2wav: Mapping[str, object]) -> int:
 
 
 def _languages(checkpoint: Path) -> Mapping[str, str]:
-    """Return the languages that a checkpoint transcribes: those of `languages` in examples.json, a file that Fleet adds to a
-    checkpoint, or all of the model's.
+    """Return the languages that a checkpoint transcribes: those of `languages` in examples.json, a
+    file that Fleet adds to a checkpoint, or all of the model's.
     """
     listed = read_json(checkpoint / "examples.json").get("languages")
     if listed is None:
         return LANGUAGES
     if not isinstance(listed, list) or not listed or not set(map(str, listed)) <= LANGUAGES.keys():
-        message = f"{checkpoint / 'examples.json'}: languages must be a list of codes, such as {', '.join(LANGUAGES)}"
+        message = (
+            f"{checkpoint / 'examples.json'}: languages must be a list of codes, such as "
+            f"{', '.join(LANGUAGES)}"
+        )
         raise ConfigError(message, param="checkpoint")
     return {str(code): LANGUAGES[str(code)] for code in listed}
 

@@ -107,7 +107,9 @@ def _is_any_voiced(windows: Sequence[NDArray[np.float32]]) -> bool:
     return _is_any_confirmed(windows, in_a_row, len(windows[0]))
 
 
-def _is_any_confirmed(windows: Sequence[NDArray[np.float32]], runs: NDArray[np.int64], end: int) -> bool:
+def _is_any_confirmed(
+    windows: Sequence[NDArray[np.float32]], runs: NDArray[np.int64], end: int
+) -> bool:
     """`runs`: lengths of the runs that ended before the frame `end`, by window."""
     lengths = zip(windows, runs.tolist(), strict=True)
     return any(_is_confirmed(window[end - run :]) for window, run in lengths if run >= MIN_FRAMES)

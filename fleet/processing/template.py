@@ -1,4 +1,5 @@
-"""A checkpoint's chat template, rendered in Jinja's sandbox as `transformers` renders it. Knows no tokenizer.
+"""A checkpoint's chat template, rendered in Jinja's sandbox as `transformers` renders it. Knows no
+tokenizer.
 
 Source: transformers 5.23, utils/chat_template_utils.py (`_compile_jinja_template`).
 """
@@ -21,13 +22,17 @@ TemplateMessage = Mapping[str, object]
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is only a scope."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text for training; here it is
+    only a scope.
+    """
 
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+        return nodes.Scope(
+            parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line
+        )
 
 
 class ChatTemplate:
@@ -43,21 +48,30 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the chat template is not valid Jinja: {error}", param="checkpoint") from error
+            raise ConfigError(
+                f"the chat template is not valid Jinja: {error}", param="checkpoint"
+            ) from error
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[TemplateMessage]) -> str:
         """Raises: BadInput if the template refuses the messages (their roles or order)."""
         try:
             return self._template.render(
-                messages=messages, tools=None, documents=None, add_generation_prompt=True, **self._special_tokens
+                messages=messages,
+                tools=None,
+                documents=None,
+                add_generation_prompt=True,
+                **self._special_tokens,
             )
         except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise BadInput(f"messages: the model's chat template refuses them: {error}", param="messages") from error
+            raise BadInput(
+                f"messages: the model's chat template refuses them: {error}", param="messages"
+            ) from error
 
 
 def load_template(checkpoint: Path) -> ChatTemplate:
-    """Read chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there first.
+    """Read chat_template.jinja, chat_template.json or tokenizer_config.json, whichever is there
+    first.
 
     Raises: ConfigError if the checkpoint has none.
     """
@@ -65,15 +79,20 @@ def load_template(checkpoint: Path) -> ChatTemplate:
     source = _template_source(checkpoint, config)
     if source is None:
         raise ConfigError(
-            f"checkpoint {checkpoint} has no chat template (chat_template.jinja); use an instruction-tuned one",
+            f"checkpoint {checkpoint} has no chat template (chat_template.jinja); use an "
+            "instruction-tuned one",
             param="checkpoint",
         )
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
-    return ChatTemplate(source, {name: text for name in names if (text := token_text(config.get(name))) is not None})
+    return ChatTemplate(
+        source, {name: text for name in names if (text := token_text(config.get(name))) is not None}
+    )
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """Read a JSON object; empty if there is no such file. Raises: ConfigError if it is not a JSON object."""
+    """Read a JSON object; empty if there is no such file. Raises: ConfigError if it is not a JSON
+    object.
+    """
     if not path.is_file():
         return {}
     try:
@@ -89,18 +108,27 @@ def _template_source(checkpoint: Path, config: Mapping[str, object]) -> str | No
     jinja = checkpoint / "chat_template.jinja"
     if jinja.is_file():
         return jinja.read_text(encoding="utf-8")
-    for value in (read_json(checkpoint / "chat_template.json").get("chat_template"), config.get("chat_template")):
+    for value in (
+        read_json(checkpoint / "chat_template.json").get("chat_template"),
+        config.get("chat_template"),
+    ):
         if isinstance(value, str):
             return value
         if isinstance(value, list):
-            named = {str(entry.get("name")): entry.get("template") for entry in value if isinstance(entry, dict)}
+            named = {
+                str(entry.get("name")): entry.get("template")
+                for entry in value
+                if isinstance(entry, dict)
+            }
             if isinstance(named.get("default"), str):
                 return str(named["default"])
     return None
 
 
 def token_text(value: object) -> str | None:
-    """Return the text of a special token in tokenizer_config.json: a string, or an object with its content."""
+    """Return the text of a special token in tokenizer_config.json: a string, or an object with its
+    content.
+    """
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -113,7 +141,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> NoReturn:

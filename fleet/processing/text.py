@@ -17,7 +17,9 @@ MAIN = "lm"
 
 
 class TextFrontend(PromptFrontend):
-    """The frontend of one checkpoint. Raises: ConfigError if the checkpoint has no tokenizer.json or no chat template."""
+    """The frontend of one checkpoint. Raises: ConfigError if the checkpoint has no tokenizer.json
+    or no chat template.
+    """
 
     sample_rate_hz = 0
     audio_rate_hz = 0
@@ -32,8 +34,12 @@ class TextFrontend(PromptFrontend):
 
     def prepare(self, chat: ChatRequest) -> tuple[RequestSpec, bytes | None]:
         if chat.spoken:
-            raise UnsupportedValue("modalities: this model does not speak; ask for text", param="modalities")
-        flat = tuple(dataclasses.replace(message, content=_joined(message)) for message in chat.messages)
+            raise UnsupportedValue(
+                "modalities: this model does not speak; ask for text", param="modalities"
+            )
+        flat = tuple(
+            dataclasses.replace(message, content=_joined(message)) for message in chat.messages
+        )
         ids = self.tokenize(dataclasses.replace(chat, messages=flat))
         self.check_length(ids, chat.where)
         spec = RequestSpec(
@@ -41,7 +47,10 @@ class TextFrontend(PromptFrontend):
             graph=chat.graph,
             prompt_ids=tuple(ids),
             outputs=chat.outputs,
-            sampling={stage: limit_answer_length(one, len(ids), self._positions) for stage, one in chat.sampling.items()},
+            sampling={
+                stage: limit_answer_length(one, len(ids), self._positions)
+                for stage, one in chat.sampling.items()
+            },
             given=self.given_ids(chat.given),
             created_us=chat.created_us,
         )
@@ -77,7 +86,10 @@ def _joined(message: Message) -> TextPart:
     texts: list[str] = []
     for part in message.content:
         if isinstance(part, AudioPart):
-            raise UnsupportedValue(f"{part.where}: this model takes text only; remove the audio from the chat", param=part.where)
+            raise UnsupportedValue(
+                f"{part.where}: this model takes text only; remove the audio from the chat",
+                param=part.where,
+            )
         texts.append(part.text)
     where = message.content[0].where if message.content else "messages"
     return TextPart(text="\n".join(texts), where=where)

@@ -1,8 +1,10 @@
-"""Tokenizer of a checkpoint folder: from tokenizer.json, or from vocab.json and merges.txt, as Qwen's checkpoints are published.
+"""Tokenizer of a checkpoint folder: from tokenizer.json, or from vocab.json and merges.txt, as
+Qwen's checkpoints are published.
 
 `token_ids` encodes a text, and is the only way to do so in a process that serves others.
 
-Source of the second form: transformers 5.23, tokenization_qwen2.py, which `AutoTokenizer` uses for such a folder.
+Source of the second form: transformers 5.23, tokenization_qwen2.py, which `AutoTokenizer` uses for
+such a folder.
 """
 
 from collections.abc import Iterator
@@ -15,30 +17,50 @@ from tokenizers.models import BPE, WordPiece
 from fleet.core.errors import BadInput, ConfigError
 from fleet.processing.template import read_json, token_text
 
-TOKENIZER, VOCAB, MERGES, CONFIG = "tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json"
+TOKENIZER, VOCAB, MERGES, CONFIG = (
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+)
 QWEN_CLASSES = ("Qwen2Tokenizer", "Qwen2TokenizerFast")
-QWEN_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
+    r"?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _END_OF_TEXT = "<|endoftext|>"
-_SPECIAL_DEFAULTS = {"unk_token": _END_OF_TEXT, "bos_token": None, "eos_token": _END_OF_TEXT, "pad_token": _END_OF_TEXT}
+_SPECIAL_DEFAULTS = {
+    "unk_token": _END_OF_TEXT,
+    "bos_token": None,
+    "eos_token": _END_OF_TEXT,
+    "pad_token": _END_OF_TEXT,
+}
 MAX_WORD_CHARS = 256
-"""Limit of a word for WordPiece vocabularies, whose time grows with the third power of its length. BERT's own limit is 100."""
+"""Limit of a word for WordPiece vocabularies, whose time grows with the third power of its length.
+BERT's own limit is 100.
+"""
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
 def load_tokenizer(checkpoint: Path) -> Tokenizer:
-    """Load the checkpoint's tokenizer, which encodes whole texts: `truncation` and `padding` in its file are for training.
+    """Load the checkpoint's tokenizer, which encodes whole texts: `truncation` and `padding` in its
+    file are for training.
 
     Raises: ConfigError naming the missing or damaged file and the remedy.
-    Source: `transformers` switches both off for each call that does not ask for them (`set_truncation_and_padding`).
+    Source: `transformers` switches both off for each call that does not ask for them
+    (`set_truncation_and_padding`).
     """
     try:
         file = checkpoint / TOKENIZER
-        tokenizer = Tokenizer.from_file(str(file)) if file.is_file() else _load_published(checkpoint)
+        tokenizer = (
+            Tokenizer.from_file(str(file)) if file.is_file() else _load_published(checkpoint)
+        )
     except ConfigError:
         raise
     except Exception as error:  # the library raises plain Exception for a damaged file
         raise ConfigError(
-            f"checkpoint {checkpoint}: its tokenizer cannot be read ({error}); fetch it again", param="checkpoint"
+            f"checkpoint {checkpoint}: its tokenizer cannot be read ({error}); fetch it again",
+            param="checkpoint",
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -48,16 +70,20 @@ def load_tokenizer(checkpoint: Path) -> Tokenizer:
 
 
 def token_ids(tokenizer: Tokenizer, text: str, where: str) -> list[int]:
-    """Encode a text without adding special tokens. Other threads run meanwhile: `Tokenizer.encode` holds the interpreter lock.
+    """Encode a text without adding special tokens. Other threads run meanwhile: `Tokenizer.encode`
+    holds the interpreter lock.
 
-    Raises: BadInput naming `where` if a WordPiece vocabulary would have to look up a word of more than `MAX_WORD_CHARS`.
+    Raises: BadInput naming `where` if a WordPiece vocabulary would have to look up a word of more
+    than `MAX_WORD_CHARS`.
     """
     pieces = _word_pieces(tokenizer)
     if pieces is None or pieces.max_input_chars_per_word < MAX_WORD_CHARS:
         return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
     encoded = tokenizer.encode_batch([text], add_special_tokens=False)[0]
     if any(end - start > MAX_WORD_CHARS for start, end in encoded.offsets):
-        raise BadInput(f"{where}: holds a word of more than {MAX_WORD_CHARS} characters; split it", param=where)
+        raise BadInput(
+            f"{where}: holds a word of more than {MAX_WORD_CHARS} characters; split it", param=where
+        )
     return encoded.ids
 
 
@@ -66,7 +92,9 @@ def _word_pieces(tokenizer: Tokenizer) -> WordPiece | None:
 
 
 def qwen_tokenizer(model: BPE) -> Tokenizer:
-    """Return a tokenizer with Qwen2's normaliser, splitting rule and byte-level decoder, without added tokens."""
+    """Return a tokenizer with Qwen2's normaliser, splitting rule and byte-level decoder, without
+    added tokens.
+    """
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -83,14 +111,18 @@ def _load_published(checkpoint: Path) -> Tokenizer:
     missing = [name for name in (VOCAB, MERGES, CONFIG) if not (checkpoint / name).is_file()]
     if missing:
         raise ConfigError(
-            f"checkpoint {checkpoint} has no {TOKENIZER}, and no {' and no '.join(missing)} to make one from", param="checkpoint"
+            f"checkpoint {checkpoint} has no {TOKENIZER}, and no {' and no '.join(missing)} to "
+            "make one from",
+            param="checkpoint",
         )
     config = read_json(checkpoint / CONFIG)
     kind = config.get("tokenizer_class")
     if kind not in QWEN_CLASSES or config.get("add_prefix_space"):
         raise ConfigError(
-            f"checkpoint {checkpoint} has no {TOKENIZER}, which a {kind} needs (only {QWEN_CLASSES[0]} without add_prefix_space "
-            f"is read from {VOCAB}); write one with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+            f"checkpoint {checkpoint} has no {TOKENIZER}, which a {kind} needs (only "
+            f"{QWEN_CLASSES[0]} without add_prefix_space "
+            f"is read from {VOCAB}); write one with "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)",
             param="checkpoint",
         )
     tokenizer = qwen_tokenizer(BPE.from_file(str(checkpoint / VOCAB), str(checkpoint / MERGES)))
@@ -106,7 +138,8 @@ def _add_tokens(checkpoint: Path, tokenizer: Tokenizer, config: dict[str, object
         _add(tokenizer, AddedToken(text, **{flag: bool(entry.get(flag)) for flag in _FLAGS}))
         if tokenizer.token_to_id(text) != token_id:
             raise ConfigError(
-                f"checkpoint {checkpoint}: {text!r} has the id {token_id} in {CONFIG}, but {tokenizer.token_to_id(text)} "
+                f"checkpoint {checkpoint}: {text!r} has the id {token_id} in {CONFIG}, but "
+                f"{tokenizer.token_to_id(text)} "
                 f"follows from {VOCAB}; the two files are of different models",
                 param="checkpoint",
             )
@@ -119,7 +152,9 @@ def _special_tokens(config: dict[str, object]) -> Iterator[str]:
     extra = config.get("extra_special_tokens") or {}
     additional = config.get("additional_special_tokens") or []
     entries = [config.get(name, default) for name, default in _SPECIAL_DEFAULTS.items()]
-    entries += cast(list[object], [*(extra.values() if isinstance(extra, dict) else extra), *additional])  # type: ignore
+    entries += cast(
+        list[object], [*(extra.values() if isinstance(extra, dict) else extra), *additional]
+    )  # type: ignore
     for entry in entries:
         if (text := token_text(entry)) is not None:
             yield text

@@ -36,7 +36,9 @@ def model() -> onnxruntime.InferenceSession:
 
 
 class VadState:
-    """State of one stream. `paced_s`: the time at which its next frame would arrive in real time."""
+    """State of one stream. `paced_s`: the time at which its next frame would arrive in real
+    time.
+    """
 
     def __init__(self) -> None:
         self.paced_s = 0.0
@@ -49,14 +51,17 @@ class VadState:
 
 
 def speech_probabilities(vads: Sequence[VadState], frames: Sequence[Samples]) -> list[float]:
-    """Run the model once for the next frame of each stream. A frame alone takes about 0.1 ms, among twenty a third of that.
+    """Run the model once for the next frame of each stream. A frame alone takes about 0.1 ms, among
+    twenty a third of that.
 
     Shapes: a frame is [512] samples at 16 kHz in -1..1. Invariants: no stream occurs twice.
     """
     windows = np.empty((len(vads), CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
     for window, vad, frame in zip(windows, vads, frames, strict=True):
         window[:CONTEXT_SAMPLES], window[CONTEXT_SAMPLES:] = vad.context, frame
-    states = vads[0].state if len(vads) == 1 else np.concatenate([vad.state for vad in vads], axis=1)
+    states = (
+        vads[0].state if len(vads) == 1 else np.concatenate([vad.state for vad in vads], axis=1)
+    )
     outputs = model().run(None, {"input": windows, "state": states, "sr": _RATE})
     probabilities, next_states = cast("tuple[Samples, Samples]", tuple(outputs))
     for row, vad in enumerate(vads):

@@ -1,6 +1,8 @@
-"""The first voiced sample of audio, and the silence before it: one definition for gateway, benchmark and tests.
+"""The first voiced sample of audio, and the silence before it: one definition for gateway,
+benchmark and tests.
 
-Pure: the result depends on the samples and their times, not on how they are cut into pieces. Knows no request.
+Pure: the result depends on the samples and their times, not on how they are cut into pieces. Knows
+no request.
 """
 
 import math
@@ -12,19 +14,25 @@ FRAME_MS = 10
 MIN_FRAMES = 3
 """A click of at most 10 ms touches two frames at most; the shortest vowel fills three."""
 THRESHOLD_DBFS = -50.0
-"""RMS of a frame. Dither lies near -90, a codec's silence below -60; the beginning of a spoken word rises above -45."""
+"""RMS of a frame. Dither lies near -90, a codec's silence below -60; the beginning of a spoken word
+rises above -45.
+"""
 SILENCE_DBFS = -60.0
 BYTES_PER_SAMPLE = 2
 
 
 class VoicedSearch:
-    """Search for the first voiced sample of PCM16 mono that arrives in pieces of any size, whole samples each.
+    """Search for the first voiced sample of PCM16 mono that arrives in pieces of any size, whole
+    samples each.
 
-    It is the first sample of the first `min_frames` frames in a row whose RMS exceeds `threshold_dbfs`; frames count from the
-    start of the audio. `floor`: no voiced sample lies before it; where `found`, it is the first one. Units: samples.
+    It is the first sample of the first `min_frames` frames in a row whose RMS exceeds
+    `threshold_dbfs`; frames count from the start of the audio. `floor`: no voiced sample lies
+    before it; where `found`, it is the first one. Units: samples.
     """
 
-    def __init__(self, rate_hz: int, *, min_frames: int = MIN_FRAMES, threshold_dbfs: float = THRESHOLD_DBFS) -> None:
+    def __init__(
+        self, rate_hz: int, *, min_frames: int = MIN_FRAMES, threshold_dbfs: float = THRESHOLD_DBFS
+    ) -> None:
         self.floor = 0
         self.found = False
         self._min_frames, self._threshold = min_frames, 32768 * 10 ** (threshold_dbfs / 20)
@@ -61,9 +69,10 @@ class VoicedSearch:
 class LeadingSilenceTrimmer:
     """Shortens the silence before the first loud frame to `max_ms`; None disables it.
 
-    Audio is withheld until a frame exceeds the threshold; from that frame on all of it is returned, voice or click. Audio without
-    a loud frame is shortened to its last `max_ms` if it is entirely silent, and returned whole if not: it may be a very quiet
-    voice. `num_trimmed` counts the removed samples.
+    Audio is withheld until a frame exceeds the threshold; from that frame on all of it is returned,
+    voice or click. Audio without a loud frame is shortened to its last `max_ms` if it is entirely
+    silent, and returned whole if not: it may be a very quiet voice. `num_trimmed` counts the
+    removed samples.
     """
 
     def __init__(self, rate_hz: int, max_ms: int | None) -> None:
@@ -98,14 +107,19 @@ class LeadingSilenceTrimmer:
     def _release(self, silent_len: int) -> bytes:
         """Return the held samples without the excess of silence, and stop holding."""
         self.num_trimmed = max(0, silent_len - self._max_len)
-        held, self._held, self._search = bytes(self._held[self.num_trimmed * BYTES_PER_SAMPLE :]), bytearray(), None
+        held, self._held, self._search = (
+            bytes(self._held[self.num_trimmed * BYTES_PER_SAMPLE :]),
+            bytearray(),
+            None,
+        )
         return held
 
 
 class FirstVoicedClock:
     """Time at which a client that plays audio on arrival plays the first voiced sample.
 
-    `sample`: its position in the audio, `at_s` the time; None before it is found. Units: seconds of one clock.
+    `sample`: its position in the audio, `at_s` the time; None before it is found. Units: seconds of
+    one clock.
     """
 
     def __init__(self, rate_hz: int) -> None:
@@ -119,7 +133,10 @@ class FirstVoicedClock:
     def add(self, pcm: bytes, now_s: float) -> None:
         """Add samples that arrived at `now_s`."""
         first, begins_s = self._num_samples, max(now_s, self._ends_s)
-        before_s, self._ends_s = self._ends_s, begins_s + len(pcm) / BYTES_PER_SAMPLE / self._rate_hz
+        before_s, self._ends_s = (
+            self._ends_s,
+            begins_s + len(pcm) / BYTES_PER_SAMPLE / self._rate_hz,
+        )
         self._num_samples += len(pcm) // BYTES_PER_SAMPLE
         self._search.feed(pcm)
         if self.sample is None and self._search.found:

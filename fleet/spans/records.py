@@ -1,4 +1,6 @@
-"""Records of span workers in Redis, as an anchor and the neighbours read them: address, key, hosted span, anchor."""
+"""Records of span workers in Redis, as an anchor and the neighbours read them: address, key, hosted
+span, anchor.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -9,8 +11,8 @@ import redis
 
 from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
-from fleet.process.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, WorkerId
+from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.net.addresses import SpanAddress
 from fleet.worker.endpoints import endpoint_of
 
@@ -19,7 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanWorkerRecord:
-    """`span`: the one that it hosts, in its notation; "" for none. `anchor`: of its route; "" without one.
+    """`span`: the one that it hosts, in its notation; "" for none. `anchor`: of its route; ""
+    without one.
 
     `stands_by`: it is to replace one that is lost. `memory`: bytes that it may occupy.
     """
@@ -35,14 +38,18 @@ class SpanWorkerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteMembers:
-    """The workers of a route. `are_listed`: none has left or was fenced. `leaving`: those that accept no more work."""
+    """The workers of a route. `are_listed`: none has left or was fenced. `leaving`: those that
+    accept no more work.
+    """
 
     are_listed: bool
     leaving: tuple[WorkerId, ...]
 
 
 class SpanRecords:
-    """Reads records; those not signed with the fleet's secret, where there is one, are ignored with a warning."""
+    """Reads records; those not signed with the fleet's secret, where there is one, are ignored with
+    a warning.
+    """
 
     def __init__(self, client: redis.Redis, secret: FleetSecret | None) -> None:
         self._client, self._secret = client, secret
@@ -50,14 +57,23 @@ class SpanRecords:
 
     def read(self, workers: Sequence[WorkerId]) -> list[SpanWorkerRecord]:
         """Return the records of these workers, as far as there are any."""
-        replies = exchange(self._client, (), *(("HGETALL", keys.worker(worker)) for worker in workers))
-        found = [self._parse(worker, pairs(reply)) for worker, reply in zip(workers, replies, strict=True)]
+        replies = exchange(
+            self._client, (), *(("HGETALL", keys.worker(worker)) for worker in workers)
+        )
+        found = [
+            self._parse(worker, pairs(reply))
+            for worker, reply in zip(workers, replies, strict=True)
+        ]
         return [record for record in found if record is not None]
 
     def find(self, role: RoleName) -> list[SpanWorkerRecord]:
         """Return the records of the listed workers of a role that accept work."""
         statuses = ("accepting", "standby")
-        replies = exchange(self._client, (), *(("ZRANGE", keys.role_workers(role, status), 0, -1) for status in statuses))
+        replies = exchange(
+            self._client,
+            (),
+            *(("ZRANGE", keys.role_workers(role, status), 0, -1) for status in statuses),
+        )
         names = [WorkerId(text(name)) for reply in replies for name in cast("list[bytes]", reply)]
         return self.read(names) if names else []
 
@@ -68,15 +84,29 @@ class SpanRecords:
     def read_members(self, workers: Sequence[WorkerId]) -> "RouteMembers":
         """Return the state of a route's workers."""
         drains = (("HGET", keys.worker(worker), "draining") for worker in workers)
-        deadlines, *draining = exchange(self._client, (), ("ZMSCORE", keys.WORKERS, *workers), *drains)
+        deadlines, *draining = exchange(
+            self._client, (), ("ZMSCORE", keys.WORKERS, *workers), *drains
+        )
         leaving = [worker for worker, flag in zip(workers, draining, strict=True) if flag == b"1"]
-        return RouteMembers(are_listed=None not in cast("list[object]", deadlines), leaving=tuple(leaving))
+        return RouteMembers(
+            are_listed=None not in cast("list[object]", deadlines), leaving=tuple(leaving)
+        )
 
     def another_serves(self, role: RoleName, anchor: WorkerId) -> bool:
-        """Return True if a worker of the anchor's role other than this one accepts tasks, and has all layers."""
-        (reply,) = exchange(self._client, (), ("ZRANGE", keys.role_workers(role, "accepting"), 0, -1))
-        others = [name for raw in cast("list[bytes]", reply) if (name := WorkerId(text(raw))) != anchor]
-        gaps = exchange(self._client, (), *(("HGET", keys.worker(other), "gap") for other in others)) if others else []
+        """Return True if a worker of the anchor's role other than this one accepts tasks, and has
+        all layers.
+        """
+        (reply,) = exchange(
+            self._client, (), ("ZRANGE", keys.role_workers(role, "accepting"), 0, -1)
+        )
+        others = [
+            name for raw in cast("list[bytes]", reply) if (name := WorkerId(text(raw))) != anchor
+        ]
+        gaps = (
+            exchange(self._client, (), *(("HGET", keys.worker(other), "gap") for other in others))
+            if others
+            else []
+        )
         return b"" in gaps
 
     def num_accepting(self, role: RoleName) -> int:
@@ -95,7 +125,11 @@ class SpanRecords:
         if self._secret is not None and not self._secret.verifies(worker, fields):
             if worker not in self._refused:
                 self._refused.add(worker)
-                log.warning("span worker %s is not used: its record in Redis is not signed with security.fleet_secret", worker)
+                log.warning(
+                    "span worker %s is not used: its record in Redis is not signed with "
+                    "security.fleet_secret",
+                    worker,
+                )
             return None
         return SpanWorkerRecord(
             worker=worker,

@@ -1,1 +1,3 @@
-"""Adapters: chunks <-> engine inputs and outputs, per graph and stage. Knows no Redis and no NIXL."""
+"""Adapters: chunks <-> engine inputs and outputs, per graph and stage. Knows no Redis and no
+NIXL.
+"""

@@ -1,4 +1,6 @@
-"""Answer tokens as items of the edges that carry them: to the client and, if a next stage speaks, to it."""
+"""Answer tokens as items of the edges that carry them: to the client and, if a next stage speaks,
+to it.
+"""
 
 from collections.abc import Sequence
 
@@ -13,10 +15,12 @@ DECODE = Walk("decode")
 
 
 class AnswerTokens:
-    """The client's edge gets every token, the spoken edge all but the last one (the end token, the one at the length limit, or
-    the one that completes a stop string): its end is an item without arrays.
+    """The client's edge gets every token, the spoken edge all but the last one (the end token, the
+    one at the length limit, or the one that completes a stop string): its end is an item without
+    arrays.
 
-    `given`: tokens of an answer that the request contains. Stop strings are not detected in them, nor in the first `min_tokens`.
+    `given`: tokens of an answer that the request contains. Stop strings are not detected in them,
+    nor in the first `min_tokens`.
     """
 
     def __init__(
@@ -38,7 +42,9 @@ class AnswerTokens:
         return self._stop_detector.is_met
 
     def history(self, logged: LoggedOutput) -> Arrays:
-        """Return the tokens that the engine must not draw again: those of either edge's log or the given ones, the longest."""
+        """Return the tokens that the engine must not draw again: those of either edge's log or the
+        given ones, the longest.
+        """
         edges = [edge for edge in (self._client, self._spoken) if edge is not None]
         logs = [logged[edge, DECODE]["ids"] for edge in edges if (edge, DECODE) in logged]
         longest = max([self._given, *logs], key=len)
@@ -51,5 +57,9 @@ class AnswerTokens:
         last = output.final or (is_checked and self._stop_detector.add(int(ids[0])))
         items = [EdgeItem(edge=self._client, walk=DECODE, arrays={"ids": ids}, final=last)]
         if self._spoken is not None:
-            items.append(EdgeItem(edge=self._spoken, walk=DECODE, arrays={} if last else {"ids": ids}, final=last))
+            items.append(
+                EdgeItem(
+                    edge=self._spoken, walk=DECODE, arrays={} if last else {"ids": ids}, final=last
+                )
+            )
         return items

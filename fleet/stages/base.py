@@ -10,21 +10,23 @@ import msgspec
 import numpy as np
 
 from fleet.core.ids import EdgeName, StageName, Walk
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import RequestSpec
-from fleet.spans.protocol.messages import Returned
+from fleet.drafts.trainer.records import TrainingRecords
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.spans.protocol.chain import RouteSlot
-from fleet.drafts.trainer.records import TrainingRecords
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.messages import Returned
 
 if TYPE_CHECKING:
     from fleet.spans.torch.model import SpanLayers
 
 
 class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item for an output edge, before the chunk policy groups items into chunks (arrays are joined along axis 0).
+    """One item for an output edge, before the chunk policy groups items into chunks (arrays are
+    joined along axis 0).
 
-    `walk` is the producer's walk when it produced the item. `final` closes the edge; a final item may have no arrays.
+    `walk` is the producer's walk when it produced the item. `final` closes the edge; a final item
+    may have no arrays.
     """
 
     edge: EdgeName
@@ -39,27 +41,41 @@ NO_OUTPUT: LoggedOutput = MappingProxyType({})
 
 
 class TaskAdapter(Protocol):
-    """One request's work in one stage; by default, of a stage without input edges that never ends a request by itself."""
+    """One request's work in one stage; by default, of a stage without input edges that never ends a
+    request by itself.
+    """
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request, and the inputs from the request itself. `logged` becomes the engine's history."""
+        """Return the engine request, and the inputs from the request itself. `logged` becomes the
+        engine's history.
+        """
         ...
 
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
-        """Convert one chunk, in index order, to engine inputs. `walk` is this stage's walk from this chunk on."""
+    def consume(
+        self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
+    ) -> Sequence[EngineInput]:
+        """Convert one chunk, in index order, to engine inputs. `walk` is this stage's walk from
+        this chunk on.
+        """
         raise AssertionError(f"this stage has no input edge, and got a chunk of {edge}")
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
-        """Convert one engine output to items. On `output.final` every output edge of the stage must get its final item."""
+        """Convert one engine output to items. On `output.final` every output edge of the stage must
+        get its final item.
+        """
         ...
 
     def is_stopped(self) -> bool:
-        """Return True if the adapter has ended the request (at a stop string): the worker then calls `engine.finish`."""
+        """Return True if the adapter has ended the request (at a stop string): the worker then
+        calls `engine.finish`.
+        """
         return False
 
 
 AdapterFactory = Callable[[RequestSpec, bytes | None], TaskAdapter]
-"""Creates a task's adapter from a request and its blob, which holds the audio of the prompt, float32 mono."""
+"""Creates a task's adapter from a request and its blob, which holds the audio of the prompt,
+float32 mono.
+"""
 
 
 Half = Literal["", "prefill", "decode"]
@@ -68,7 +84,9 @@ Half = Literal["", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """Settings of the engine vllm. `kv_bytes`: memory for keys and values. `address` of this host, to the other half."""
+    """Settings of the engine vllm. `kv_bytes`: memory for keys and values. `address` of this host,
+    to the other half.
+    """
 
     kv_bytes: int = 1 << 30
     tensor_parallel_size: int = 1
@@ -92,7 +110,8 @@ class AnchorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationOptions:
-    """`drafter`: its name, or `off`. `num_drafts`: the most for one request in one pass. `table_tokens`: see `AnswerTable`.
+    """`drafter`: its name, or `off`. `num_drafts`: the most for one request in one pass.
+    `table_tokens`: see `AnswerTable`.
 
     `head`: folder of a draft head, for the drafter `eagle3`.
     """
@@ -105,8 +124,8 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingOptions:
-    """Options of the trainer; see `TrainingConfig`. `num_slots`: the most samples that wait to be acknowledged. `margin`: None:
-    the trainer promotes no version.
+    """Options of the trainer; see `TrainingConfig`. `num_slots`: the most samples that wait to be
+    acknowledged. `margin`: None: the trainer promotes no version.
     """
 
     folder: Path
@@ -126,13 +145,16 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of `page_size_tokens` positions.
+    """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of
+    `page_size_tokens` positions.
 
-    `kv_pages` 0: as many as `gpu_memory_utilization` of the device's memory holds beside the weights. `min_positions`: of the
-    largest request that the deployment admits.
-    `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if numerics are invariant. `progress`
-    is called with the share of the weights that is loaded, 0 to 1. `half` of a split stage. `anchor`: of one over span workers.
-    `speculation`: None where drafts cannot be verified. `capture_share`: of its time for captures; None: it computes none.
+    `kv_pages` 0: as many as `gpu_memory_utilization` of the device's memory holds beside the
+    weights. `min_positions`: of the largest request that the deployment admits.
+    `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if
+    numerics are invariant. `progress` is called with the share of the weights that is loaded, 0 to
+    1. `half` of a split stage. `anchor`: of one over span workers.
+    `speculation`: None where drafts cannot be verified. `capture_share`: of its time for captures;
+    None: it computes none.
     `most_draft_ids`: see `TrainingConfig.draft_vocab_size`.
     `training`: of the trainer.
     """
@@ -159,11 +181,15 @@ class BuildOptions:
     training: TrainingOptions | None = None
     window_ramp: tuple[int, ...] = (2, 4, 8, 16, 25)
     progress: Callable[[float], None] = lambda _: None
-    extra: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
+    extra: dict[str, str | int | float | bool] = field(
+        default_factory=dict[str, str | int | float | bool]
+    )
 
 
 class HeadExchange(Protocol):
-    """Exchange of a stage's draft head for another version. Packed heads: see `models/eagle3/files.py`."""
+    """Exchange of a stage's draft head for another version. Packed heads: see
+    `models/eagle3/files.py`.
+    """
 
     @property
     def capacity_bytes(self) -> int:
@@ -171,11 +197,15 @@ class HeadExchange(Protocol):
         ...
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Load a packed head; called in any thread. Raises: ConfigError if it cannot be used here."""
+        """Load a packed head; called in any thread. Raises: ConfigError if it cannot be used
+        here.
+        """
         ...
 
     def use(self, prepared: object, version: int) -> None:
-        """Use a prepared head from the next pass on; None: that of the start. Called in the loop's thread."""
+        """Use a prepared head from the next pass on; None: that of the start. Called in the loop's
+        thread.
+        """
         ...
 
     def read_local(self, sha256: str) -> bytes | None:
@@ -185,11 +215,14 @@ class HeadExchange(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltStage:
-    """A stage that a worker can run: one engine, a factory of adapters, and the names of the weights it loaded.
+    """A stage that a worker can run: one engine, a factory of adapters, and the names of the
+    weights it loaded.
 
-    `num_added_rows`: the most rows that the stage computes beside those of a request's prompt before its first output.
-    `route`: of an anchor, where its engine finds the chain of its span workers. `begin_training`: of a trainer; called with the
-    fleet's records by each incarnation of the worker. `heads`: of a stage that drafts with, or trains, versions of a draft head.
+    `num_added_rows`: the most rows that the stage computes beside those of a request's prompt
+    before its first output.
+    `route`: of an anchor, where its engine finds the chain of its span workers. `begin_training`:
+    of a trainer; called with the fleet's records by each incarnation of the worker. `heads`: of a
+    stage that drafts with, or trains, versions of a draft head.
     """
 
     engine: Engine

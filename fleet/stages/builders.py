@@ -20,7 +20,9 @@ def span_builder(graph: Graph, stage: StageName) -> SpanBuilder:
 
 
 def layer_counter(graph: Graph, stage: StageName) -> Callable[[Path], int]:
-    """Return the function that counts the layers of a checkpoint, for a stage whose layers can be divided."""
+    """Return the function that counts the layers of a checkpoint, for a stage whose layers can be
+    divided.
+    """
     return cast("Callable[[Path], int]", _named(graph.stage(stage).layer_counter))
 
 

@@ -1,4 +1,6 @@
-"""The adapter of a capture in a graph's main stage: the prompt and the given answer in, rows for the trainer out."""
+"""The adapter of a capture in a graph's main stage: the prompt and the given answer in, rows for
+the trainer out.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,19 +11,25 @@ import numpy as np
 from fleet.core.captures import INPUT_ROWS, LAST_ROWS, TAPS
 from fleet.core.errors import BadInput
 from fleet.core.request import RequestSpec
+from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import CAPTURE, FEATURES, TRAINED
-from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.models.target_hash import hash_of_target
 from fleet.stages.base import NO_OUTPUT, BuildOptions, EdgeItem, LoggedOutput, TaskAdapter
 
 
-def capturing(options: BuildOptions, num_layers: Callable[[], int]) -> Callable[[RequestSpec, TaskAdapter], TaskAdapter]:
-    """Return a function from the adapter that answers a request to that of the request. `num_layers`: of the stage's model."""
+def capturing(
+    options: BuildOptions, num_layers: Callable[[], int]
+) -> Callable[[RequestSpec, TaskAdapter], TaskAdapter]:
+    """Return a function from the adapter that answers a request to that of the request.
+    `num_layers`: of the stage's model.
+    """
     if options.capture_share is None:
         return lambda spec, own: RefusedCapture() if TRAINED in spec.outputs else own
     layer_ids, target = default_layer_ids(num_layers()), hash_of_target(options.checkpoint)
-    return lambda spec, own: CaptureAdapter(spec, own, layer_ids, target) if TRAINED in spec.outputs else own
+    return lambda spec, own: (
+        CaptureAdapter(spec, own, layer_ids, target) if TRAINED in spec.outputs else own
+    )
 
 
 class RefusedCapture(TaskAdapter):
@@ -29,16 +37,23 @@ class RefusedCapture(TaskAdapter):
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
         """Raises: BadInput."""
-        raise BadInput("this worker computes no captures; set training.enabled: true for all processes", param="outputs")
+        raise BadInput(
+            "this worker computes no captures; set training.enabled: true for all processes",
+            param="outputs",
+        )
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         raise AssertionError("a refused capture has no output")
 
 
 class CaptureAdapter(TaskAdapter):
-    """One capture. `inner` prepares the prompt as for an answer. `target`: hexadecimal hash of the target's weights."""
+    """One capture. `inner` prepares the prompt as for an answer. `target`: hexadecimal hash of the
+    target's weights.
+    """
 
-    def __init__(self, spec: RequestSpec, inner: TaskAdapter, layer_ids: Sequence[int], target: str) -> None:
+    def __init__(
+        self, spec: RequestSpec, inner: TaskAdapter, layer_ids: Sequence[int], target: str
+    ) -> None:
         self._spec, self._inner = spec, inner
         self._ids = np.array([*spec.prompt_ids, *spec.given], np.int32)
         self._layer_ids = np.array(layer_ids, np.int32)
@@ -46,7 +61,9 @@ class CaptureAdapter(TaskAdapter):
         self._num_sent = 0
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request and the prompt. Raises: BadInput without an answer; errors of the prompt."""
+        """Return the engine request and the prompt. Raises: BadInput without an answer; errors of
+        the prompt.
+        """
         spec = self._spec
         if not spec.given:
             raise BadInput("given: a capture needs the answer to train on", param="given")
@@ -54,9 +71,13 @@ class CaptureAdapter(TaskAdapter):
         names = (TAPS, LAST_ROWS, INPUT_ROWS) if spec.audio else (TAPS, LAST_ROWS)
         sampling = msgspec.structs.replace(request.sampling, max_tokens=len(spec.given))
         return dataclasses.replace(
-            request, sampling=sampling, captured=names, session="", params={NUM_POSITIONS: str(len(self._ids))},
+            request,
+            sampling=sampling,
+            captured=names,
+            session="",
+            params={NUM_POSITIONS: str(len(self._ids))},
             history={TOKEN: np.array(spec.given, np.int32)},
-        ), pieces  # fmt: skip
+        ), pieces
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         if output.error is not None:
@@ -64,6 +85,9 @@ class CaptureAdapter(TaskAdapter):
         first = self._num_sent
         self._num_sent += len(output.arrays[TAPS])
         arrays = {
-            "ids": self._ids[first : self._num_sent], **output.arrays, "layer_ids": self._layer_ids, "target": self._target,
-        }  # fmt: skip
+            "ids": self._ids[first : self._num_sent],
+            **output.arrays,
+            "layer_ids": self._layer_ids,
+            "target": self._target,
+        }
         return [EdgeItem(edge=FEATURES, walk=CAPTURE, arrays=arrays, final=output.final)]

@@ -1,6 +1,8 @@
-"""Adapters for the fake engine on any graph: every edge carries numbers computed from the numbers before. No weights.
+"""Adapters for the fake engine on any graph: every edge carries numbers computed from the numbers
+before. No weights.
 
-The only history is an answer that the request contains: equal inputs give equal rows, so logged output is recomputed.
+The only history is an answer that the request contains: equal inputs give equal rows, so logged
+output is recomputed.
 """
 
 from collections.abc import Sequence
@@ -13,13 +15,22 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import OUT, FakeEngine
 from fleet.graphs import Edge, Graph
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import (
+    NO_OUTPUT,
+    BuildOptions,
+    BuiltStage,
+    EdgeItem,
+    LoggedOutput,
+    TaskAdapter,
+)
 
 SAMPLES_PER_ROW = 1920
 
 
 class _Output:
-    """One output edge: converts rows of numbers to its first tensor's type, all rows together, as it is in every hot path."""
+    """One output edge: converts rows of numbers to its first tensor's type, all rows together, as
+    it is in every hot path.
+    """
 
     def __init__(self, edge: Edge) -> None:
         self.name = edge.name
@@ -37,11 +48,15 @@ class _Output:
 
 
 class FakeTask(TaskAdapter):
-    """Source stages read the prompt, the others their input edges. Every output row becomes an item on each edge."""
+    """Source stages read the prompt, the others their input edges. Every output row becomes an item
+    on each edge.
+    """
 
     def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions) -> None:
         self._spec, self._stage = spec, options.stage
-        self._outputs = [_Output(edge) for edge in graph.edges_for(spec.outputs) if edge.source == options.stage]
+        self._outputs = [
+            _Output(edge) for edge in graph.edges_for(spec.outputs) if edge.source == options.stage
+        ]
         self._is_source = not graph.edges_to(options.stage)
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
@@ -53,7 +68,9 @@ class FakeTask(TaskAdapter):
         prompt = np.asarray(self._spec.prompt_ids, dtype=np.int32)
         return request, (EngineInput(walk=Walk("prefill"), arrays={"ids": prompt}, final=True),)
 
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+    def consume(
+        self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
+    ) -> Sequence[EngineInput]:
         return (EngineInput(walk=walk, arrays=arrays, final=final),)
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
@@ -64,12 +81,15 @@ class FakeTask(TaskAdapter):
             for position, arrays in enumerate(pieces):
                 last = output.final and position == len(pieces) - 1
                 if arrays or last:
-                    items.append(EdgeItem(edge=edge.name, walk=output.walk, arrays=arrays, final=last))
+                    items.append(
+                        EdgeItem(edge=edge.name, walk=output.walk, arrays=arrays, final=last)
+                    )
         return items
 
 
 def build(options: BuildOptions, graph: Graph) -> BuiltStage:
-    """Build one stage of `graph` on the fake engine: autoregressive unless its first input edge has a ramp (a codec).
+    """Build one stage of `graph` on the fake engine: autoregressive unless its first input edge has
+    a ramp (a codec).
 
     `extra.step_ms` is the interval between the steps of each request, 0 by default.
     """
@@ -77,15 +97,25 @@ def build(options: BuildOptions, graph: Graph) -> BuiltStage:
     codec = any(edge.policy.kind == "ramp" for edge in inputs)
     width = 1 if not inputs or codec else 16
     engine = FakeEngine(
-        max_batch=options.max_batch, width=width, autoregressive=not codec, source=not inputs, step_s=_step_s(options)
+        max_batch=options.max_batch,
+        width=width,
+        autoregressive=not codec,
+        source=not inputs,
+        step_s=_step_s(options),
     )
     return BuiltStage(engine=engine, adapter=lambda spec, _blob: FakeTask(spec, graph, options))
 
 
 def _step_s(options: BuildOptions) -> float:
-    """Return `extra.step_ms` in seconds. Raises: ConfigError if it is not a number of milliseconds."""
+    """Return `extra.step_ms` in seconds. Raises: ConfigError if it is not a number of
+    milliseconds.
+    """
     step_ms = options.extra.get("step_ms", 0)
     if isinstance(step_ms, str | bool) or step_ms < 0:
         field = f"stages.{options.stage}.extra.step_ms"
-        raise ConfigError(f"{field}: {step_ms!r} is no number of milliseconds; leave it out, or give one such as 80", param=field)
+        raise ConfigError(
+            f"{field}: {step_ms!r} is no number of milliseconds; leave it out, or give one such "
+            "as 80",
+            param=field,
+        )
     return step_ms / 1000

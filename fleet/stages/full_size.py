@@ -1,4 +1,6 @@
-"""A model at its published size with random weights, as the measurement of a device runs it: all stages in one process."""
+"""A model at its published size with random weights, as the measurement of a device runs it: all
+stages in one process.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ from fleet.stages.base import BuiltStage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedRates:
-    """The best figures that others have published for the model: seconds of audio per second, by concurrent answers."""
+    """The best figures that others have published for the model: seconds of audio per second, by
+    concurrent answers.
+    """
 
     source: str
     audio_s_per_s: Mapping[int, float]
@@ -22,8 +26,9 @@ class PublishedRates:
 class Expected:
     """Expectations of the full size on a GPU, where a stage has them.
 
-    `graph_gain`: how many times faster a step of one request is as a graph; `batch_cost`: the duration of a step of the largest
-    batch over that of one request; `bytes_time`: the duration of a step over that of copying the bytes that it reads.
+    `graph_gain`: how many times faster a step of one request is as a graph; `batch_cost`: the
+    duration of a step of the largest batch over that of one request; `bytes_time`: the duration of
+    a step over that of copying the bytes that it reads.
     """
 
     graph_gain: Mapping[StageName, float]
@@ -33,17 +38,23 @@ class Expected:
 
 
 class MakeRequest(Protocol):
-    """Makes a request by its number: other numbers have other prompts, and one number always the same."""
+    """Makes a request by its number: other numbers have other prompts, and one number always the
+    same.
+    """
 
-    def __call__(self, number: int, *, num_prompt_rows: int, num_tokens: int, num_frames: int) -> RequestSpec:
-        """`num_tokens`, `num_frames`: the length of the answer as text and as speech, which nothing ends earlier."""
+    def __call__(
+        self, number: int, *, num_prompt_rows: int, num_tokens: int, num_frames: int
+    ) -> RequestSpec:
+        """`num_tokens`, `num_frames`: the length of the answer as text and as speech, which nothing
+        ends earlier.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSizeModel:
-    """`built`: the stages as a worker runs them on a GPU. `eager`: those whose steps are graphs, without these, on the same
-    weights. `weights`: the reader of each stage.
+    """`built`: the stages as a worker runs them on a GPU. `eager`: those whose steps are graphs,
+    without these, on the same weights. `weights`: the reader of each stage.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""Common parts of the builders of autoregressive stages: device, checkpoint, memory for keys and values, batch loop, end ids."""
+"""Common parts of the builders of autoregressive stages: device, checkpoint, memory for keys and
+values, batch loop, end ids.
+"""
 
 import dataclasses
 import logging
@@ -9,27 +11,34 @@ from typing import cast
 import torch
 
 from fleet.core.errors import ConfigError
-from fleet.drafts.figures.speculation import EAGLE3, NGRAM, SUFFIX
-from fleet.engine.base import Engine
-from fleet.spans.protocol.chain import RouteSlot
-from fleet.engine.torch.build import ComputeDevice, open_device
 from fleet.drafts.drafters import Drafter, NgramDrafter, SuffixDrafter
+from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
+from fleet.drafts.eagle3.drafter import HeadDrafter, check_fit
+from fleet.drafts.eagle3.files import in_dtype, load_head, packed_bytes, unpack_head
+from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.figures.speculation import EAGLE3, NGRAM, SUFFIX
+from fleet.drafts.speculation import Speculation
+from fleet.engine.base import Engine
+from fleet.engine.torch.build import ComputeDevice, open_device
 from fleet.engine.torch.graph_runner import GraphRunner, buckets_up_to, can_capture
 from fleet.engine.torch.kv_memory import GIB, allocated_bytes, num_pages, read_memory, share_for
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.engine.torch.passes import FastRunner, PassRunner, TileRunner
-from fleet.engine.torch.program import DraftedProgram, DraftedTask, GraphProgram, GraphTaskT, Program, TaskT
-from fleet.spans.anchor.passes import SpanPasses, SpanPassOptions, SpanProgram
-from fleet.drafts.speculation import Speculation
+from fleet.engine.torch.program import (
+    DraftedProgram,
+    DraftedTask,
+    GraphProgram,
+    GraphTaskT,
+    Program,
+    TaskT,
+)
 from fleet.engine.vllm.start import TappedModel, VllmOptions
 from fleet.models.checkpoint import CheckpointReader
-from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
-from fleet.drafts.eagle3.drafter import HeadDrafter, check_fit
-from fleet.drafts.eagle3.files import in_dtype, load_head, packed_bytes, unpack_head
-from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.models.target_hash import hash_of_target
+from fleet.spans.anchor.passes import SpanPasses, SpanPassOptions, SpanProgram
+from fleet.spans.protocol.chain import RouteSlot
 from fleet.stages.base import BuildOptions, HeadExchange
 
 log = logging.getLogger(__name__)
@@ -39,8 +48,8 @@ log = logging.getLogger(__name__)
 class StageSetup:
     """A stage's options, checked, and its device.
 
-    `context`: positions of the model; 0: the stage limits its requests itself. `allocated_before`: memory of the device in use
-    before the stage was loaded.
+    `context`: positions of the model; 0: the stage limits its requests itself. `allocated_before`:
+    memory of the device in use before the stage was loaded.
     """
 
     options: BuildOptions
@@ -50,22 +59,36 @@ class StageSetup:
 
     @property
     def num_positions(self) -> int:
-        """The most positions of one request: the capacity of a KV pool of configured size, else `context`."""
+        """The most positions of one request: the capacity of a KV pool of configured size, else
+        `context`.
+        """
         return self.options.kv_pages * self.options.page_size_tokens or self.context
 
     def reader(self, is_read: Callable[[str], bool]) -> CheckpointReader:
-        """Open the checkpoint. `is_read` returns True for the names of the weights that the stage reads."""
-        reader = CheckpointReader(self.options.checkpoint, device=self.where.device, dtype=self.where.dtype)
-        reader.report_to(self.options.progress, [name for name in reader.under("") if is_read(name)])
+        """Open the checkpoint. `is_read` returns True for the names of the weights that the stage
+        reads.
+        """
+        reader = CheckpointReader(
+            self.options.checkpoint, device=self.where.device, dtype=self.where.dtype
+        )
+        reader.report_to(
+            self.options.progress, [name for name in reader.under("") if is_read(name)]
+        )
         return reader
 
     def loop(self, program: Program[TaskT]) -> LMEngine[TaskT]:
-        """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be too small for one request."""
+        """Return the batch loop of a loaded program. Raises: ConfigError if its KV pool would be
+        too small for one request.
+        """
         pool, speculation = self._pool_and_speculation(program)
-        runner: PassRunner[TaskT] = TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
+        runner: PassRunner[TaskT] = (
+            TileRunner(program, pool) if self.where.tiled else FastRunner(program, pool)
+        )
         return LMEngine(program, pool, LocalPasses(runner), self._limits, speculation)
 
-    def graph_loop(self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False) -> LMEngine[GraphTaskT]:
+    def graph_loop(
+        self, program: GraphProgram[GraphTaskT], *, on_cpu: bool = False
+    ) -> LMEngine[GraphTaskT]:
         """Return the loop of a program whose decode step is a graph, captured where the device can.
 
         With `on_cpu`, a CPU runs the operations of the graph one by one.
@@ -77,12 +100,19 @@ class StageSetup:
         pool, speculation = self._pool_and_speculation(program)
         # A captured step does not return the rows that a draft head reads.
         runner = GraphRunner(
-            program, pool, buckets_up_to(self.options.max_batch), lambda: speculation is not None and speculation.reads_features
-        )  # fmt: skip
+            program,
+            pool,
+            buckets_up_to(self.options.max_batch),
+            lambda: speculation is not None and speculation.reads_features,
+        )
         return LMEngine(program, pool, LocalPasses(runner), self._limits, speculation)
 
-    def anchor_loop(self, program: SpanProgram[TaskT], num_layers: int) -> tuple[LMEngine[TaskT], RouteSlot]:
-        """Return the loop of a program whose other layers are in span workers, and where it finds their chain."""
+    def anchor_loop(
+        self, program: SpanProgram[TaskT], num_layers: int
+    ) -> tuple[LMEngine[TaskT], RouteSlot]:
+        """Return the loop of a program whose other layers are in span workers, and where it finds
+        their chain.
+        """
         anchor, pool = self.options.anchor, self._pool(program.kv_shape, mirrored=True)
         assert anchor is not None, "not an anchor"
         route = RouteSlot(num_layers=num_layers, num_pages=pool.num_pages, page_size=pool.page_size)
@@ -93,25 +123,39 @@ class StageSetup:
             window=anchor.window,
             keep_bytes=anchor.keep_bytes,
         )
-        return LMEngine(program, pool, SpanPasses(program, pool, route, options), self._limits), route
+        return LMEngine(
+            program, pool, SpanPasses(program, pool, route, options), self._limits
+        ), route
 
     def _pool_and_speculation(self, program: Program[TaskT]) -> tuple[KVPool, Speculation | None]:
-        """Return the pool, which has a layer more for a draft head, and the drafters of a program that verifies drafts.
+        """Return the pool, which has a layer more for a draft head, and the drafters of a program
+        that verifies drafts.
 
         Raises: ConfigError for a draft head that does not fit the program.
         """
-        own, shape, trains = self.options.speculation, program.kv_shape, self.options.capture_share is not None
+        own, shape, trains = (
+            self.options.speculation,
+            program.kv_shape,
+            self.options.capture_share is not None,
+        )
         drafted = cast("DraftedProgram[DraftedTask]", program)
         layer_ids = default_layer_ids(shape.num_layers) if trains else ()
         head = self._configured_head(shape)
         if head is not None and layer_ids and head.config.layer_ids != layer_ids:
             wanted = ", ".join(map(str, layer_ids))
-            raise _refusal(self.options, "speculation.head", f"training needs a head that reads the layers {wanted}; remove it")
+            raise _refusal(
+                self.options,
+                "speculation.head",
+                f"training needs a head that reads the layers {wanted}; remove it",
+            )
         if head is not None or trains:
             drafted.read_features(layer_ids if head is None else head.config.layer_ids)
         if own is None:
             return self._pool(shape), None
-        drafters: dict[str, Drafter] = {NGRAM: NgramDrafter(), SUFFIX: SuffixDrafter(own.table_tokens)}
+        drafters: dict[str, Drafter] = {
+            NGRAM: NgramDrafter(),
+            SUFFIX: SuffixDrafter(own.table_tokens),
+        }
         if head is None and not trains:
             return self._pool(shape), Speculation(drafters, own.drafter, own.num_drafts)
         pool = self._pool(dataclasses.replace(shape, num_layers=shape.num_layers + 1))
@@ -119,12 +163,16 @@ class StageSetup:
         return pool, Speculation(drafters, own.drafter, own.num_drafts)
 
     def _configured_head(self, shape: KVShape) -> Eagle3Head | None:
-        """Load the draft head that the deployment names. Raises: ConfigError if it does not fit the stage's model."""
+        """Load the draft head that the deployment names. Raises: ConfigError if it does not fit the
+        stage's model.
+        """
         own = self.options.speculation
         if own is None or own.head is None:
             return None
         target = hash_of_target(self.options.checkpoint)
-        head = in_dtype(load_head(own.head, device=self.where.device, target_hash=target), self.options.dtype)
+        head = in_dtype(
+            load_head(own.head, device=self.where.device, target_hash=target), self.options.dtype
+        )
         check_fit(head.config, shape, str(own.head))
         return head
 
@@ -153,31 +201,54 @@ class StageSetup:
         request = f"a request within the limits needs {options.min_positions} positions"
         if options.kv_pages:
             if options.kv_pages < needed:
-                raise _refusal(options, "kv_pages", f"{request}; set at least {needed} pages, or lower limits.max_prompt_tokens")
+                raise _refusal(
+                    options,
+                    "kv_pages",
+                    f"{request}; set at least {needed} pages, or lower limits.max_prompt_tokens",
+                )
             return options.kv_pages
         memory = read_memory(where.device, self.allocated_before)
-        page_bytes, share = shape.page_bytes(options.page_size_tokens, where.dtype), options.gpu_memory_utilization
+        page_bytes, share = (
+            shape.page_bytes(options.page_size_tokens, where.dtype),
+            options.gpu_memory_utilization,
+        )
         pages = num_pages(memory, share, page_bytes)
-        beside = f"{share:.2f} of {where.device} ({memory.total / GIB:.1f} GiB, {memory.free / GIB:.1f} GiB free)"
+        beside = (
+            f"{share:.2f} of {where.device} ({memory.total / GIB:.1f} GiB, "
+            f"{memory.free / GIB:.1f} GiB free)"
+        )
         weights = f"{memory.own / GIB:.1f} GiB of weights"
         if pages < needed:
             enough = share_for(memory, needed, page_bytes)
-            remedy = f"set at least {enough:.2f}" if share < enough <= 1 else "free memory, or set another device"
+            remedy = (
+                f"set at least {enough:.2f}"
+                if share < enough <= 1
+                else "free memory, or set another device"
+            )
             held = max(pages, 0) * options.page_size_tokens
             message = (
-                f"{beside} holds {held} positions beside {weights}, and {request}; {remedy}, or lower limits.max_prompt_tokens"
+                f"{beside} holds {held} positions beside {weights}, and {request}; "
+                f"{remedy}, or lower limits.max_prompt_tokens"
             )
             raise _refusal(options, "gpu_memory_utilization", message)
         positions, size = pages * options.page_size_tokens, pages * page_bytes / GIB
         log.info(
-            "%s: %d KV pages, %d positions, %.1f GiB in %s, beside %s", options.stage, pages, positions, size, beside, weights
+            "%s: %d KV pages, %d positions, %.1f GiB in %s, beside %s",
+            options.stage,
+            pages,
+            positions,
+            size,
+            beside,
+            weights,
         )
         return pages
 
 
-def exchange_of(options: BuildOptions, engine: Engine, config: Callable[[KVShape], Eagle3Config]) -> HeadExchange | None:
-    """Return what exchanges the draft head of an engine whose pool has a layer for one. `config`: of a new head, by the shape of
-    keys and values.
+def exchange_of(
+    options: BuildOptions, engine: Engine, config: Callable[[KVShape], Eagle3Config]
+) -> HeadExchange | None:
+    """Return what exchanges the draft head of an engine whose pool has a layer for one. `config`:
+    of a new head, by the shape of keys and values.
     """
     if not isinstance(engine, LMEngine) or engine.speculation is None:
         return None
@@ -194,8 +265,13 @@ class DraftHeads(HeadExchange):
     """Exchange of the draft head of a batch loop between two passes."""
 
     def __init__(
-        self, drafter: HeadDrafter, speculation: Speculation, config: Eagle3Config, dtype: str, device: torch.device
-    ) -> None:  # fmt: skip
+        self,
+        drafter: HeadDrafter,
+        speculation: Speculation,
+        config: Eagle3Config,
+        dtype: str,
+        device: torch.device,
+    ) -> None:
         self._drafter, self._speculation, self._config = drafter, speculation, config
         self._dtype, self._device, self._first = dtype, device, drafter.head
 
@@ -204,19 +280,35 @@ class DraftHeads(HeadExchange):
         return packed_bytes(self._config)
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Load a packed head. Raises: ConfigError if it is damaged, another one, or does not fit the stage's model."""
+        """Load a packed head. Raises: ConfigError if it is damaged, another one, or does not fit
+        the stage's model.
+        """
         head, found = unpack_head(data, device=self._device, target_hash=self._config.target_hash)
         if found != sha256:
-            raise ConfigError(f"draft head: its weights have the hash {found}, expected {sha256}", param="sha256")
+            raise ConfigError(
+                f"draft head: its weights have the hash {found}, expected {sha256}", param="sha256"
+            )
         own, wanted = head.config, self._config
-        for name in ("num_layers", "hidden_size", "num_kv_heads", "head_dim", "layer_ids", "vocab_size"):
+        for name in (
+            "num_layers",
+            "hidden_size",
+            "num_kv_heads",
+            "head_dim",
+            "layer_ids",
+            "vocab_size",
+        ):
             if getattr(own, name) != getattr(wanted, name):
-                message = f"draft head: made for {name} {getattr(own, name)}, this model has {getattr(wanted, name)}"
+                message = (
+                    f"draft head: made for {name} {getattr(own, name)}, this model has "
+                    f"{getattr(wanted, name)}"
+                )
                 raise ConfigError(message, param=name)
         return in_dtype(head, self._dtype)
 
     def use(self, prepared: object, version: int) -> None:
-        """Draft with a prepared head from the next pass on; with None, with the one of the start."""
+        """Draft with a prepared head from the next pass on; with None, with the one of the
+        start.
+        """
         self._drafter.exchange(self._first if prepared is None else cast(Eagle3Head, prepared))
         self._speculation.on_new_head(version)
 
@@ -226,8 +318,12 @@ def _refusal(options: BuildOptions, name: str, message: str) -> ConfigError:
     return ConfigError(f"{field}: {message}", param=field)
 
 
-def vllm_options(options: BuildOptions, num_positions: int | None, model: TappedModel | None = None) -> VllmOptions:
-    """Return a stage's options for vLLM. `num_positions`: the model's context length, if it has one."""
+def vllm_options(
+    options: BuildOptions, num_positions: int | None, model: TappedModel | None = None
+) -> VllmOptions:
+    """Return a stage's options for vLLM. `num_positions`: the model's context length, if it has
+    one.
+    """
     capacity = options.kv_pages * options.page_size_tokens
     return VllmOptions(
         checkpoint=options.checkpoint,
@@ -247,6 +343,18 @@ def vllm_options(options: BuildOptions, num_positions: int | None, model: Tapped
 
 
 def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
-    """Check a stage's options and open its device. `context`: see `StageSetup`. Raises: ConfigError."""
-    where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
-    return StageSetup(options=options, where=where, context=context, allocated_before=allocated_bytes(where.device))
+    """Check a stage's options and open its device. `context`: see `StageSetup`. Raises:
+    ConfigError.
+    """
+    where = open_device(
+        device=options.device,
+        dtype=options.dtype,
+        numerics=options.numerics,
+        threads=options.threads,
+    )
+    return StageSetup(
+        options=options,
+        where=where,
+        context=context,
+        allocated_before=allocated_bytes(where.device),
+    )

@@ -7,11 +7,17 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import Graph
 
 GREEDY_BELOW = 1e-4
-"""A lower temperature picks the highest logit anyway, and dividing float32 logits by a much lower one overflows."""
+"""A lower temperature picks the highest logit anyway, and dividing float32 logits by a much lower
+one overflows.
+"""
 
 
 def sampling_of(spec: RequestSpec, graph: Graph, stage: StageName) -> Sampling:
     sampling = spec.sampling.get(stage)
     if sampling is None:
         sampling = msgspec.convert(graph.stage(stage).default_sampling, Sampling)
-    return sampling if sampling.temperature >= GREEDY_BELOW else msgspec.structs.replace(sampling, temperature=0.0)
+    return (
+        sampling
+        if sampling.temperature >= GREEDY_BELOW
+        else msgspec.structs.replace(sampling, temperature=0.0)
+    )

@@ -13,8 +13,6 @@ import torch
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
-from fleet.spans.protocol.buffers import PassLimits, buffer_bytes
-from fleet.spans.protocol.plan import ModelSizes
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.graphs.text import LM, TEXT
 from fleet.models.causal_lm.load import read_config
@@ -22,12 +20,16 @@ from fleet.models.causal_lm.span_load import model_sizes
 from fleet.models.qwen3_omni.config import decoder_config
 from fleet.models.qwen3_omni.config import read_config as read_omni_config
 from fleet.models.qwen3_omni.span_sizes import stage_sizes
+from fleet.spans.protocol.buffers import PassLimits, buffer_bytes
+from fleet.spans.protocol.plan import ModelSizes
 
 
 class ReadsSizes(Protocol):
     """Function that returns the sizes of one model. Raises: ConfigError."""
 
-    def __call__(self, folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int) -> ModelSizes: ...
+    def __call__(
+        self, folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
+    ) -> ModelSizes: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,48 +54,83 @@ def _talker_width(folder: Path) -> int:
 
 _STAGES: dict[tuple[str, StageName], SizedStage] = {
     (TEXT.name, LM): SizedStage(sizes=model_sizes, row_width=_hidden_size),
-    (QWEN3_OMNI.name, THINKER): SizedStage(sizes=partial(stage_sizes, "thinker"), row_width=_thinker_width),
-    (QWEN3_OMNI.name, TALKER): SizedStage(sizes=partial(stage_sizes, "talker"), row_width=_talker_width),
+    (QWEN3_OMNI.name, THINKER): SizedStage(
+        sizes=partial(stage_sizes, "thinker"), row_width=_thinker_width
+    ),
+    (QWEN3_OMNI.name, TALKER): SizedStage(
+        sizes=partial(stage_sizes, "talker"), row_width=_talker_width
+    ),
 }
 
 
 def span_sizes(
-    graph: str, stage: StageName, checkpoint: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
+    graph: str,
+    stage: StageName,
+    checkpoint: Path,
+    dtype: torch.dtype,
+    *,
+    num_positions: int,
+    buffer_bytes: int,
 ) -> ModelSizes:
     """Return the sizes of a stage's model. No weight is read.
 
-    `num_positions`: those whose keys and values each process is to hold. Raises: ConfigError if the stage cannot be divided,
-    naming those that can be, or for a checkpoint that cannot be read.
+    `num_positions`: those whose keys and values each process is to hold. Raises: ConfigError if the
+    stage cannot be divided, naming those that can be, or for a checkpoint that cannot be read.
     """
-    return _sized(graph, stage).sizes(checkpoint, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes)
+    return _sized(graph, stage).sizes(
+        checkpoint, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes
+    )
 
 
 def span_row_width(graph: str, stage: StageName, checkpoint: Path) -> int:
-    """Return how many numbers a row between the layers of a stage's model has. Raises: ConfigError as `span_sizes`."""
+    """Return how many numbers a row between the layers of a stage's model has. Raises: ConfigError
+    as `span_sizes`.
+    """
     return _sized(graph, stage).row_width(checkpoint)
 
 
 def process_sizes(
-    graph: str, stage: StageName, checkpoint: Path, dtype: torch.dtype, *, limits: PassLimits, page_size: int, device_kind: str
-) -> ModelSizes:  # fmt: skip
-    """Return the sizes of a stage's model, with the keys and values of `limits.num_positions` and the buffers of their passes.
+    graph: str,
+    stage: StageName,
+    checkpoint: Path,
+    dtype: torch.dtype,
+    *,
+    limits: PassLimits,
+    page_size: int,
+    device_kind: str,
+) -> ModelSizes:
+    """Return the sizes of a stage's model, with the keys and values of `limits.num_positions` and
+    the buffers of their passes.
 
     Raises: ConfigError as `span_sizes`.
     """
     # A pool has one page more than it lends, for padding.
     positions = limits.num_positions + page_size
     sizes = span_sizes(graph, stage, checkpoint, dtype, num_positions=positions, buffer_bytes=0)
-    buffers = pass_buffer_bytes(graph, stage, checkpoint, dtype, sizes, limits=limits, device_kind=device_kind)
+    buffers = pass_buffer_bytes(
+        graph, stage, checkpoint, dtype, sizes, limits=limits, device_kind=device_kind
+    )
     return replace(sizes, buffer_bytes=sizes.buffer_bytes + buffers)
 
 
 def pass_buffer_bytes(
-    graph: str, stage: StageName, checkpoint: Path, dtype: torch.dtype, sizes: ModelSizes, *, limits: PassLimits, device_kind: str
-) -> int:  # fmt: skip
-    """Return the memory of a process beside its weights and its KV pool; see `core/span_buffers.py`."""
+    graph: str,
+    stage: StageName,
+    checkpoint: Path,
+    dtype: torch.dtype,
+    sizes: ModelSizes,
+    *,
+    limits: PassLimits,
+    device_kind: str,
+) -> int:
+    """Return the memory of a process beside its weights and its KV pool; see
+    `core/span_buffers.py`.
+    """
     width = span_row_width(graph, stage, checkpoint)
     num_ids = max(sizes.head, sizes.embedding) // (width * dtype.itemsize)
-    return buffer_bytes(limits, device_kind=device_kind, row_width=width, num_ids=num_ids, itemsize=dtype.itemsize)
+    return buffer_bytes(
+        limits, device_kind=device_kind, row_width=width, num_ids=num_ids, itemsize=dtype.itemsize
+    )
 
 
 def _sized(graph: str, stage: StageName) -> SizedStage:
@@ -101,6 +138,8 @@ def _sized(graph: str, stage: StageName) -> SizedStage:
     if found is None:
         known = ", ".join(f"{name} of graph {of}" for of, name in _STAGES)
         raise ConfigError(
-            f"stage: the layers of {stage} of graph {graph} cannot be divided; those of {known} can be", param="stage"
+            f"stage: the layers of {stage} of graph {graph} cannot be divided; those of {known} "
+            "can be",
+            param="stage",
         )
     return found

@@ -3,18 +3,20 @@
 import torch
 from torch import Tensor
 
-from fleet.spans.protocol.layers import LayerSpan
+from fleet.drafts.trainer.samples import TargetParts
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.span_load import load_span
 from fleet.processing.end_ids import read_end_ids
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.text_head import head_config
 from fleet.stages.training import build_trainer
-from fleet.drafts.trainer.samples import TargetParts
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build the stage; of the target only the embedding, the last layer and the output head are loaded. Raises: ConfigError."""
+    """Build the stage; of the target only the embedding, the last layer and the output head are
+    loaded. Raises: ConfigError.
+    """
     folder, device = options.checkpoint, torch.device(options.device)
     config, training = read_config(folder), options.training
     assert training is not None, "a trainer without its options"
@@ -22,10 +24,18 @@ def build(options: BuildOptions) -> BuiltStage:
     target = load_span(folder, last, torch.float32, with_embedding=True, device=device)
     head = head_config(folder, target.kv_shape, training.draft_vocab_size)
     parts = TargetParts(embed=target.embed, head=target.head)
-    return build_trainer(options, head, parts, read_end_ids(folder), head_VH=_matrix_of(parts, head.hidden_size, device))
+    return build_trainer(
+        options,
+        head,
+        parts,
+        read_end_ids(folder),
+        head_VH=_matrix_of(parts, head.hidden_size, device),
+    )
 
 
 @torch.no_grad()
 def _matrix_of(target: TargetParts, hidden: int, device: torch.device) -> Tensor:
-    """Return the output head's matrix [V, H], by its results for unit rows: its module differs with the architecture."""
+    """Return the output head's matrix [V, H], by its results for unit rows: its module differs with
+    the architecture.
+    """
     return target.head(torch.eye(hidden, device=device)).T.contiguous()

@@ -1,4 +1,6 @@
-"""The stage `trainer` of every graph: its adapter, and the engine around a new draft head of the graph's main stage."""
+"""The stage `trainer` of every graph: its adapter, and the engine around a new draft head of the
+graph's main stage.
+"""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -10,24 +12,45 @@ from torch import Tensor
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
-from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
-from fleet.graphs.training import PUBLISH, TRAIN, TRAINED
 from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.files import pack_head, packed_bytes, unpack_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.vocabulary import choose_vocabulary
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, HeadExchange, LoggedOutput, TaskAdapter
-from fleet.drafts.trainer.engine import ANSWER_START, VERSION, VERSIONS, WINDOWS, TrainerEngine, TrainingSchedule
+from fleet.drafts.trainer.engine import (
+    ANSWER_START,
+    VERSION,
+    VERSIONS,
+    WINDOWS,
+    TrainerEngine,
+    TrainingSchedule,
+)
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import TargetParts
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
+from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.graphs.training import PUBLISH, TRAIN, TRAINED
+from fleet.stages.base import (
+    NO_OUTPUT,
+    BuildOptions,
+    BuiltStage,
+    EdgeItem,
+    HeadExchange,
+    LoggedOutput,
+    TaskAdapter,
+)
 
 
 def build_trainer(
-    options: BuildOptions, config: Eagle3Config, target: TargetParts, end_ids: Collection[int], *,
-    head_VH: Tensor | None = None, norm_H: Tensor | None = None,
-) -> BuiltStage:  # fmt: skip
-    """Build the stage around a new head; the trainer continues the fleet's last checkpoint instead, if there is one.
+    options: BuildOptions,
+    config: Eagle3Config,
+    target: TargetParts,
+    end_ids: Collection[int],
+    *,
+    head_VH: Tensor | None = None,
+    norm_H: Tensor | None = None,
+) -> BuiltStage:
+    """Build the stage around a new head; the trainer continues the fleet's last checkpoint instead,
+    if there is one.
 
     `head_VH`, `norm_H`: the target's output head and final norm, with which the new head begins.
     """
@@ -35,26 +58,42 @@ def build_trainer(
     assert given is not None, "a trainer without its options"
     vocabulary = choose_vocabulary([], sorted(end_ids), config.draft_vocab_size, config.vocab_size)
     head = Eagle3Head(
-        config, vocabulary, seed=1, device=torch.device(options.device), target_head_VH=head_VH, target_norm_H=norm_H
-    )  # fmt: skip
+        config,
+        vocabulary,
+        seed=1,
+        device=torch.device(options.device),
+        target_head_VH=head_VH,
+        target_norm_H=norm_H,
+    )
     settings = TrainerSettings(
-        window_samples=given.window_samples, batch_samples=given.batch_samples, num_steps=given.num_steps,
+        window_samples=given.window_samples,
+        batch_samples=given.batch_samples,
+        num_steps=given.num_steps,
         learning_rate=given.learning_rate,
-    )  # fmt: skip
+    )
     buffer = ReplayBuffer(max_samples=given.replay_samples, max_bytes=given.replay_bytes)
     schedule = TrainingSchedule(
-        num_slots=given.num_slots, window_samples=given.window_samples, passes=given.passes,
-        checkpoint_windows=given.checkpoint_windows, held_out=given.held_out, margin=given.margin,
-    )  # fmt: skip
+        num_slots=given.num_slots,
+        window_samples=given.window_samples,
+        passes=given.passes,
+        checkpoint_windows=given.checkpoint_windows,
+        held_out=given.held_out,
+        margin=given.margin,
+    )
     engine = TrainerEngine(Trainer(head, target, settings, buffer), schedule, given.folder)
     stored = StoredHeads(given.folder / VERSIONS, config)
     return BuiltStage(
-        engine=engine, adapter=lambda spec, _blob: TrainerAdapter(spec), begin_training=engine.begin, heads=stored
-    )  # fmt: skip
+        engine=engine,
+        adapter=lambda spec, _blob: TrainerAdapter(spec),
+        begin_training=engine.begin,
+        heads=stored,
+    )
 
 
 class StoredHeads(HeadExchange):
-    """Versions in the trainer's folder, which it holds for others to read and does not draft with."""
+    """Versions in the trainer's folder, which it holds for others to read and does not draft
+    with.
+    """
 
     def __init__(self, folder: Path, config: Eagle3Config) -> None:
         self._folder, self._config = folder, config
@@ -67,7 +106,9 @@ class StoredHeads(HeadExchange):
         """Raises: ConfigError if the head is damaged, or another one."""
         _, found = unpack_head(data, target_hash=self._config.target_hash)
         if found != sha256:
-            raise ConfigError(f"draft head: its weights have the hash {found}, expected {sha256}", param="sha256")
+            raise ConfigError(
+                f"draft head: its weights have the hash {found}, expected {sha256}", param="sha256"
+            )
         return None
 
     def use(self, prepared: object, version: int) -> None:
@@ -84,10 +125,15 @@ class TrainerAdapter(TaskAdapter):
         self._spec = spec
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        params = {ANSWER_START: str(len(self._spec.prompt_ids)), PUBLISH: self._spec.params.get(PUBLISH, "")}
+        params = {
+            ANSWER_START: str(len(self._spec.prompt_ids)),
+            PUBLISH: self._spec.params.get(PUBLISH, ""),
+        }
         return EngineRequest(request_id=self._spec.id, sampling=Sampling(), params=params), ()
 
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+    def consume(
+        self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
+    ) -> Sequence[EngineInput]:
         return [EngineInput(walk=TRAIN, arrays=arrays, final=final)]
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:

@@ -1,10 +1,13 @@
-"""One NIXL agent behind typed calls; every failure of NIXL is a TransferError. Knows addresses, but neither slots nor requests.
+"""One NIXL agent behind typed calls; every failure of NIXL is a TransferError. Knows addresses, but
+neither slots nor requests.
 
-NIXL's bindings are called without its Python wrapper, for two reasons. The wrapper fixes the progress thread's delay at 0,
-which spins (0.95 of a core per idle agent, measured with 1.5.1; 0.007 at 10 ms, at the same latency, since traffic wakes the
-thread). And its transfer handles keep the agent alive, while the end of an agent must be certain here.
-Descriptors are (address, length, device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle.
-Memory of a GPU has not been read on one: this code was run with doubles, and with a NIXL that refuses to register it.
+NIXL's bindings are called without its Python wrapper, for two reasons. The wrapper fixes the
+progress thread's delay at 0, which spins (0.95 of a core per idle agent, measured with 1.5.1; 0.007
+at 10 ms, at the same latency, since traffic wakes the thread). And its transfer handles keep the
+agent alive, while the end of an agent must be certain here. Descriptors are (address, length,
+device) tuples and metadata is NIXL's own `nixlSerDes` form; neither is ever a pickle. Memory of a
+GPU has not been read on one: this code was run with doubles, and with a NIXL that refuses to
+register it.
 """
 
 import hashlib
@@ -32,13 +35,17 @@ PROGRESS_DELAY_US = 10_000
 
 
 def check_metadata(peer: str, metadata: bytes) -> None:
-    """Raise TransferError if metadata is damaged or another agent's, before an agent is created for it.
+    """Raise TransferError if metadata is damaged or another agent's, before an agent is created for
+    it.
 
-    NIXL parses any metadata, and closing an agent right after its creation may crash the process (UCX 1.23, shared memory).
+    NIXL parses any metadata, and closing an agent right after its creation may crash the process
+    (UCX 1.23, shared memory).
     """
     signed, digest = metadata[:-DIGEST_BYTES], metadata[-DIGEST_BYTES:]
     if digest != _digest(peer, signed):
-        raise TransferError(f"NIXL could not load a peer's metadata: it is damaged, or not that of {peer}")
+        raise TransferError(
+            f"NIXL could not load a peer's metadata: it is damaged, or not that of {peer}"
+        )
 
 
 def readable_address(metadata: bytes) -> int:
@@ -63,7 +70,14 @@ class _NixlAgent(Protocol):
     def getLocalMD(self) -> bytes: ...
     def loadRemoteMD(self, metadata: bytes, /) -> bytes: ...
     def createXferReq(
-        self, operation: object, local: object, remote: object, agent: str, note: bytes, backends: Sequence[int], /
+        self,
+        operation: object,
+        local: object,
+        remote: object,
+        agent: str,
+        note: bytes,
+        backends: Sequence[int],
+        /,
     ) -> int: ...
     def postXferReq(self, handle: int, note: bytes, /) -> object: ...
     def getXferStatus(self, handle: int, /) -> object: ...
@@ -86,8 +100,9 @@ class _Bindings(Protocol):
 
 def load_bindings() -> _Bindings:
     """Import NIXL. Raises: ImportError where it is not installed or its libraries are not found."""
-    # Read by UCX and NIXL when they are loaded, and by nothing else. Their error lines would repeat, for every dead peer,
-    # what TransferError says once. `setdefault` keeps the operator's setting, to debug the transport itself.
+    # Read by UCX and NIXL when they are loaded, and by nothing else. Their error lines would
+    # repeat, for every dead peer, what TransferError says once. `setdefault` keeps the operator's
+    # setting, to debug the transport itself.
     os.environ.setdefault("UCX_LOG_LEVEL", "fatal")
     os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
     # Importing NIXL disables error reports of log handlers for the whole process.
@@ -99,16 +114,21 @@ def load_bindings() -> _Bindings:
 
 
 def has_cuda_transports() -> bool:
-    """Return True if an installed package of NIXL contains UCX's transports for the memory of GPUs. Imports nothing."""
-    installed = (package.files or () for package in distributions() if package.name.startswith("nixl"))
+    """Return True if an installed package of NIXL contains UCX's transports for the memory of GPUs.
+    Imports nothing.
+    """
+    installed = (
+        package.files or () for package in distributions() if package.name.startswith("nixl")
+    )
     return any("libuct_cuda" in file.name for files in installed for file in files)
 
 
 class Agent:
     """A NIXL agent over regions of memory, with its progress thread.
 
-    Invariants: after `close` no read that it started can write to the memory. Nothing less ensures that: with NIXL 1.5.1 over
-    TCP, a read in progress completes even after its handle was released and the remote agent removed.
+    Invariants: after `close` no read that it started can write to the memory. Nothing less ensures
+    that: with NIXL 1.5.1 over TCP, a read in progress completes even after its handle was released
+    and the remote agent removed.
     Raises: TransferError from every method when NIXL fails.
     """
 
@@ -117,10 +137,16 @@ class Agent:
         self._name = name
         self._bindings = load_bindings()
         self._errors = tuple(
-            value for value in vars(self._bindings).values() if isinstance(value, type) and issubclass(value, Exception)
+            value
+            for value in vars(self._bindings).values()
+            if isinstance(value, type) and issubclass(value, Exception)
         )
         config = self._bindings.nixlAgentConfig()
-        config.useProgThread, config.useListenThread, config.pthrDelay = True, False, PROGRESS_DELAY_US
+        config.useProgThread, config.useListenThread, config.pthrDelay = (
+            True,
+            False,
+            PROGRESS_DELAY_US,
+        )
         with self._translating_errors("start an agent"):
             self._nixl: _NixlAgent | None = self._bindings.nixlAgent(name, config)
             self._backends = [self._nixl.createBackend(BACKEND, {})]
@@ -129,34 +155,47 @@ class Agent:
             self.register(region)
 
     def register(self, region: Memory) -> None:
-        """Make a region readable by peers and a destination of reads; metadata returned earlier does not contain it.
+        """Make a region readable by peers and a destination of reads; metadata returned earlier
+        does not contain it.
 
         A GPU's memory is refused where UCX has no transport for it.
         """
         with self._translating_errors("register memory"):
             regions = [(region.address, region.length_bytes, _number_of(region.device), "")]
-            self._open().registerMem(self._bindings.nixlRegDList(self._kind_of(region.device), regions), self._backends)
+            self._open().registerMem(
+                self._bindings.nixlRegDList(self._kind_of(region.device), regions), self._backends
+            )
 
     def metadata(self) -> bytes:
-        """Return the metadata that peers load to read from this agent, the address of memory that they may read, and a digest of
-        both and of the agent's name.
+        """Return the metadata that peers load to read from this agent, the address of memory that
+        they may read, and a digest of both and of the agent's name.
         """
         with self._translating_errors("return its metadata"):
             signed = self._open().getLocalMD() + ADDRESS.pack(self._address)
         return signed + _digest(self._name, signed)
 
     def add_peer(self, metadata: bytes) -> str:
-        """Make a peer's memory readable; return the peer's name. The metadata has passed `check_metadata`."""
+        """Make a peer's memory readable; return the peer's name. The metadata has passed
+        `check_metadata`.
+        """
         with self._translating_errors("load a peer's metadata"):
             return self._open().loadRemoteMD(metadata[: -DIGEST_BYTES - ADDRESS.size]).decode()
 
     def start_read(self, peer: str, spans: Sequence[Span]) -> int:
-        """Begin to copy spans of a peer's memory, all on one device, to local memory; return the handle for `is_done`."""
+        """Begin to copy spans of a peer's memory, all on one device, to local memory; return the
+        handle for `is_done`.
+        """
         with self._translating_errors(f"start a read from {peer}"):
-            local = self._descriptors([(span.local_address, span.length_bytes) for span in spans], spans[0].local_device)
-            remote = self._descriptors([(span.remote_address, span.length_bytes) for span in spans], spans[0].remote_device)
+            local = self._descriptors(
+                [(span.local_address, span.length_bytes) for span in spans], spans[0].local_device
+            )
+            remote = self._descriptors(
+                [(span.remote_address, span.length_bytes) for span in spans], spans[0].remote_device
+            )
             # No local variable for the agent: a stored traceback would keep it alive.
-            handle = self._open().createXferReq(self._bindings.NIXL_READ, local, remote, peer, b"", self._backends)
+            handle = self._open().createXferReq(
+                self._bindings.NIXL_READ, local, remote, peer, b"", self._backends
+            )
             self._open().postXferReq(handle, b"")
             return handle
 
@@ -172,15 +211,19 @@ class Agent:
     def close(self) -> None:
         """Close the agent with every read in progress. Idempotent.
 
-        With NIXL 1.5.1 over shared memory it did not return once, after a peer was killed: NIXL's thread called
-        `ucp_worker_arm` again and again, presumably since the peer had begun to write a message.
+        With NIXL 1.5.1 over shared memory it did not return once, after a peer was killed: NIXL's
+        thread called `ucp_worker_arm` again and again, presumably since the peer had begun to write
+        a message.
         """
         if self._nixl is None:
             return
         agent = weakref.ref(self._nixl)
-        # The bindings have no call for it: dropping the only reference joins the thread and closes the sockets.
+        # The bindings have no call for it: dropping the only reference joins the thread and closes
+        # the sockets.
         self._nixl = None
-        assert agent() is None, "another reference keeps the NIXL agent alive; its reads could still complete"
+        assert agent() is None, (
+            "another reference keeps the NIXL agent alive; its reads could still complete"
+        )
 
     def _open(self) -> _NixlAgent:
         if self._nixl is None:
@@ -189,7 +232,9 @@ class Agent:
 
     def _descriptors(self, spans: list[tuple[int, int]], device: int | None) -> object:
         number = _number_of(device)
-        return self._bindings.nixlXferDList(self._kind_of(device), [(address, length, number) for address, length in spans])
+        return self._bindings.nixlXferDList(
+            self._kind_of(device), [(address, length, number) for address, length in spans]
+        )
 
     def _kind_of(self, device: int | None) -> object:
         return self._bindings.DRAM_SEG if device is None else self._bindings.VRAM_SEG
@@ -199,7 +244,9 @@ class Agent:
         try:
             yield
         except self._errors as error:
-            raise TransferError(f"NIXL could not {doing}: {error or type(error).__name__}") from error
+            raise TransferError(
+                f"NIXL could not {doing}: {error or type(error).__name__}"
+            ) from error
 
 
 def _number_of(device: int | None) -> int:

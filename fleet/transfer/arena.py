@@ -1,4 +1,6 @@
-"""Allocation of the arena's bytes: slots of any size, counted per request. Pure arithmetic on offsets; knows no memory."""
+"""Allocation of the arena's bytes: slots of any size, counted per request. Pure arithmetic on
+offsets; knows no memory.
+"""
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
@@ -13,7 +15,9 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaSlot:
-    """A span of the arena. `generation` is unique, so the same offset with another generation is another slot."""
+    """A span of the arena. `generation` is unique, so the same offset with another generation is
+    another slot.
+    """
 
     offset: int
     size_bytes: int
@@ -28,15 +32,18 @@ class ArenaSlot:
 class Arena:
     """First-fit allocator over [0, capacity); freed slots merge with adjacent holes.
 
-    Slots with a request count against that request's cap; slots without one are destinations of reads.
-    A quarantined slot belongs to no request and is released by `free` only.
-    Invariants (`check`): slots and holes tile [0, capacity) exactly once, no two holes touch, every count adds up.
+    Slots with a request count against that request's cap; slots without one are destinations of
+    reads. A quarantined slot belongs to no request and is released by `free` only.
+    Invariants (`check`): slots and holes tile [0, capacity) exactly once, no two holes touch, every
+    count adds up.
     """
 
     def __init__(self, *, capacity_bytes: int, request_cap_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes // ALIGN_BYTES * ALIGN_BYTES
         self.request_cap_bytes = request_cap_bytes
-        self._holes: list[tuple[int, int]] = [(0, self.capacity_bytes)] if self.capacity_bytes else []
+        self._holes: list[tuple[int, int]] = (
+            [(0, self.capacity_bytes)] if self.capacity_bytes else []
+        )
         self._slots: dict[int, ArenaSlot] = {}
         self._by_request: dict[RequestId, dict[int, ArenaSlot]] = {}
         self._quarantined: set[int] = set()
@@ -60,13 +67,20 @@ class Arena:
     def allocate(self, num_bytes: int, request: RequestId | None = None) -> ArenaSlot:
         """Raises: TransferError if no hole is large enough, or the request would exceed its cap."""
         size_bytes = max(1, -(-num_bytes // ALIGN_BYTES)) * ALIGN_BYTES
-        if request is not None and self.request_bytes(request) + size_bytes > self.request_cap_bytes:
+        if (
+            request is not None
+            and self.request_bytes(request) + size_bytes > self.request_cap_bytes
+        ):
             raise TransferError(
-                f"request {request} holds {self.request_bytes(request)} bytes of the arena and asks for {size_bytes} more; "
+                f"request {request} holds {self.request_bytes(request)} bytes of the arena and "
+                f"asks for {size_bytes} more; "
                 f"its cap is {self.request_cap_bytes} (transfer.request_cap_mib)"
             )
         slot = ArenaSlot(
-            offset=self._allocate_hole(size_bytes), size_bytes=size_bytes, generation=self._last_generation + 1, request=request
+            offset=self._allocate_hole(size_bytes),
+            size_bytes=size_bytes,
+            generation=self._last_generation + 1,
+            request=request,
         )
         self._last_generation = slot.generation
         self._slots[slot.generation] = slot
@@ -97,15 +111,23 @@ class Arena:
 
     def check(self) -> None:
         """Raises: AssertionError naming the invariant that does not hold."""
-        spans = sorted([*self._holes, *((slot.offset, slot.size_bytes) for slot in self._slots.values())])
-        assert sum(size for _, size in spans) == self.capacity_bytes, "slots and holes do not fill the arena"
+        spans = sorted(
+            [*self._holes, *((slot.offset, slot.size_bytes) for slot in self._slots.values())]
+        )
+        assert sum(size for _, size in spans) == self.capacity_bytes, (
+            "slots and holes do not fill the arena"
+        )
         for (offset, size), (following, _) in pairwise(spans):
             assert offset + size == following, f"a gap or an overlap at {following}"
         for (offset, size), (following, _) in pairwise(self._holes):
             assert offset + size < following, f"two holes touch at {following}"
         owned = {generation for slots in self._by_request.values() for generation in slots}
-        requests = {generation for generation, slot in self._slots.items() if slot.request is not None}
-        assert owned == requests - self._quarantined, "a slot is missing from its request, or listed by one that it left"
+        requests = {
+            generation for generation, slot in self._slots.items() if slot.request is not None
+        }
+        assert owned == requests - self._quarantined, (
+            "a slot is missing from its request, or listed by one that it left"
+        )
         assert self._quarantined <= self._slots.keys(), "a quarantined slot is not held"
         assert all(self._by_request.values()), "a request without slots is still listed"
 
@@ -127,8 +149,10 @@ class Arena:
                 return offset
         largest = max((size for _, size in self._holes), default=0)
         raise TransferError(
-            f"the arena has no room for {size_bytes} bytes: {self.used_bytes} of {self.capacity_bytes} in use, "
-            f"largest hole {largest}, {self.quarantined_slots} slots quarantined (transfer.arena_mib)"
+            f"the arena has no room for {size_bytes} bytes: {self.used_bytes} of "
+            f"{self.capacity_bytes} in use, "
+            f"largest hole {largest}, {self.quarantined_slots} slots quarantined "
+            "(transfer.arena_mib)"
         )
 
     def _add_hole(self, offset: int, size_bytes: int) -> None:

@@ -1,4 +1,6 @@
-"""The contract of a transfer: one worker publishes a tensor's bytes, another pulls them. Both implementations pass its tests."""
+"""The contract of a transfer: one worker publishes a tensor's bytes, another pulls them. Both
+implementations pass its tests.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -12,7 +14,9 @@ class Pull(Protocol):
     """A read in progress. Poll it; the engine's loop never waits for it."""
 
     def poll(self) -> bytes | None:
-        """Return the verified bytes once they have arrived, else None. Raises: TransferError at the deadline or on a mismatch."""
+        """Return the verified bytes once they have arrived, else None. Raises: TransferError at the
+        deadline or on a mismatch.
+        """
         ...
 
     def cancel(self) -> None:
@@ -26,17 +30,22 @@ class Pull(Protocol):
 class BlockRead(Protocol):
     """A read of blocks in progress. Poll it; the engine's loop never waits for it.
 
-    The bytes are not verified, since blocks have neither generation nor checksum: the lender keeps them unchanged until the
-    reader confirms, and the reader uses them only if they were still lent then.
+    The bytes are not verified, since blocks have neither generation nor checksum: the lender keeps
+    them unchanged until the reader confirms, and the reader uses them only if they were still lent
+    then.
     """
 
     @property
     def settled(self) -> bool:
-        """True once nothing can write to the destination any more; until then it must not be used for anything else."""
+        """True once nothing can write to the destination any more; until then it must not be used
+        for anything else.
+        """
         ...
 
     def poll(self) -> bool:
-        """Return True once every block has arrived. Raises: TransferError on deadline, or when the peer is gone."""
+        """Return True once every block has arrived. Raises: TransferError on deadline, or when the
+        peer is gone.
+        """
         ...
 
     def cancel(self) -> None:
@@ -47,7 +56,8 @@ class BlockRead(Protocol):
 class Transfer(Protocol):
     """One worker's end. Not thread-safe.
 
-    Memory: `publish` copies into a slot of an arena registered once at start. The slots of a request are freed by `release`.
+    Memory: `publish` copies into a slot of an arena registered once at start. The slots of a
+    request are freed by `release`.
     """
 
     def register(self, memory: Memory) -> bool:
@@ -63,15 +73,22 @@ class Transfer(Protocol):
         ...
 
     def metadata(self) -> bytes:
-        """Return the metadata that peers need to pull from here, stored in the worker's Redis hash. Never loaded as a pickle."""
+        """Return the metadata that peers need to pull from here, stored in the worker's Redis hash.
+        Never loaded as a pickle.
+        """
         ...
 
-    def publish(self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> WireTensor:
-        """Make a tensor pullable. Raises: TransferError when the arena (or the request's cap) is full."""
+    def publish(
+        self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview
+    ) -> WireTensor:
+        """Make a tensor pullable. Raises: TransferError when the arena (or the request's cap) is
+        full.
+        """
         ...
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> Pull:
-        """Begin to read a tensor from a peer's arena, with a deadline `deadline_s` seconds from now.
+        """Begin to read a tensor from a peer's arena, with a deadline `deadline_s` seconds from
+        now.
 
         Raises: TransferError when the peer is gone or no destination is free.
         """
@@ -81,8 +98,11 @@ class Transfer(Protocol):
         """Connect to a peer ahead of the first read. May take 0.2 s. Raises: TransferError."""
         ...
 
-    def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> BlockRead:
-        """Begin to read blocks of a peer's registered memory into local memory, with a deadline `deadline_s` seconds from now.
+    def read_blocks(
+        self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float
+    ) -> BlockRead:
+        """Begin to read blocks of a peer's registered memory into local memory, with a deadline
+        `deadline_s` seconds from now.
 
         Raises: TransferError when the peer is gone.
         """
@@ -93,11 +113,15 @@ class Transfer(Protocol):
         ...
 
     def stalled_peers(self) -> list[WorkerId]:
-        """Return the peers whose abandoned reads still occupy a destination; call `forget_peer` if one is gone for good."""
+        """Return the peers whose abandoned reads still occupy a destination; call `forget_peer` if
+        one is gone for good.
+        """
         ...
 
     def forget_peer(self, peer: WorkerId) -> None:
-        """Drop the agent of a peer that is gone for good, and free the destinations of its reads."""
+        """Drop the agent of a peer that is gone for good, and free the destinations of its
+        reads.
+        """
         ...
 
     def used_slots(self) -> int:

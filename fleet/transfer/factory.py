@@ -1,4 +1,6 @@
-"""Choice of a worker's transfer. NIXL is imported only when one is opened, so that a fleet without it starts."""
+"""Choice of a worker's transfer. NIXL is imported only when one is opened, so that a fleet without
+it starts.
+"""
 
 import logging
 
@@ -12,21 +14,32 @@ from fleet.transfer.reach import LOCAL, Reach
 log = logging.getLogger(__name__)
 
 
-def open_transfer(kind: str, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL) -> Transfer:
-    """Open the worker's transfer: `nixl`, `redis` (inline in chunk headers), or `auto`: NIXL where it starts, else inline.
+def open_transfer(
+    kind: str, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL
+) -> Transfer:
+    """Open the worker's transfer: `nixl`, `redis` (inline in chunk headers), or `auto`: NIXL where
+    it starts, else inline.
 
     Raises: ConfigError for another kind, or `nixl` where it does not start.
     """
     if kind == "redis":
         return InlineTransfer(agent, arena_bytes, request_cap_bytes)
     if kind not in ("auto", "nixl"):
-        raise ConfigError(f"transfer.kind is {kind!r}; use auto, nixl or redis", param="transfer.kind")
+        raise ConfigError(
+            f"transfer.kind is {kind!r}; use auto, nixl or redis", param="transfer.kind"
+        )
     try:
         return NixlTransfer(agent, arena_bytes, request_cap_bytes, reach)
     except (ImportError, TransferError) as error:
         if kind == "nixl":
             raise ConfigError(
-                f"transfer.kind is nixl, but NIXL does not start here ({error}); install nixl or use redis", param="transfer.kind"
+                f"transfer.kind is nixl, but NIXL does not start here ({error}); install nixl "
+                "or use redis",
+                param="transfer.kind",
             ) from error
-        log.warning("NIXL does not start here (%s); %s sends tensors inline through Redis, which is slower", error, agent)
+        log.warning(
+            "NIXL does not start here (%s); %s sends tensors inline through Redis, which is slower",
+            error,
+            agent,
+        )
         return InlineTransfer(agent, arena_bytes, request_cap_bytes)

@@ -1,4 +1,6 @@
-"""Transfer without NIXL: a tensor's bytes are sent in its chunk header, through Redis, and counted as if in an arena."""
+"""Transfer without NIXL: a tensor's bytes are sent in its chunk header, through Redis, and counted
+as if in an arena.
+"""
 
 from collections.abc import Sequence
 
@@ -15,7 +17,9 @@ REDIS = "redis"
 
 
 class InlineTransfer:
-    """See `base.Transfer`. Nothing is pulled; the bounds are those of an arena, so that both kinds refuse the same tensors."""
+    """See `base.Transfer`. Nothing is pulled; the bounds are those of an arena, so that both kinds
+    refuse the same tensors.
+    """
 
     def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> None:
         self.agent = agent
@@ -31,22 +35,28 @@ class InlineTransfer:
     def metadata(self) -> bytes:
         return b""
 
-    def publish(self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> WireTensor:
+    def publish(
+        self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview
+    ) -> WireTensor:
         source = flat_bytes(dtype, shape, data)
         self.arena.allocate(source.nbytes, request)
         return WireTensor(dtype=dtype, shape=shape, data=bytes(source))
 
     def pull(self, ref: TensorRef, peer_metadata: bytes, deadline_s: float) -> Pull:
         raise TransferError(
-            f"{ref.agent} published a tensor by NIXL, which {self.agent} does not run; set transfer.kind alike for every worker"
+            f"{ref.agent} published a tensor by NIXL, which {self.agent} does not run; set "
+            "transfer.kind alike for every worker"
         )
 
     def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
         """Do nothing: peers are never read from."""
 
-    def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> BlockRead:
+    def read_blocks(
+        self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float
+    ) -> BlockRead:
         raise TransferError(
-            f"{peer} lends blocks by NIXL, which {self.agent} does not run; set transfer.kind alike for every worker"
+            f"{peer} lends blocks by NIXL, which {self.agent} does not run; set transfer.kind "
+            "alike for every worker"
         )
 
     def release(self, request: RequestId) -> None:

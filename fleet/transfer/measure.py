@@ -1,4 +1,6 @@
-"""Speed of reads on this machine: a second process publishes, this one pulls. Run as a module, it is the publisher."""
+"""Speed of reads on this machine: a second process publishes, this one pulls. Run as a module, it
+is the publisher.
+"""
 
 import socket
 import statistics
@@ -37,13 +39,16 @@ class _Offer(msgspec.Struct):
 
 
 def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed]:
-    """Pull tensors of `sizes` bytes from another process, each `num_repeats` times after one warm-up.
+    """Pull tensors of `sizes` bytes from another process, each `num_repeats` times after one
+    warm-up.
 
     Raises: ConfigError where NIXL does not start, TransferError if a read fails.
     """
     with (
         peer_process("fleet.transfer.measure", *map(str, sizes)) as (_, message),
-        closing(open_transfer("nixl", WorkerId("measure-reader"), _arena_bytes([max(sizes)]), 1)) as transfer,
+        closing(
+            open_transfer("nixl", WorkerId("measure-reader"), _arena_bytes([max(sizes)]), 1)
+        ) as transfer,
     ):
         offer = msgspec.msgpack.decode(message, type=_Offer)
         refs = [tensor.ref for tensor in offer.tensors if tensor.ref is not None]
@@ -53,7 +58,9 @@ def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed
 def _measure(transfer: Transfer, ref: TensorRef, metadata: bytes, num_repeats: int) -> ReadSpeed:
     _timed_read_us(transfer, ref, metadata)
     p50_us = statistics.median(_timed_read_us(transfer, ref, metadata) for _ in range(num_repeats))
-    return ReadSpeed(num_bytes=ref.length_bytes, p50_us=p50_us, gb_per_s=ref.length_bytes / p50_us / 1000)
+    return ReadSpeed(
+        num_bytes=ref.length_bytes, p50_us=p50_us, gb_per_s=ref.length_bytes / p50_us / 1000
+    )
 
 
 def _timed_read_us(transfer: Transfer, ref: TensorRef, metadata: bytes) -> float:
@@ -70,9 +77,11 @@ def _arena_bytes(sizes: Sequence[int]) -> int:
 
 @contextmanager
 def peer_process(module: str, *arguments: str) -> Iterator[tuple[Connection, bytes]]:
-    """Run `python -m MODULE FD ARGUMENTS` in the block, and yield a connection to its descriptor and its first message.
+    """Run `python -m MODULE FD ARGUMENTS` in the block, and yield a connection to its descriptor
+    and its first message.
 
-    The process is killed at the end of the block. A transfer that reads from it must be closed before: see `Agent.close`.
+    The process is killed at the end of the block. A transfer that reads from it must be closed
+    before: see `Agent.close`.
     Raises: TransferError if it sends none.
     """
     parent_end, child_end = socket.socketpair()
@@ -86,7 +95,9 @@ def peer_process(module: str, *arguments: str) -> Iterator[tuple[Connection, byt
             try:
                 first = connection.recv_bytes()
             except EOFError:
-                raise TransferError("the publishing process ended before it published; its error is above") from None
+                raise TransferError(
+                    "the publishing process ended before it published; its error is above"
+                ) from None
             yield connection, first
     finally:
         process.kill()
@@ -98,7 +109,9 @@ def _publish(fd: int, sizes: Sequence[int]) -> None:
     transfer = open_transfer("nixl", WorkerId("measure-publisher"), arena_bytes, arena_bytes)
     tensors = [transfer.publish(REQUEST, "uint8", (size,), bytes(size)) for size in sizes]
     with Connection(fd) as connection:
-        connection.send_bytes(msgspec.msgpack.encode(_Offer(metadata=transfer.metadata(), tensors=tensors)))
+        connection.send_bytes(
+            msgspec.msgpack.encode(_Offer(metadata=transfer.metadata(), tensors=tensors))
+        )
         # Nothing is ever sent: this returns when the reader has ended, for any reason.
         connection.poll(None)
 

@@ -1,6 +1,8 @@
-"""The arena's memory, and the layout of a slot: a header with the generation, then the tensor. Knows no NIXL.
+"""The arena's memory, and the layout of a slot: a header with the generation, then the tensor.
+Knows no NIXL.
 
-A read copies header and tensor together; a private copy is verified, so that late writes cannot change it.
+A read copies header and tensor together; a private copy is verified, so that late writes cannot
+change it.
 """
 
 import ctypes
@@ -20,9 +22,13 @@ HEADER = struct.Struct("<QQ")
 
 
 def flat_bytes(dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> memoryview:
-    """Return a tensor's bytes as one flat view, whose size is checked before anything is allocated for it."""
+    """Return a tensor's bytes as one flat view, whose size is checked before anything is allocated
+    for it.
+    """
     view = memoryview(data)
-    assert view.nbytes == math.prod(shape) * DTYPE_BYTES[dtype], f"{view.nbytes} bytes published as {dtype}{shape}"
+    assert view.nbytes == math.prod(shape) * DTYPE_BYTES[dtype], (
+        f"{view.nbytes} bytes published as {dtype}{shape}"
+    )
     # A view with a zero in its shape cannot be cast.
     return view.cast("B") if view.nbytes else memoryview(b"")
 
@@ -36,7 +42,9 @@ class HostMemory:
     """One page-aligned buffer for a worker's lifetime, registered once."""
 
     def __init__(self, length_bytes: int, *, huge_pages: bool = False) -> None:
-        """`huge_pages`: use them where the kernel allows it: a read in the host's memory is up to three times as fast then."""
+        """`huge_pages`: use them where the kernel allows it: a read in the host's memory is up to
+        three times as fast then.
+        """
         self._map = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
             with suppress(OSError):  # a kernel without them
@@ -65,16 +73,22 @@ class HostMemory:
     def open(self, slot: ArenaSlot, ref: TensorRef) -> bytes:
         """Copy what a read of `ref` has written to `slot`, and verify it.
 
-        Raises: TransferError if the producer's slot was freed or reused, or the bytes are not those that were published.
+        Raises: TransferError if the producer's slot was freed or reused, or the bytes are not those
+        that were published.
         """
         generation, length_bytes = HEADER.unpack_from(self.view, slot.offset)
         start = slot.offset + HEADER.size
         data = bytes(self.view[start : start + ref.length_bytes])
         if (generation, length_bytes) != (ref.generation, ref.length_bytes):
             raise TransferError(
-                f"slot {ref.slot} of {ref.agent} is at generation {generation} ({length_bytes} bytes), not at "
-                f"{ref.generation} ({ref.length_bytes} bytes): it was freed or reused before the read"
+                f"slot {ref.slot} of {ref.agent} is at generation {generation} ({length_bytes} "
+                "bytes), not at "
+                f"{ref.generation} ({ref.length_bytes} bytes): it was freed or reused before "
+                "the read"
             )
         if zlib.crc32(data) != ref.checksum:
-            raise TransferError(f"slot {ref.slot} of {ref.agent} was read with the wrong checksum: it changed during the read")
+            raise TransferError(
+                f"slot {ref.slot} of {ref.agent} was read with the wrong checksum: it changed "
+                "during the read"
+            )
         return data

@@ -1,7 +1,9 @@
-"""A worker's end of NIXL: one arena holds the tensors that it publishes and receives those that it pulls.
+"""A worker's end of NIXL: one arena holds the tensors that it publishes and receives those that it
+pulls.
 
-NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and checksum are right.
-There are two kinds of agent: one that peers read from, named and living like the worker, and one per peer that it reads from.
+NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and
+checksum are right. There are two kinds of agent: one that peers read from, named and living like
+the worker, and one per peer that it reads from.
 """
 
 import time
@@ -25,7 +27,9 @@ class NixlTransfer:
     Raises: ImportError where NIXL is missing, TransferError where it does not start.
     """
 
-    def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL) -> None:
+    def __init__(
+        self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL
+    ) -> None:
         self.agent, self.reach = agent, reach
         self.arena = Arena(capacity_bytes=arena_bytes, request_cap_bytes=request_cap_bytes)
         self.memory = HostMemory(arena_bytes)
@@ -49,7 +53,9 @@ class NixlTransfer:
     def metadata(self) -> bytes:
         return self._metadata
 
-    def publish(self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview) -> WireTensor:
+    def publish(
+        self, request: RequestId, dtype: str, shape: tuple[int, ...], data: bytes | memoryview
+    ) -> WireTensor:
         self.reap()
         source = flat_bytes(dtype, shape, data)
         slot = self.arena.allocate(stored_bytes(source.nbytes), request)
@@ -71,7 +77,9 @@ class NixlTransfer:
     def connect(self, peer: WorkerId, peer_metadata: bytes) -> None:
         self._link(peer, peer_metadata)
 
-    def read_blocks(self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
+    def read_blocks(
+        self, peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float
+    ) -> NixlBlockRead:
         self.reap()
         return self._link(peer, peer_metadata).read_blocks(spans, time.monotonic() + deadline_s)
 
@@ -81,7 +89,11 @@ class NixlTransfer:
 
     def stalled_peers(self) -> list[WorkerId]:
         self.reap()
-        return [peer for peer, link in self._links.items() if any(not pull.is_wanted() for pull in link.reads)]
+        return [
+            peer
+            for peer, link in self._links.items()
+            if any(not pull.is_wanted() for pull in link.reads)
+        ]
 
     def forget_peer(self, peer: WorkerId) -> None:
         self._forgotten.add(peer)
@@ -127,6 +139,12 @@ class NixlTransfer:
         link = self._links.get(peer)
         if link is None or link.closed:
             link = self._links[peer] = PeerLink(
-                f"{self.agent}<{peer}", peer, peer_metadata, self.memory, self.arena, self._more, self.reach
+                f"{self.agent}<{peer}",
+                peer,
+                peer_metadata,
+                self.memory,
+                self.arena,
+                self._more,
+                self.reach,
             )
         return link

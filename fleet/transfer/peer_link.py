@@ -1,8 +1,10 @@
-"""Reads from one peer, through an agent of their own: closing that agent is the only way to stop a late write.
+"""Reads from one peer, through an agent of their own: closing that agent is the only way to stop a
+late write.
 
-A read into the arena has a destination slot, allocated by `pull` and freed when the bytes were copied, when the abandoned read
-has completed, or with the agent. A slot is quarantined while its read is abandoned and may still complete. A read of blocks has a
-destination of the caller's, who must not reuse it before the read is `settled`. Knows no requests.
+A read into the arena has a destination slot, allocated by `pull` and freed when the bytes were
+copied, when the abandoned read has completed, or with the agent. A slot is quarantined while its
+read is abandoned and may still complete. A read of blocks has a destination of the caller's, who
+must not reuse it before the read is `settled`. Knows no requests.
 """
 
 import time
@@ -20,15 +22,18 @@ from fleet.transfer.reach import LOCAL, Reach
 
 FIRST_READ_BYTES = 8
 ANSWER_S = 1.0
-"""Time for which a link that closes in good order waits until the peer has answered its request to connect."""
+"""Time for which a link that closes in good order waits until the peer has answered its request to
+connect.
+"""
 POLL_S = 0.001
 
 
 class RemoteRead:
     """One read: in progress, completed or failed.
 
-    Invariants: `settled` once NIXL no longer writes for it; until then its destination is reserved. `failure`, once set, is
-    final, and the bytes are not used. Units: `deadline_s` is a time of `time.monotonic`.
+    Invariants: `settled` once NIXL no longer writes for it; until then its destination is reserved.
+    `failure`, once set, is final, and the bytes are not used. Units: `deadline_s` is a time of
+    `time.monotonic`.
     """
 
     def __init__(self, link: "PeerLink", what: str, handle: int, deadline_s: float) -> None:
@@ -68,7 +73,9 @@ class NixlPull(RemoteRead):
     Invariants: at most one of `data`, `failure` is set.
     """
 
-    def __init__(self, link: "PeerLink", ref: TensorRef, slot: ArenaSlot, handle: int, deadline_s: float) -> None:
+    def __init__(
+        self, link: "PeerLink", ref: TensorRef, slot: ArenaSlot, handle: int, deadline_s: float
+    ) -> None:
         super().__init__(link, f"slot {ref.slot} of {ref.agent}", handle, deadline_s)
         self.ref, self.slot = ref, slot
         self.data: bytes | None = None
@@ -105,16 +112,23 @@ ReadT = TypeVar("ReadT", bound=RemoteRead)
 class PeerLink:
     """Reads from one peer, until `close`.
 
-    A read of some bytes begins with the link: once it ends, the peer has answered the request to connect. A peer that receives
-    that request after this end is closed crashes: UCX 1.23 handles the error by a configuration that the endpoint does not have.
+    A read of some bytes begins with the link: once it ends, the peer has answered the request to
+    connect. A peer that receives that request after this end is closed crashes: UCX 1.23 handles
+    the error by a configuration that the endpoint does not have.
 
     Invariants: `reads` are those that NIXL may still be writing for; none after `close`.
     """
 
     def __init__(
-        self, name: str, peer: WorkerId, peer_metadata: bytes, memory: HostMemory, arena: Arena, more: Sequence[Memory] = (),
+        self,
+        name: str,
+        peer: WorkerId,
+        peer_metadata: bytes,
+        memory: HostMemory,
+        arena: Arena,
+        more: Sequence[Memory] = (),
         reach: Reach = LOCAL,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`more`: memory beside the arena that blocks are read into.
 
         Raises: TransferError if NIXL cannot start, or the metadata is not the peer's.
@@ -138,7 +152,9 @@ class PeerLink:
             raise
 
     def pull(self, ref: TensorRef, deadline_s: float) -> NixlPull:
-        """Begin a read. Raises: TransferError when the arena is full, or NIXL refuses the read, which closes the link."""
+        """Begin a read. Raises: TransferError when the arena is full, or NIXL refuses the read,
+        which closes the link.
+        """
         num_bytes = stored_bytes(ref.length_bytes)
         slot = self.arena.allocate(num_bytes)
         try:
@@ -150,7 +166,11 @@ class PeerLink:
 
     def read_blocks(self, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
         """Begin a read into memory that the caller reserves; otherwise as `pull`."""
-        return self._track(NixlBlockRead(self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s))
+        return self._track(
+            NixlBlockRead(
+                self, f"{len(spans)} blocks of {self.peer}", self._start(spans), deadline_s
+            )
+        )
 
     def _start(self, spans: Sequence[Span]) -> int:
         try:
@@ -177,7 +197,9 @@ class PeerLink:
         read.on_abandoned()
 
     def reap(self) -> None:
-        """Settle abandoned reads that have completed; abandon those that were not polled before the deadline."""
+        """Settle abandoned reads that have completed; abandon those that were not polled before the
+        deadline.
+        """
         now_s = time.monotonic()
         for read in list(self.reads):
             if read.is_wanted() and now_s > read.deadline_s:
@@ -216,7 +238,9 @@ class PeerLink:
         self.reads.clear()
 
     def _has_landed(self, read: RemoteRead) -> bool:
-        """Return True if NIXL has completed a read. A failed one closes the link, since its connection is gone."""
+        """Return True if NIXL has completed a read. A failed one closes the link, since its
+        connection is gone.
+        """
         try:
             return self._agent.is_done(read.handle)
         except TransferError as error:

@@ -1,6 +1,8 @@
-"""Test of NIXL on this host: an agent reads from another one here, and from listed workers. Run as a module.
+"""Test of NIXL on this host: an agent reads from another one here, and from listed workers. Run as
+a module.
 
-A flaw of a transport may hang or end a process, so the caller kills this one after `LIMIT_S`. Knows no Redis.
+A flaw of a transport may hang or end a process, so the caller kills this one after `LIMIT_S`. Knows
+no Redis.
 """
 
 import os
@@ -38,7 +40,9 @@ class ProbeOrder(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """`failures`: by `SELF` or the id of the worker, the reason why the read failed. `read_us`: of the read on this host."""
+    """`failures`: by `SELF` or the id of the worker, the reason why the read failed. `read_us`: of
+    the read on this host.
+    """
 
     failures: dict[str, str]
     read_us: float = 0.0
@@ -48,21 +52,38 @@ def run_probe(order: ProbeOrder, limit_s: float = LIMIT_S) -> ProbeResult:
     """Run the test in a process of its own; one that does not end within `limit_s` is killed."""
     command = [sys.executable, "-m", "fleet.transfer.probe"]
     try:
-        done = subprocess.run(command, input=msgspec.msgpack.encode(order), capture_output=True, timeout=limit_s, check=False)
+        done = subprocess.run(
+            command,
+            input=msgspec.msgpack.encode(order),
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         return ProbeResult({SELF: f"the read did not end within {limit_s:g} s"})
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return ProbeResult({SELF: f"its process ended with status {done.returncode}" + (f": {lines[-1]}" if lines else "")})
+        return ProbeResult(
+            {
+                SELF: f"its process ended with status {done.returncode}"
+                + (f": {lines[-1]}" if lines else "")
+            }
+        )
     return msgspec.msgpack.decode(done.stdout, type=ProbeResult)
 
 
 def probe(order: ProbeOrder) -> ProbeResult:
-    """Read a tensor between two agents of this process, and `PEER_BYTES` of each peer. Raises: ConfigError, TransferError."""
+    """Read a tensor between two agents of this process, and `PEER_BYTES` of each peer. Raises:
+    ConfigError, TransferError.
+    """
     reach = reach_of(order.interface, allow_public=order.allow_public)
     suffix = str(os.getpid())
-    source = open_transfer("nixl", WorkerId(f"doctor-source-{suffix}"), ARENA_BYTES, ARENA_BYTES, reach)
-    reader = open_transfer("nixl", WorkerId(f"doctor-reader-{suffix}"), ARENA_BYTES, ARENA_BYTES, reach)
+    source = open_transfer(
+        "nixl", WorkerId(f"doctor-source-{suffix}"), ARENA_BYTES, ARENA_BYTES, reach
+    )
+    reader = open_transfer(
+        "nixl", WorkerId(f"doctor-reader-{suffix}"), ARENA_BYTES, ARENA_BYTES, reach
+    )
     payload = bytes(range(256)) * (PAYLOAD_BYTES // 256)
     ref = source.publish(RequestId("doctor"), "uint8", (PAYLOAD_BYTES,), payload).ref
     assert ref is not None, "NIXL sends no tensor inline"

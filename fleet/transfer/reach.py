@@ -1,9 +1,10 @@
-"""Network access to a worker's memory: this host only, by shared memory, or the hosts of a network. Checks the interface.
+"""Network access to a worker's memory: this host only, by shared memory, or the hosts of a network.
+Checks the interface.
 
-UCX has no authentication: a peer that can connect to an agent can read and write the memory of its process. So the agent of a
-local-only worker opens no network socket: its peers open its shared memory through `/proc`, which the kernel permits to processes
-of the same user alone. It listens, on the loopback interface, only where the kernel permits no copies between processes. Knows no
-NIXL.
+UCX has no authentication: a peer that can connect to an agent can read and write the memory of its
+process. So the agent of a local-only worker opens no network socket: its peers open its shared
+memory through `/proc`, which the kernel permits to processes of the same user alone. It listens, on
+the loopback interface, only where the kernel permits no copies between processes. Knows no NIXL.
 """
 
 import ctypes
@@ -27,14 +28,19 @@ RDMA_DEVICES = Path("/sys/class/infiniband")
 YAMA_SCOPE = Path("/proc/sys/kernel/yama/ptrace_scope")
 CAP_SYS_PTRACE = 19
 LOCAL_TRANSPORTS = "posix,cma"
-"""Messages through a shared segment, and the kernel's copy between processes of one user, for tensors. Not `sysv`: its
-segments are open to the group. Not `posix` alone: a peer that is killed or stopped while it copies into the segment leaves an
-incomplete entry, and closing the agent then never returns (after 3 of 100 interrupted reads, with UCX 1.23).
+"""Messages through a shared segment, and the kernel's copy between processes of one user, for
+tensors. Not `sysv`: its segments are open to the group. Not `posix` alone: a peer that is killed or
+stopped while it copies into the segment leaves an incomplete entry, and closing the agent then
+never returns (after 3 of 100 interrupted reads, with UCX 1.23).
 """
 GPU_TRANSPORTS = "cuda_copy,cuda_ipc"
-"""Copies of a GPU's memory, within a process and between those of one host; neither opens a network socket."""
+"""Copies of a GPU's memory, within a process and between those of one host; neither opens a network
+socket.
+"""
 SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
-"""With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of 4.3 MB."""
+"""With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of
+4.3 MB.
+"""
 LOOPBACK = "127.0.0.0/8"
 NETWORK_TRANSPORTS = "^sysv"  # all others that UCX has
 
@@ -51,7 +57,9 @@ NO_DEVICES_USED = "all"
 
 
 def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the UCX settings of an operator, without those that a parent process of Fleet set for itself."""
+    """Return the UCX settings of an operator, without those that a parent process of Fleet set for
+    itself.
+    """
     given = {name: value for name, value in environment.items() if name.startswith("UCX_")}
     own = (LOCAL_TRANSPORTS, f"{LOCAL_TRANSPORTS},{GPU_TRANSPORTS}")
     if given.get("UCX_TLS") in own and given.get("UCX_NET_DEVICES") == NO_DEVICES_USED:
@@ -61,13 +69,16 @@ def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 _GIVEN = settings_given(os.environ)
-"""UCX settings in the environment when the process started; `enforce` changes the current environment."""
+"""UCX settings in the environment when the process started; `enforce` changes the current
+environment.
+"""
 _logged: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on this host as this user.
+    """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on
+    this host as this user.
 
     `gpu`: the memory of a GPU is read too. `address`: of this host, to its peers.
     """
@@ -78,14 +89,24 @@ class Reach:
 
     @property
     def place(self) -> str:
-        """Identity of the host and user, which peers of a local-only worker share; empty for a worker with network access."""
+        """Identity of the host and user, which peers of a local-only worker share; empty for a
+        worker with network access.
+        """
         if self.devices:
             return ""
-        spaces = [os.readlink(path) for path in ("/proc/self/ns/ipc", "/proc/self/ns/pid") if os.path.islink(path)]
-        return " ".join([socket.gethostname(), str(os.getuid()), *spaces, LOCAL.settings({})["UCX_TLS"]])
+        spaces = [
+            os.readlink(path)
+            for path in ("/proc/self/ns/ipc", "/proc/self/ns/pid")
+            if os.path.islink(path)
+        ]
+        return " ".join(
+            [socket.gethostname(), str(os.getuid()), *spaces, LOCAL.settings({})["UCX_TLS"]]
+        )
 
     def settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return UCX's settings: the configuration decides which peers may connect, the operator's (`given`) how."""
+        """Return UCX's settings: the configuration decides which peers may connect, the operator's
+        (`given`) how.
+        """
         if self.devices:
             return {
                 "UCX_NET_DEVICES": ",".join(self.devices),
@@ -94,7 +115,10 @@ class Reach:
             }
         also = f",{GPU_TRANSPORTS}" if self.gpu else ""
         if not copies_between_processes():
-            return {"UCX_NET_DEVICES": ",".join(HostDevices.read().matching(LOOPBACK)), "UCX_TLS": f"tcp{also}"}
+            return {
+                "UCX_NET_DEVICES": ",".join(HostDevices.read().matching(LOOPBACK)),
+                "UCX_TLS": f"tcp{also}",
+            }
         return {
             **{name: given.get(name, value) for name, value in SMALL_SEGMENTS.items()},
             "UCX_NET_DEVICES": NO_DEVICES_USED,
@@ -104,7 +128,9 @@ class Reach:
         }
 
     def enforce(self) -> None:
-        """Put the settings into this process's environment, which UCX reads when an agent is created."""
+        """Put the settings into this process's environment, which UCX reads when an agent is
+        created.
+        """
         settings = self.settings(_GIVEN)
         for name, value in settings.items():
             if os.environ.get(name) != value:
@@ -112,17 +138,27 @@ class Reach:
         self._log_in_force(settings)
 
     def _log_in_force(self, settings: Mapping[str, str]) -> None:
-        """Log once the settings in force if network sockets are open or settings of the environment are overridden."""
+        """Log once the settings in force if network sockets are open or settings of the environment
+        are overridden.
+        """
         asked = [(name, _GIVEN[name]) for name in ("UCX_TLS", "UCX_NET_DEVICES") if name in _GIVEN]
         unused = [f"{name}={value}" for name, value in asked if settings[name] != value]
         uses_tcp = not self.devices and settings["UCX_TLS"].startswith("tcp")
-        parts = [f"transfers: UCX_TLS={settings['UCX_TLS']} UCX_NET_DEVICES={settings['UCX_NET_DEVICES']}"]
+        parts = [
+            f"transfers: UCX_TLS={settings['UCX_TLS']} "
+            f"UCX_NET_DEVICES={settings['UCX_NET_DEVICES']}"
+        ]
         if not self.devices:
             parts.append(f"workers of this host only, since {SETTING} is null")
             if uses_tcp:
-                parts.append("any user of this host can connect, since the kernel permits no copies between processes (ptrace)")
+                parts.append(
+                    "any user of this host can connect, since the kernel permits no copies "
+                    "between processes (ptrace)"
+                )
         if unused:
-            parts.append(f"ignored settings of the environment: {' '.join(unused)}; set {SETTING} instead")
+            parts.append(
+                f"ignored settings of the environment: {' '.join(unused)}; set {SETTING} instead"
+            )
         line = "; ".join(parts)
         if line not in _logged and (unused or self.devices or uses_tcp):
             _logged.add(line)
@@ -138,7 +174,15 @@ def copies_between_processes() -> bool:
     source, into = ctypes.c_uint64(1), ctypes.c_uint64(0)
     spans = [(ctypes.c_uint64 * 2)(ctypes.addressof(value), 8) for value in (into, source)]
     copy = getattr(ctypes.CDLL(None), "process_vm_readv", None)
-    if copy is None or copy(os.getpid(), *(part for span in spans for part in (span, ctypes.c_ulong(1))), ctypes.c_ulong(0)) != 8:
+    if (
+        copy is None
+        or copy(
+            os.getpid(),
+            *(part for span in spans for part in (span, ctypes.c_ulong(1))),
+            ctypes.c_ulong(0),
+        )
+        != 8
+    ):
         return False
     scope = YAMA_SCOPE.read_text().strip() if YAMA_SCOPE.is_file() else "0"
     return scope in ("0", "1") or (scope == "2" and bool(_capabilities() >> CAP_SYS_PTRACE & 1))
@@ -151,7 +195,9 @@ def _capabilities() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostDevices:
-    """`addresses`: the IP addresses of each interface. `rdma`: the interfaces of each RDMA device; empty for InfiniBand."""
+    """`addresses`: the IP addresses of each interface. `rdma`: the interfaces of each RDMA device;
+    empty for InfiniBand.
+    """
 
     addresses: Mapping[str, tuple[IpAddress, ...]]
     rdma: Mapping[str, tuple[str, ...]]
@@ -167,32 +213,51 @@ class HostDevices:
                     address = ipaddress.ip_address(one.address.partition("%")[0])
                     addresses[name] = (*addresses.get(name, ()), address)
         devices = sorted(RDMA_DEVICES.iterdir()) if RDMA_DEVICES.is_dir() else []
-        rdma = {device.name: tuple(sorted(net.name for net in (device / "device" / "net").glob("*"))) for device in devices}
+        rdma = {
+            device.name: tuple(sorted(net.name for net in (device / "device" / "net").glob("*")))
+            for device in devices
+        }
         return cls(addresses=addresses, rdma=rdma)
 
     def matching(self, wanted: str) -> dict[str, tuple[IpAddress, ...]]:
-        """Return the UCX devices that match an interface, RDMA device, address or network, with their addresses."""
+        """Return the UCX devices that match an interface, RDMA device, address or network, with
+        their addresses.
+        """
         if wanted in self.addresses:
             return {wanted: self.addresses[wanted]}
         device, _, port = wanted.partition(":")
         if device in self.rdma:
             of_interfaces = [self.addresses.get(name, ()) for name in self.rdma[device]]
-            return {f"{device}:{port or 1}": tuple(address for addresses in of_interfaces for address in addresses)}
+            return {
+                f"{device}:{port or 1}": tuple(
+                    address for addresses in of_interfaces for address in addresses
+                )
+            }
         try:
             network = ipaddress.ip_network(wanted, strict=False)
         except ValueError:
             return {}
-        return {name: found for name, found in self.addresses.items() if any(address in network for address in found)}
+        return {
+            name: found
+            for name, found in self.addresses.items()
+            if any(address in network for address in found)
+        }
 
     def __str__(self) -> str:
-        named = [f"{name} ({', '.join(map(str, found))})" for name, found in sorted(self.addresses.items())]
+        named = [
+            f"{name} ({', '.join(map(str, found))})"
+            for name, found in sorted(self.addresses.items())
+        ]
         return ", ".join([*named, *(f"{device} (RDMA)" for device in self.rdma)]) or "none"
 
 
-def reach_of(interface: str | None, *, allow_public: bool, host: HostDevices | None = None) -> Reach:
+def reach_of(
+    interface: str | None, *, allow_public: bool, host: HostDevices | None = None
+) -> Reach:
     """Resolve `transfer.interface`, one or several with commas between them, on this host.
 
-    Raises: ConfigError where it matches nothing here, or an interface with a public address and `allow_public` is not set.
+    Raises: ConfigError where it matches nothing here, or an interface with a public address and
+    `allow_public` is not set.
     """
     if interface is None:
         return LOCAL
@@ -202,15 +267,25 @@ def reach_of(interface: str | None, *, allow_public: bool, host: HostDevices | N
         matching = host.matching(wanted)
         if not matching:
             raise ConfigError(
-                f"{SETTING}: nothing on this host matches {wanted!r}; give the name, an address or a network of one of: {host}; "
-                "or null for workers of this host only", param=SETTING,
-            )  # fmt: skip
+                f"{SETTING}: nothing on this host matches {wanted!r}; give the name, an address "
+                f"or a network of one of: {host}; "
+                "or null for workers of this host only",
+                param=SETTING,
+            )
         devices |= matching
-    public = [f"{address} of {name}" for name, found in devices.items() for address in found if address.is_global]
+    public = [
+        f"{address} of {name}"
+        for name, found in devices.items()
+        for address in found
+        if address.is_global
+    ]
     if public and not allow_public:
         raise ConfigError(
-            f"{SETTING}: {interface} has a public address ({', '.join(public)}), and transfers have no authentication; "
-            "name a private interface, or set security.allow_public_transfer: true behind a firewall", param=SETTING,
-        )  # fmt: skip
+            f"{SETTING}: {interface} has a public address ({', '.join(public)}), and transfers "
+            "have no authentication; "
+            "name a private interface, or set security.allow_public_transfer: true behind a "
+            "firewall",
+            param=SETTING,
+        )
     addresses = [str(address) for found in devices.values() for address in found]
     return Reach(tuple(devices), address=addresses[0]) if addresses else Reach(tuple(devices))

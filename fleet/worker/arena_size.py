@@ -1,4 +1,6 @@
-"""Size of a worker's arena: room for tensors and, on a split stage, for the keys and values of the longest prompt."""
+"""Size of a worker's arena: room for tensors and, on a split stage, for the keys and values of the
+longest prompt.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +14,9 @@ from fleet.transfer.memory import stored_bytes
 
 MIB = 1 << 20
 NUM_HAND_OFFS = 2
-"""Hand-offs of the longest prompt for which an arena has room by default: one is read while the next is written."""
+"""Hand-offs of the longest prompt for which an arena has room by default: one is read while the
+next is written.
+"""
 MAX_INLINE_BYTES = 512 * MIB
 """The longest value that Redis accepts by default (`proto-max-bulk-len`)."""
 
@@ -27,38 +31,56 @@ class ArenaSize:
 
 
 def arena_size(config: FleetConfig, stage: StageName, built: BuiltStage) -> ArenaSize:
-    """Return the configured size, or the default. Raises: ConfigError if a copy of the longest prompt's rows has no room.
+    """Return the configured size, or the default. Raises: ConfigError if a copy of the longest
+    prompt's rows has no room.
 
-    A copy is needed even where peers read each other's pages: of a conversation's request, or if pages are short.
+    A copy is needed even where peers read each other's pages: of a conversation's request, or if
+    pages are short.
     """
     given, num_rows = config.transfer, config.limits.max_prompt_tokens + built.num_added_rows
     is_split = config.stage(stage).split is not None
     data_bytes = built.engine.hand_off_bytes(num_rows) if is_split else 0
     slot_bytes = stored_bytes(data_bytes) + ALIGN_BYTES if data_bytes else 0
-    arena = given.arena_mib * MIB if given.arena_mib else ARENA_MIB * MIB + NUM_HAND_OFFS * slot_bytes
-    cap = given.request_cap_mib * MIB if given.request_cap_mib else min(arena, max(REQUEST_CAP_MIB * MIB, slot_bytes))
+    arena = (
+        given.arena_mib * MIB if given.arena_mib else ARENA_MIB * MIB + NUM_HAND_OFFS * slot_bytes
+    )
+    cap = (
+        given.request_cap_mib * MIB
+        if given.request_cap_mib
+        else min(arena, max(REQUEST_CAP_MIB * MIB, slot_bytes))
+    )
     for name, size in (("arena_mib", given.arena_mib), ("request_cap_mib", given.request_cap_mib)):
         if size is not None and size * MIB < slot_bytes:
             raise _refusal(config, stage, built, name, size, slot_bytes)
     return ArenaSize(arena_bytes=arena, request_cap_bytes=cap, hand_off_bytes=data_bytes)
 
 
-def _refusal(config: FleetConfig, stage: StageName, built: BuiltStage, name: str, size: int, slot_bytes: int) -> ConfigError:
+def _refusal(
+    config: FleetConfig, stage: StageName, built: BuiltStage, name: str, size: int, slot_bytes: int
+) -> ConfigError:
     page_bytes, page_size = built.engine.hand_off_bytes(1), config.stage(stage).page_size_tokens
-    held = (size * MIB - stored_bytes(0) - ALIGN_BYTES) // page_bytes * page_size - built.num_added_rows
+    held = (
+        size * MIB - stored_bytes(0) - ALIGN_BYTES
+    ) // page_bytes * page_size - built.num_added_rows
     limit = f", or limits.max_prompt_tokens to at most {held}" if held > 0 else ""
     message = (
-        f"transfer.{name}: {size} MiB holds the keys and values of a prompt of {max(held, 0)} tokens in {stage}, and "
-        f"limits.max_prompt_tokens is {config.limits.max_prompt_tokens}; set at least {-(-slot_bytes // MIB)} or null{limit}"
+        f"transfer.{name}: {size} MiB holds the keys and values of a prompt of {max(held, 0)} "
+        f"tokens in {stage}, and "
+        f"limits.max_prompt_tokens is {config.limits.max_prompt_tokens}; set at least "
+        f"{-(-slot_bytes // MIB)} or null{limit}"
     )
     return ConfigError(message, param=f"transfer.{name}")
 
 
 def check_inline(config: FleetConfig, size: ArenaSize) -> None:
-    """Check that Redis accepts a hand-off, for a transfer that sends it inline. Raises: ConfigError."""
+    """Check that Redis accepts a hand-off, for a transfer that sends it inline. Raises:
+    ConfigError.
+    """
     if size.hand_off_bytes > MAX_INLINE_BYTES:
         message = (
-            f"transfer.kind: keys and values of limits.max_prompt_tokens ({config.limits.max_prompt_tokens}) are "
-            f"{size.hand_off_bytes // MIB} MiB, and Redis accepts {MAX_INLINE_BYTES // MIB} in one value; use nixl, or lower it"
+            "transfer.kind: keys and values of limits.max_prompt_tokens "
+            f"({config.limits.max_prompt_tokens}) are "
+            f"{size.hand_off_bytes // MIB} MiB, and Redis accepts {MAX_INLINE_BYTES // MIB} in "
+            "one value; use nixl, or lower it"
         )
         raise ConfigError(message, param="transfer.kind")

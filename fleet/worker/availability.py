@@ -1,4 +1,6 @@
-"""A worker's readiness to accept tasks: an operator's orders (drain, resume, stop) and standby. Knows no task."""
+"""A worker's readiness to accept tasks: an operator's orders (drain, resume, stop) and standby.
+Knows no task.
+"""
 
 import logging
 import math
@@ -14,7 +16,9 @@ LEAVE_S = 60.0
 
 
 class Availability:
-    """`draining`: accepts no new task. `leaving`: also exits once it is empty. `standing_by`: replaces a worker that is lost."""
+    """`draining`: accepts no new task. `leaving`: also exits once it is empty. `standing_by`:
+    replaces a worker that is lost.
+    """
 
     def __init__(self) -> None:
         self.draining = self.leaving = self.standing_by = False
@@ -44,5 +48,7 @@ class Availability:
         return "stop" if self.leaving else "drain"
 
     def may_leave(self, *, holds_anything: bool) -> bool:
-        """Return True once a stopped worker is empty or out of time; other workers continue what is left."""
+        """Return True once a stopped worker is empty or out of time; other workers continue what is
+        left.
+        """
         return self.leaving and (not holds_anything or time.monotonic() > self._leave_by_s)

@@ -1,6 +1,8 @@
-"""Prefixes of conversations that this worker's engine caches for their next turns: how long, how many, and their announcement.
+"""Prefixes of conversations that this worker's engine caches for their next turns: how long, how
+many, and their announcement.
 
-Knows no engine memory: the engine owns the cached rows and frees them whenever a request needs the room.
+Knows no engine memory: the engine owns the cached rows and frees them whenever a request needs the
+room.
 """
 
 import dataclasses
@@ -17,13 +19,20 @@ from fleet.worker.task import Task
 
 
 class CachedSessions:
-    """The sessions that this worker caches, each for `keep_s` after its last turn; at most `max_sessions`, the latest ones.
+    """The sessions that this worker caches, each for `keep_s` after its last turn; at most
+    `max_sessions`, the latest ones.
 
     With either 0, nothing is cached.
     """
 
     def __init__(
-        self, engine: Engine, worker: WorkerId, *, keep_s: float, max_sessions: int, clock: Callable[[], float] = time.monotonic
+        self,
+        engine: Engine,
+        worker: WorkerId,
+        *,
+        keep_s: float,
+        max_sessions: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._worker, self._clock = engine, worker, clock
         self._keep_s, self._max_sessions = keep_s, max_sessions
@@ -31,25 +40,41 @@ class CachedSessions:
         self._calls: list[PendingCall] = []
 
     def join(self, request: EngineRequest, session: str) -> EngineRequest:
-        """Return the request as one of its session, whose time starts again, even if this turn is aborted."""
+        """Return the request as one of its session, whose time starts again, even if this turn is
+        aborted.
+        """
         if session in self._until:
             self._until[session] = self._clock() + self._keep_s
-        return dataclasses.replace(request, session=session) if self._max_sessions and self._keep_s else request
+        return (
+            dataclasses.replace(request, session=session)
+            if self._max_sessions and self._keep_s
+            else request
+        )
 
     def has(self, session: str) -> bool:
-        """Return True if an earlier turn was cached here and has not expired: an aborted turn leaves it as it was."""
+        """Return True if an earlier turn was cached here and has not expired: an aborted turn
+        leaves it as it was.
+        """
         return session in self._until
 
     def on_turn_ended(self, task: Task) -> None:
-        """Announce what the engine caches of a task that ended normally, while its owner has the right to write."""
+        """Announce what the engine caches of a task that ended normally, while its owner has the
+        right to write.
+        """
         session = task.spec.session
         if not session or not self._max_sessions or not self._keep_s:
             return
         num_rows = self._engine.num_cached_rows(session)
         call = scripts.cache_prefix(
-            task.request, task.stage, task.epoch, self._worker, session, num_rows=num_rows, reused=task.cached_rows,
+            task.request,
+            task.stage,
+            task.epoch,
+            self._worker,
+            session,
+            num_rows=num_rows,
+            reused=task.cached_rows,
             keep_s=self._keep_s,
-        )  # fmt: skip
+        )
         self._calls.append((call, partial(self._settle, session, was_announced=self.has(session))))
         self._until.pop(session, None)
         if num_rows:
@@ -72,7 +97,8 @@ class CachedSessions:
     def _settle(self, session: str, reply: Reply, *, was_announced: bool) -> None:
         """Drop a prefix whose announcement was refused: no turn would be placed here for it.
 
-        `was_announced`: by an earlier turn. If this one was aborted at the same moment, the prefix it began with stays cached.
+        `was_announced`: by an earlier turn. If this one was aborted at the same moment, the prefix
+        it began with stays cached.
         """
         answer = text(reply)
         if answer != "ok" and not (was_announced and answer == "ended"):

@@ -1,4 +1,6 @@
-"""The reply to a successful claim: a task's request, its hash, and the logs of its edges. Knows no Redis."""
+"""The reply to a successful claim: a task's request, its hash, and the logs of its edges. Knows no
+Redis.
+"""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +19,8 @@ from fleet.worker.hand_off import Offer
 class TaskLogs:
     """A task's inputs from index 0, and what earlier owners wrote to its output edges.
 
-    `consumed`: the chunks of each output edge that its consumer has acknowledged (unbounded once the consumer has ended).
+    `consumed`: the chunks of each output edge that its consumer has acknowledged (unbounded once
+    the consumer has ended).
     """
 
     inputs: dict[EdgeName, list[tuple[Chunk, Location]]]
@@ -30,12 +33,17 @@ class TaskLogs:
 def parse_claim(
     reply: Sequence[Reply], inputs: Sequence[EdgeName], outputs: Sequence[EdgeName]
 ) -> tuple[RequestSpec, dict[str, bytes], TaskLogs]:
-    """Parse the reply to a claim that named these edges, in this order: the request, the task's hash, the logs."""
+    """Parse the reply to a claim that named these edges, in this order: the request, the task's
+    hash, the logs.
+    """
     _, spec, fields, blob, offered, of_inputs, of_outputs = reply
     read = dict(zip(inputs, cast("list[list[Reply]]", of_inputs), strict=True))
     written = dict(zip(outputs, cast("list[list[Reply]]", of_outputs), strict=True))
     logs = TaskLogs(
-        inputs={edge: _located(_chunks(entries), pairs(where)) for edge, (entries, where) in read.items()},
+        inputs={
+            edge: _located(_chunks(entries), pairs(where))
+            for edge, (entries, where) in read.items()
+        },
         outputs={edge: _chunks(entries) for edge, (entries, *_) in written.items()},
         consumed={edge: _consumed(state, acked) for edge, (_, state, acked) in written.items()},
         blob=cast("bytes | None", blob),
@@ -66,4 +74,6 @@ def _chunks(entries: Reply) -> list[Chunk]:
 
 
 def _located(chunks: Sequence[Chunk], where: Mapping[str, bytes]) -> list[tuple[Chunk, Location]]:
-    return [(c, decode_location(where[str(c.index)]) if str(c.index) in where else {}) for c in chunks]
+    return [
+        (c, decode_location(where[str(c.index)]) if str(c.index) in where else {}) for c in chunks
+    ]

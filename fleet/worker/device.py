@@ -1,4 +1,5 @@
-"""CPU and GPU use of a worker's process, for display: read by other threads than the engine's. Knows no engine.
+"""CPU and GPU use of a worker's process, for display: read by other threads than the engine's.
+Knows no engine.
 
 GPU numbers come from NVML, which answers even while kernels run or a graph is captured.
 """
@@ -19,7 +20,9 @@ Vitals = Mapping[str, int | str]
 
 
 class DeviceMonitor:
-    """`read` never waits: a thread of its own queries the GPU, whose driver may be slow to answer."""
+    """`read` never waits: a thread of its own queries the GPU, whose driver may be slow to
+    answer.
+    """
 
     def __init__(self, device: str) -> None:
         self._process = psutil.Process()
@@ -29,10 +32,14 @@ class DeviceMonitor:
         kind, _, number = device.partition(":")
         if kind == "cuda":
             query = _cuda_query(int(number or 0))
-            threading.Thread(target=self._follow, args=(query,), name="device-monitor", daemon=True).start()
+            threading.Thread(
+                target=self._follow, args=(query,), name="device-monitor", daemon=True
+            ).start()
 
     def read(self) -> Vitals:
-        """Return `cpu_percent` of one core since the last call and, of a GPU, name, utilisation and memory (total, used, own)."""
+        """Return `cpu_percent` of one core since the last call and, of a GPU, name, utilisation and
+        memory (total, used, own).
+        """
         return {"cpu_percent": round(self._process.cpu_percent()), **self._on_device}
 
     def close(self) -> None:
@@ -42,7 +49,8 @@ class DeviceMonitor:
         while not self._closing.is_set():
             try:
                 self._on_device = query()
-            except Exception as error:  # the thread's loop: a GPU without NVML (or under MIG) still computes
+            # the thread's loop: a GPU without NVML (or under MIG) still computes
+            except Exception as error:
                 log.warning("GPU use cannot be read and will not be shown: %s", error)
                 return
             self._closing.wait(INTERVAL_S)

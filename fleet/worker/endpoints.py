@@ -1,4 +1,6 @@
-"""Addresses at which workers accept connections, as their records in Redis name them. Opens none."""
+"""Addresses at which workers accept connections, as their records in Redis name them. Opens
+none.
+"""
 
 import secrets
 from collections.abc import Mapping
@@ -14,7 +16,9 @@ TOKEN_BYTES = 32
 
 
 def new_token() -> bytes:
-    """Return a token that a process registers, from which the key of connections to it is derived."""
+    """Return a token that a process registers, from which the key of connections to it is
+    derived.
+    """
     return secrets.token_bytes(TOKEN_BYTES)
 
 
@@ -31,9 +35,16 @@ class Endpoint:
     key: bytes
 
 
-def endpoint_of(service: Service, record: Mapping[str, bytes], secret: FleetSecret | None) -> Endpoint | None:
-    """Return the endpoint in a record, whose MAC the caller has verified; None if the worker has no such service."""
-    address, token = parse_address(text(record.get(f"{service}_address"))), record.get(f"{service}_token")
+def endpoint_of(
+    service: Service, record: Mapping[str, bytes], secret: FleetSecret | None
+) -> Endpoint | None:
+    """Return the endpoint in a record, whose MAC the caller has verified; None if the worker has no
+    such service.
+    """
+    address, token = (
+        parse_address(text(record.get(f"{service}_address"))),
+        record.get(f"{service}_token"),
+    )
     if address is None or token is None:
         return None
     return Endpoint(address=address, key=span_connection_key(secret, token))

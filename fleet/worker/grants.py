@@ -28,13 +28,30 @@ log = logging.getLogger(__name__)
 
 
 class GrantIntake:
-    """Claims grants and opens their tasks. `reserved`: grants whose task waits until this worker holds no other."""
+    """Claims grants and opens their tasks. `reserved`: grants whose task waits until this worker
+    holds no other.
+    """
 
     def __init__(
-        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: RedisLink, tasks: TaskTable,
-        receiver: Receiver, hand_offs: HandOffCoordinator, cached_sessions: CachedSessions, availability: Availability,
-    ) -> None:  # fmt: skip
-        self._config, self._worker, self._role, self._built, self._link = config, worker, role, built, link
+        self,
+        config: FleetConfig,
+        worker: WorkerId,
+        role: RoleName,
+        built: BuiltStage,
+        link: RedisLink,
+        tasks: TaskTable,
+        receiver: Receiver,
+        hand_offs: HandOffCoordinator,
+        cached_sessions: CachedSessions,
+        availability: Availability,
+    ) -> None:
+        self._config, self._worker, self._role, self._built, self._link = (
+            config,
+            worker,
+            role,
+            built,
+            link,
+        )
         self._tasks, self._receiver, self._hand_offs = tasks, receiver, hand_offs
         self._cached_sessions, self._availability = cached_sessions, availability
         graph, stage = config.graph_declaration(), config.role(role).stage
@@ -52,7 +69,9 @@ class GrantIntake:
         return max(0, self._capacity - len(self._tasks) - len(self._unclaimed))
 
     def _can_compute(self) -> bool:
-        """Return False while layers are missing. After too long, tasks are claimed again, and fail."""
+        """Return False while layers are missing. After too long, tasks are claimed again, and
+        fail.
+        """
         engine = self._built.engine
         return engine.accepts_requests() or engine.outage() is not None
 
@@ -62,13 +81,18 @@ class GrantIntake:
     def accept(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
         """Claim grants; `deliver` handles notices that arrive with the claims.
 
-        A task that must run alone waits until nothing else runs here, and meanwhile nothing new is claimed; grants in this
-        worker's inbox are left, and granted to another worker when overdue. The waiting grant is reserved in this worker's name:
-        granted to another as overdue, it would close that one as well, and so on.
+        A task that must run alone waits until nothing else runs here, and meanwhile nothing new is
+        claimed; grants in this worker's inbox are left, and granted to another worker when overdue.
+        The waiting grant is reserved in this worker's name: granted to another as overdue, it would
+        close that one as well, and so on.
         """
         to_reserve = [grant for grant in grants if grant.alone]
         self.reserved += to_reserve
-        due = [grant for grant in grants if not grant.alone and (grant.entry or not self._is_exclusive())]
+        due = [
+            grant
+            for grant in grants
+            if not grant.alone and (grant.entry or not self._is_exclusive())
+        ]
         if self.reserved and not self._tasks and not due:
             due.append(self.reserved.pop(0))
         if due or to_reserve:
@@ -90,20 +114,31 @@ class GrantIntake:
         ]
 
     def _settle_reservation(self, grant: Grant, reply: Reply) -> None:
-        """Drop a reservation that is void, since the task has ended or was granted again: it would keep this worker closed."""
+        """Drop a reservation that is void, since the task has ended or was granted again: it would
+        keep this worker closed.
+        """
         if text(reply) != "ok" and grant in self.reserved:
             self.reserved.remove(grant)
 
     def _claim(self, grants: Sequence[Grant], deliver: Callable[[Notice], None]) -> None:
         calls = [
             scripts.claim(
-                self._worker, self._role, g.entry, g.request, g.stage, g.epoch, self._inputs, self._outputs,
+                self._worker,
+                self._role,
+                g.entry,
+                g.request,
+                g.stage,
+                g.epoch,
+                self._inputs,
+                self._outputs,
                 reads_prompt_audio=self._reads_prompt_audio,
             )
             for g in grants
-        ]  # fmt: skip
+        ]
         reservations = self.reservation_calls()
-        result = self._link.exchange([*calls, *(call for call, _ in reservations)], free_slots=0, block_ms=0)
+        result = self._link.exchange(
+            [*calls, *(call for call, _ in reservations)], free_slots=0, block_ms=0
+        )
         for (_, settle), reply in zip(reservations, result.replies[len(calls) :], strict=True):
             if not is_unwritten(reply):
                 settle(reply)
@@ -115,7 +150,12 @@ class GrantIntake:
             if text(answer[0]) == "ok":
                 self._open(grant, answer)
             else:
-                log.info("the grant of %s for %s cannot be claimed: %s", grant.stage, grant.request, text(answer[0]))
+                log.info(
+                    "the grant of %s for %s cannot be claimed: %s",
+                    grant.stage,
+                    grant.request,
+                    text(answer[0]),
+                )
         for notice in result.notices:  # after the tasks were opened: some may be for them
             deliver(notice)
         self.accept(result.grants, deliver)
@@ -137,10 +177,14 @@ class GrantIntake:
         self._tasks.drop(grant.request)
 
     def _begin(self, grant: Grant, answer: Sequence[Reply]) -> None:
-        """Begin a task, or continue it where its logs end. They are as of the claim; the index removes what the inbox repeats."""
+        """Begin a task, or continue it where its logs end. They are as of the claim; the index
+        removes what the inbox repeats.
+        """
         spec, fields, logs = parse_claim(answer, self._inputs, list(self._outputs))
         engine, adapter = self._built.engine, self._built.adapter(spec, logs.blob)
-        task = open_task(spec, grant.stage, grant.epoch, adapter, self._config, logs=logs, alone=grant.alone)
+        task = open_task(
+            spec, grant.stage, grant.epoch, adapter, self._config, logs=logs, alone=grant.alone
+        )
         _assign_walks(task, fields)
         request, first = adapter.open(logged_output(logs))
         engine.submit(self._cached_sessions.join(request, spec.session))
@@ -154,7 +198,9 @@ class GrantIntake:
 
 
 def _assign_walks(task: Task, fields: dict[str, bytes]) -> None:
-    """Apply walks that the conductor set before this worker claimed: fields `walk:{edge}:{index}` of the task's hash."""
+    """Apply walks that the conductor set before this worker claimed: fields `walk:{edge}:{index}`
+    of the task's hash.
+    """
     for field, walk in fields.items():
         head, _, rest = field.partition(":")
         edge, _, index = rest.rpartition(":")

@@ -1,7 +1,9 @@
-"""Both ends of a hand-off of KV blocks: offers of the source, and the new owner's import. Knows no Redis.
+"""Both ends of a hand-off of KV blocks: offers of the source, and the new owner's import. Knows no
+Redis.
 
-Pages are lent where they lie in the source's pool if peers can read both pools; else a copy is offered. An import that fails, for
-lack of memory at either end too, costs time only: the new owner computes the rows.
+Pages are lent where they lie in the source's pool if peers can read both pools; else a copy is
+offered. An import that fails, for lack of memory at either end too, costs time only: the new owner
+computes the rows.
 """
 
 import logging
@@ -29,15 +31,19 @@ NO_MEMORY = (MemoryError, RuntimeError)
 
 
 def pool_on_gpu(engine: Engine, buffer_device: str) -> bool:
-    """Return True if peers are to read the engine's pages in a GPU's memory, where NIXL can (`transfer.buffer_device`)."""
+    """Return True if peers are to read the engine's pages in a GPU's memory, where NIXL can
+    (`transfer.buffer_device`).
+    """
     memory = engine.kv_memory()
     return memory is not None and memory.device is not None and buffer_device != "cpu"
 
 
 def share_pool(engine: Engine, transfer: Transfer, buffer_device: str = "auto") -> None:
-    """Let peers read the engine's pages in place, where that is possible. Call before the transfer's metadata is published.
+    """Let peers read the engine's pages in place, where that is possible. Call before the
+    transfer's metadata is published.
 
-    Raises: TransferError if NIXL refuses host memory; ConfigError if it refuses a GPU's and `buffer_device` is cuda.
+    Raises: TransferError if NIXL refuses host memory; ConfigError if it refuses a GPU's and
+    `buffer_device` is cuda.
     """
     memory = engine.kv_memory()
     if memory is None or (memory.device is not None and not pool_on_gpu(engine, buffer_device)):
@@ -51,14 +57,21 @@ def share_pool(engine: Engine, transfer: Transfer, buffer_device: str = "auto") 
     if shared or memory.device is None:
         return
     if buffer_device == "cuda":
-        message = f"transfer.buffer_device: peers cannot read the memory of cuda:{memory.device} ({reason}); set auto or cpu"
+        message = (
+            "transfer.buffer_device: peers cannot read the memory of "
+            f"cuda:{memory.device} ({reason}); set auto or cpu"
+        )
         raise ConfigError(message, param="transfer.buffer_device")
-    log.info("keys and values on cuda:%d are handed off through host memory: %s", memory.device, reason)
+    log.info(
+        "keys and values on cuda:%d are handed off through host memory: %s", memory.device, reason
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """Blocks of `num_rows` rows that `source` holds: in `pages` of its pool, at `location` in its arena, or inline as `data`."""
+    """Blocks of `num_rows` rows that `source` holds: in `pages` of its pool, at `location` in its
+    arena, or inline as `data`.
+    """
 
     num_rows: int
     source: WorkerId
@@ -70,12 +83,20 @@ class Offer:
 class Offers:
     """Blocks that this worker holds for others, until they are imported or withdrawn.
 
-    Lent pages have no generation, so no peer may still import them when they are reused: call `free` only after the script that
-    ensures this (`confirm`, `release`), or after the end of the request or of this incarnation.
+    Lent pages have no generation, so no peer may still import them when they are reused: call
+    `free` only after the script that ensures this (`confirm`, `release`), or after the end of the
+    request or of this incarnation.
     """
 
-    def __init__(self, engine: Engine, transfer: Transfer, worker: WorkerId, lease_s: float) -> None:
-        self._engine, self._transfer, self._worker, self._lease_s = engine, transfer, worker, lease_s
+    def __init__(
+        self, engine: Engine, transfer: Transfer, worker: WorkerId, lease_s: float
+    ) -> None:
+        self._engine, self._transfer, self._worker, self._lease_s = (
+            engine,
+            transfer,
+            worker,
+            lease_s,
+        )
         self._until: dict[RequestId, float] = {}
         self._lent: dict[RequestId, KVPages] = {}
 
@@ -83,7 +104,8 @@ class Offers:
         return list(self._until)
 
     def finish(self, request: RequestId) -> KVBlocks | KVPages | None:
-        """End a request in the engine and keep its computed rows: the pages themselves if they can be lent, else a copy.
+        """End a request in the engine and keep its computed rows: the pages themselves if they can
+        be lent, else a copy.
 
         None if nothing is computed, or neither was possible.
         """
@@ -91,8 +113,13 @@ class Offers:
         try:
             blocks = self._engine.lend_pages(request) if self._transfer.shares_memory else None
             blocks = blocks or self._engine.export_kv(request)
-        except Exception:  # the engine's failure over one request, which continues without the blocks
-            log.exception("request %s: the computed rows cannot be handed off; the next owner recomputes them", request)
+        # the engine's failure over one request, which continues without the blocks
+        except Exception:
+            log.exception(
+                "request %s: the computed rows cannot be handed off; the next owner recomputes "
+                "them",
+                request,
+            )
         if not isinstance(blocks, KVPages):
             self._engine.finish(request)
         return blocks
@@ -107,9 +134,15 @@ class Offers:
             self._lent[request], pages = blocks, blocks.at
         else:
             try:
-                wire = self._transfer.publish(_arena_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes())
+                wire = self._transfer.publish(
+                    _arena_owner(request), "uint8", blocks.data.shape, blocks.data.tobytes()
+                )
             except (TransferError, *NO_MEMORY) as error:
-                log.warning("request %s: the computed rows are not offered: %s", request, str(error) or type(error).__name__)
+                log.warning(
+                    "request %s: the computed rows are not offered: %s",
+                    request,
+                    str(error) or type(error).__name__,
+                )
                 self._transfer.release(_arena_owner(request))
                 return None
             if wire.ref is not None:
@@ -117,7 +150,9 @@ class Offers:
             else:
                 data = wire.data or b""
         self._until[request] = time.monotonic() + self._lease_s
-        return Offer(num_rows=blocks.num_rows, source=self._worker, pages=pages, location=location, data=data)
+        return Offer(
+            num_rows=blocks.num_rows, source=self._worker, pages=pages, location=location, data=data
+        )
 
     def expire(self, request: RequestId) -> None:
         """Make an offer due for withdrawal."""
@@ -139,20 +174,30 @@ class Offers:
 
 
 def _arena_owner(request: RequestId) -> RequestId:
-    """A name of its own for the copy, since the arena frees by owner and the request's other tensors must stay."""
+    """A name of its own for the copy, since the arena frees by owner and the request's other
+    tensors must stay.
+    """
     return RequestId(f"{request}/{KV}")
 
 
 class KVImport:
-    """The pull of an offer. `blocks` is set once it has arrived, at `pulled_us`; `failed` once it cannot arrive any more.
+    """The pull of an offer. `blocks` is set once it has arrived, at `pulled_us`; `failed` once it
+    cannot arrive any more.
 
     Pages that are read into belong to the import until the engine imports them, or `free_pages`.
     """
 
     def __init__(
-        self, offer: Offer, engine: Engine, transfer: Transfer, peer: Callable[[WorkerId], bytes], deadline_s: float
+        self,
+        offer: Offer,
+        engine: Engine,
+        transfer: Transfer,
+        peer: Callable[[WorkerId], bytes],
+        deadline_s: float,
     ) -> None:
-        """`peer` returns the metadata needed to read from a worker; it raises TransferError if the worker is gone."""
+        """`peer` returns the metadata needed to read from a worker; it raises TransferError if the
+        worker is gone.
+        """
         self._offer, self._engine, self._transfer, self._peer = offer, engine, transfer, peer
         self._deadline_s = deadline_s
         self._pull: Pull | None = None
@@ -176,9 +221,17 @@ class KVImport:
         if self.failed or self.blocks is not None:
             return
         try:
-            blocks = self._poll_pages(self._offer.pages) if self._offer.pages is not None else self._poll_copy()
+            blocks = (
+                self._poll_pages(self._offer.pages)
+                if self._offer.pages is not None
+                else self._poll_copy()
+            )
         except (TransferError, *NO_MEMORY) as error:
-            log.info("blocks of %s cannot be pulled: %s", self._offer.source, str(error) or type(error).__name__)
+            log.info(
+                "blocks of %s cannot be pulled: %s",
+                self._offer.source,
+                str(error) or type(error).__name__,
+            )
             self.failed = True
             return
         if blocks is not None:
@@ -189,9 +242,13 @@ class KVImport:
             self._pages = self._engine.reserve_pages(self._offer.num_rows)
             spans = spans_between(remote, self._pages.at) if self._pages is not None else []
             if not spans:
-                raise TransferError("there is no room for the blocks, or the two pools differ in layout")
+                raise TransferError(
+                    "there is no room for the blocks, or the two pools differ in layout"
+                )
             source = self._offer.source
-            self._read = self._transfer.read_blocks(source, self._peer(source), spans, self._deadline_s)
+            self._read = self._transfer.read_blocks(
+                source, self._peer(source), spans, self._deadline_s
+            )
         return self._pages if self._read.poll() else None
 
     def _poll_copy(self) -> KVBlocks | None:
@@ -217,15 +274,21 @@ class KVImport:
         """Give the blocks to the engine; return False if it must compute the rows instead."""
         try:
             imported = self.blocks is not None and self._engine.import_kv(request, self.blocks)
-        except Exception:  # the engine's failure over one request, which continues without the blocks
-            log.exception("request %s: the pulled blocks cannot be imported; the rows are computed here", request)
+        # the engine's failure over one request, which continues without the blocks
+        except Exception:
+            log.exception(
+                "request %s: the pulled blocks cannot be imported; the rows are computed here",
+                request,
+            )
             imported = False
         if imported:
             self._pages = None
         return imported
 
     def free_pages(self) -> bool:
-        """Free pages that were not imported, once no read can write to them any more; return True when none are left."""
+        """Free pages that were not imported, once no read can write to them any more; return True
+        when none are left.
+        """
         if self._pages is not None and (self._read is None or self._read.settled):
             self._engine.free_pages(self._pages)
             self._pages = None

@@ -1,7 +1,9 @@
-"""Hand-offs of tasks between the roles of a split stage, as one iteration of the loop advances them at both ends.
+"""Hand-offs of tasks between the roles of a split stage, as one iteration of the loop advances them
+at both ends.
 
-The source ends a task in its engine with the first output of the next role's walk, and hands it off after that output is
-appended. The new owner opens it from the logs, as any owner does, and resumes once the blocks are imported or cannot arrive.
+The source ends a task in its engine with the first output of the next role's walk, and hands it off
+after that output is appended. The new owner opens it from the logs, as any owner does, and resumes
+once the blocks are imported or cannot arrive.
 """
 
 import logging
@@ -43,12 +45,23 @@ class _PendingHandOff:
 
 
 class HandOffCoordinator:
-    """Both ends, for one worker. `source`: the role that hands off to this one. `walks`: of the stage, in order."""
+    """Both ends, for one worker. `source`: the role that hands off to this one. `walks`: of the
+    stage, in order.
+    """
 
     def __init__(
-        self, worker: WorkerId, serves: Role, source: RoleName | None, walks: tuple[Walk, ...], engine: Engine,
-        transfer: Transfer, tasks: TaskTable, offers: Offers, imports: AbandonedImports, tally: PullTally,
-    ) -> None:  # fmt: skip
+        self,
+        worker: WorkerId,
+        serves: Role,
+        source: RoleName | None,
+        walks: tuple[Walk, ...],
+        engine: Engine,
+        transfer: Transfer,
+        tasks: TaskTable,
+        offers: Offers,
+        imports: AbandonedImports,
+        tally: PullTally,
+    ) -> None:
         self._worker, self._serves, self._source, self._walks = worker, serves, source, walks
         self._engine, self._transfer, self._tasks = engine, transfer, tasks
         self.offers, self._imports, self._tally = offers, imports, tally
@@ -57,8 +70,11 @@ class HandOffCoordinator:
         self._connected: set[WorkerId] = set()
         self._connect_again_s = 0.0
 
-    def connect_to_sources(self, find_workers: Callable[[RoleName], list[WorkerId]], peer: Callable[[WorkerId], bytes]) -> None:
-        """Connect to one new worker of the source role; otherwise the first read takes 0.2 s longer (measured).
+    def connect_to_sources(
+        self, find_workers: Callable[[RoleName], list[WorkerId]], peer: Callable[[WorkerId], bytes]
+    ) -> None:
+        """Connect to one new worker of the source role; otherwise the first read takes 0.2 s longer
+        (measured).
 
         Call while the worker is idle.
         """
@@ -81,21 +97,37 @@ class HandOffCoordinator:
     def start_if_due(self, task: Task, output: EngineOutput, ended_us: int) -> None:
         """Start a hand-off with the first output of the next role's walk.
 
-        `output` is the task's last one of this step: tokens of an answer that the request contains are all returned in one step.
+        `output` is the task's last one of this step: tokens of an answer that the request contains
+        are all returned in one step.
         """
         is_next = self._serves.next is not None and output.walk == self._walks[-1]
         started = task.phase is TaskPhase.HANDED_OFF
-        if not is_next or output.final or started or task.all_ended() or task.request not in self._tasks:
+        if (
+            not is_next
+            or output.final
+            or started
+            or task.all_ended()
+            or task.request not in self._tasks
+        ):
             return
         task.enter(TaskPhase.HANDED_OFF)
         task.release_held()
-        self._pending.append(_PendingHandOff(task=task, blocks=self.offers.finish(task.request), prefilled_us=ended_us))
+        self._pending.append(
+            _PendingHandOff(
+                task=task, blocks=self.offers.finish(task.request), prefilled_us=ended_us
+            )
+        )
 
     def record_resumption(self, task: Task, resumed_us: int) -> None:
         """Write the timings of a hand-off to this worker with the task's first step."""
         if task.timings is not None and task.kv_import is None:
             line = encode_hand_off(msgspec.structs.replace(task.timings, resumed_us=resumed_us))
-            self._metadata.append((scripts.set_task_metadata(task.request, task.stage, task.epoch, METADATA, line), ignore_reply))
+            self._metadata.append(
+                (
+                    scripts.set_task_metadata(task.request, task.stage, task.epoch, METADATA, line),
+                    ignore_reply,
+                )
+            )
             task.timings = None
 
     def take_metadata_calls(self) -> list[PendingCall]:
@@ -104,18 +136,30 @@ class HandOffCoordinator:
         return calls
 
     def take_calls(self) -> list[PendingCall]:
-        """Return withdrawals of overdue offers, confirmations of imports and hand-offs, to run after the tasks' chunks."""
+        """Return withdrawals of overdue offers, confirmations of imports and hand-offs, to run
+        after the tasks' chunks.
+        """
         self._imports.free_pages()
         calls: list[PendingCall] = [
-            (scripts.release(request, self._serves.stage, self._worker), partial(self._settle_release, request))
+            (
+                scripts.release(request, self._serves.stage, self._worker),
+                partial(self._settle_release, request),
+            )
             for request in self.offers.overdue()
         ]
         for task in self._importable():
-            calls.append((scripts.confirm(task.request, task.stage, task.epoch), partial(self._settle_confirm, task)))
+            calls.append(
+                (
+                    scripts.confirm(task.request, task.stage, task.epoch),
+                    partial(self._settle_confirm, task),
+                )
+            )
         return calls + self._hand_off_calls()
 
     def _settle_release(self, request: RequestId, _reply: Reply) -> None:
-        """Free the offer: no worker can import it now; or one has, and the notice of that is on its way."""
+        """Free the offer: no worker can import it now; or one has, and the notice of that is on its
+        way.
+        """
         self.offers.free(request)
 
     def _hand_off_calls(self) -> list[PendingCall]:
@@ -126,15 +170,24 @@ class HandOffCoordinator:
             if self._tasks.get(task.request) is not task or role is None:
                 self._free(hand_off)
                 continue
-            assert not task.unsent, "chunks produced here go before the hand-off; the next owner does not produce them"
+            assert not task.unsent, (
+                "chunks produced here go before the hand-off; the next owner does not produce them"
+            )
             calls += receipt_calls(task, self._worker)
             offer = self.offers.publish(task.request, hand_off.blocks)
             call = scripts.hand_off(
-                task.request, task.stage, task.epoch, self._worker, role, prefilled_us=hand_off.prefilled_us,
-                num_rows=offer.num_rows if offer else 0, pages=offer.pages if offer else None,
-                location=offer.location if offer else None, data=offer.data if offer else b"",
+                task.request,
+                task.stage,
+                task.epoch,
+                self._worker,
+                role,
+                prefilled_us=hand_off.prefilled_us,
+                num_rows=offer.num_rows if offer else 0,
+                pages=offer.pages if offer else None,
+                location=offer.location if offer else None,
+                data=offer.data if offer else b"",
                 produced={name: edge.produced for name, edge in task.outbound.items()},
-            )  # fmt: skip
+            )
             calls.append((call, partial(self._settle_hand_off, task)))
         return calls
 
@@ -150,9 +203,16 @@ class HandOffCoordinator:
             self._engine.free_pages(hand_off.blocks)
 
     def begin_import(
-        self, task: Task, offer: Offer, fields: Mapping[str, bytes], peer: Callable[[WorkerId], bytes], deadline_s: float
+        self,
+        task: Task,
+        offer: Offer,
+        fields: Mapping[str, bytes],
+        peer: Callable[[WorkerId], bytes],
+        deadline_s: float,
     ) -> None:
-        """Begin to pull the blocks offered with a task that was just opened. `fields`: the task's hash."""
+        """Begin to pull the blocks offered with a task that was just opened. `fields`: the task's
+        hash.
+        """
         before = {name: int(fields[name]) for name in ("prefilled_us", "handed_us", "claimed_us")}
         task.timings = HandOff(**before, opened_us=now_us())
         kv_import = KVImport(offer, self._engine, self._transfer, peer, deadline_s)
@@ -160,7 +220,9 @@ class HandOffCoordinator:
         kv_import.poll()
 
     def _importable(self) -> list[Task]:
-        """Return the tasks whose blocks have arrived and whose inputs are read as far as they were logged at opening."""
+        """Return the tasks whose blocks have arrived and whose inputs are read as far as they were
+        logged at opening.
+        """
         due: list[Task] = []
         for task in self._tasks.values():
             if task.kv_import is None:
@@ -168,7 +230,11 @@ class HandOffCoordinator:
             task.kv_import.poll()
             if task.kv_import.failed:
                 self._tally.failed(KV)
-                log.warning("request %s: the blocks of %s could not be pulled; it is computed here", task.request, task.stage)
+                log.warning(
+                    "request %s: the blocks of %s could not be pulled; it is computed here",
+                    task.request,
+                    task.stage,
+                )
                 self._imports.abandon(task.end_import())
             elif task.kv_import.blocks is not None and task.has_read_logs():
                 due.append(task)
@@ -186,11 +252,15 @@ class HandOffCoordinator:
         if task.timings is not None:
             pulled_us = kv_import.pulled_us or task.timings.opened_us
             self._tally.ended(KV, kv_import.num_bytes, max(0, pulled_us - task.timings.opened_us))
-            task.timings = msgspec.structs.replace(task.timings, pulled_us=kv_import.pulled_us, confirmed_us=now_us())
+            task.timings = msgspec.structs.replace(
+                task.timings, pulled_us=kv_import.pulled_us, confirmed_us=now_us()
+            )
         task.skip_walks(self._walks[:-1])
 
     def close(self) -> None:
-        """Free all blocks once the incarnation has lost its rights and its transfer is closed: no peer reads or writes them."""
+        """Free all blocks once the incarnation has lost its rights and its transfer is closed: no
+        peer reads or writes them.
+        """
         pending, self._pending = self._pending, []
         for hand_off in pending:
             self._free(hand_off)

@@ -1,4 +1,6 @@
-"""One input edge of one task: chunks in index order, each once. Pure; knows no Redis and no tensors."""
+"""One input edge of one task: chunks in index order, each once. Pure; knows no Redis and no
+tensors.
+"""
 
 from fleet.core.chunk import Chunk, Location
 from fleet.core.ids import Walk
@@ -7,10 +9,12 @@ Arrived = tuple[Chunk, Location]
 
 
 class InboundEdge:
-    """A chunk is identified by its index, its first arrival counts, and it never straddles a transition.
+    """A chunk is identified by its index, its first arrival counts, and it never straddles a
+    transition.
 
     With `wait_for_walk` the conductor drives: a boundary chunk is held until its walk is assigned.
-    Invariants: chunks leave in index order without a gap; `consumed` only grows; nothing leaves after the final chunk.
+    Invariants: chunks leave in index order without a gap; `consumed` only grows; nothing leaves
+    after the final chunk.
     """
 
     def __init__(self, *, first_walk: Walk, wait_for_walk: bool) -> None:
@@ -32,7 +36,9 @@ class InboundEdge:
             self._held[index] = (self._held[index][0], location)
 
     def assign_walk(self, from_index: int, walk: Walk) -> None:
-        """Record the conductor's decision that `walk` begins at this index. The first decision for an index stands."""
+        """Record the conductor's decision that `walk` begins at this index. The first decision for
+        an index stands.
+        """
         self._walks.setdefault(from_index, walk)
 
     @property
@@ -51,7 +57,9 @@ class InboundEdge:
         return arrived
 
     def take(self) -> tuple[Chunk, Location, Walk]:
-        """Consume the chunk that `peek` returned; enter the next walk if the chunk begins a transition."""
+        """Consume the chunk that `peek` returned; enter the next walk if the chunk begins a
+        transition.
+        """
         arrived = self.peek()
         assert arrived is not None, "take() without a chunk to take"
         chunk, location = arrived

@@ -28,10 +28,19 @@ log = logging.getLogger(__name__)
 
 
 class Inbox:
-    """Notices for tasks that this worker does not hold are ignored: they were meant for an earlier owner."""
+    """Notices for tasks that this worker does not hold are ignored: they were meant for an earlier
+    owner.
+    """
 
-    def __init__(self, worker: WorkerId, tasks: TaskTable, offers: Offers, availability: Availability) -> None:
-        self._worker, self._tasks, self._offers, self._availability = worker, tasks, offers, availability
+    def __init__(
+        self, worker: WorkerId, tasks: TaskTable, offers: Offers, availability: Availability
+    ) -> None:
+        self._worker, self._tasks, self._offers, self._availability = (
+            worker,
+            tasks,
+            offers,
+            availability,
+        )
 
     def deliver(self, notice: Notice) -> None:
         match notice:
@@ -60,7 +69,8 @@ class Inbox:
                 self._offers.free(request)
             case EndNotice(request=request, state=state):
                 self._tasks.drop(request, keep_cached=state == "aborted")
-            case MovedNotice() | LoggedNotice() | UnreadableNotice():  # gateways receive the first, the link handles the others
+            # gateways receive the first, the link handles the others
+            case MovedNotice() | LoggedNotice() | UnreadableNotice():
                 return
 
     def _inbound(self, request: RequestId, edge: EdgeName) -> InboundEdge | None:
@@ -71,5 +81,7 @@ class Inbox:
         """End a task that an operator redelivered: it continues from its log at its next owner."""
         task = self._tasks.get(notice.request)
         if task is not None and task.stage == notice.stage and task.epoch < notice.epoch:
-            log.warning("request %s is redelivered: %s no longer owns it", notice.request, self._worker)
+            log.warning(
+                "request %s is redelivered: %s no longer owns it", notice.request, self._worker
+            )
             self._tasks.restart_elsewhere(task)

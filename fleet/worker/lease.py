@@ -1,8 +1,9 @@
 """A worker's lease: a thread renews it while the engine loop makes progress. Knows no task.
 
-A stuck loop must lose its rights, so renewals stop once its last progress is older than a bound, which exceeds a lease since a
-pass may take longer than one. A long known operation (loading, compiling) announces a longer bound. The thread logs the stacks of
-all threads when it stops renewing, and when an operator orders a dump.
+A stuck loop must lose its rights, so renewals stop once its last progress is older than a bound,
+which exceeds a lease since a pass may take longer than one. A long known operation (loading,
+compiling) announces a longer bound. The thread logs the stacks of all threads when it stops
+renewing, and when an operator orders a dump.
 """
 
 import logging
@@ -26,10 +27,16 @@ STUCK_S = 6.0
 
 
 class Lease:
-    """`lost` is set once a renewal was refused: the incarnation is over, and its tasks belong to other workers."""
+    """`lost` is set once a renewal was refused: the incarnation is over, and its tasks belong to
+    other workers.
+    """
 
     def __init__(
-        self, client: redis.Redis, worker: WorkerId, lease_s: float, vitals: Callable[[], Mapping[str, int | str]]
+        self,
+        client: redis.Redis,
+        worker: WorkerId,
+        lease_s: float,
+        vitals: Callable[[], Mapping[str, int | str]],
     ) -> None:
         self._client, self._worker, self._lease_s, self._vitals = client, worker, lease_s, vitals
         self._stamp = time.monotonic()
@@ -48,7 +55,9 @@ class Lease:
             self._thread.join(timeout=5.0)
 
     def progress(self, bound_s: float | None = None) -> None:
-        """Record that the loop made progress. `bound_s`: the longest time that the next iteration may take."""
+        """Record that the loop made progress. `bound_s`: the longest time that the next iteration
+        may take.
+        """
         self._bound_s = max(bound_s or 0.0, STUCK_S, 2 * self._lease_s)
         self._stamp = time.monotonic()
 
@@ -59,12 +68,18 @@ class Lease:
             if not stuck:
                 self._renew()
             elif not was_stuck:
-                log_stacks(log, f"the engine loop has made no progress for {self._bound_s:.1f} s; its lease is not renewed")
+                log_stacks(
+                    log,
+                    f"the engine loop has made no progress for {self._bound_s:.1f} s; its lease "
+                    "is not renewed",
+                )
 
     def _renew(self) -> None:
         changed = self._changed_vitals()
         try:
-            answer = text(run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), changed)))
+            answer = text(
+                run(self._client, scripts.renew(self._worker, int(self._lease_s * 1e6), changed))
+            )
         except RedisError as error:
             self._outage.add(error)
             self._num_renewals, self._written = 0, {}  # Redis may return without its last writes
@@ -78,7 +93,13 @@ class Lease:
             self.lost.set()
 
     def _changed_vitals(self) -> dict[str, int | str]:
-        """Return the vitals that changed since they were written; only once per lease, since they cost more than the renewal."""
+        """Return the vitals that changed since they were written; only once per lease, since they
+        cost more than the renewal.
+        """
         if self._num_renewals % RENEWALS:
             return {}
-        return {name: value for name, value in self._vitals().items() if self._written.get(name) != value}
+        return {
+            name: value
+            for name, value in self._vitals().items()
+            if self._written.get(name) != value
+        }

@@ -10,9 +10,16 @@ LOG_EVERY_S = 5.0
 
 
 class LoadProgress:
-    """Passes the loaded share of a role's weights on, and logs it every `LOG_EVERY_S`. A short load is not logged."""
+    """Passes the loaded share of a role's weights on, and logs it every `LOG_EVERY_S`. A short load
+    is not logged.
+    """
 
-    def __init__(self, role: str, passed_to: Callable[[float], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        role: str,
+        passed_to: Callable[[float], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._role, self._passed_to, self._clock = role, passed_to, clock
         self._began_s = self._logged_s = -1.0
 
@@ -23,4 +30,9 @@ class LoadProgress:
             self._began_s = self._logged_s = now_s
         if now_s - self._logged_s >= LOG_EVERY_S:
             self._logged_s = now_s
-            log.info("loading %s: %d %% of its weights after %.0f s", self._role, 100 * share, now_s - self._began_s)
+            log.info(
+                "loading %s: %d %% of its weights after %.0f s",
+                self._role,
+                100 * share,
+                now_s - self._began_s,
+            )

@@ -1,8 +1,9 @@
 """The worker's loop: step the engine, send its output, deliver what arrived, feed the engine.
 
-One pipelined round trip per iteration, without waiting for the conductor. A request's failure is that request's; the loop
-continues. While Redis refuses writes, the worker only repeats the refused ones, in their order. Redis's other errors are raised:
-without Redis the worker has no rights, and its process begins a new incarnation. So is EngineStopped, which ends the process.
+One pipelined round trip per iteration, without waiting for the conductor. A request's failure is
+that request's; the loop continues. While Redis refuses writes, the worker only repeats the refused
+ones, in their order. Redis's other errors are raised: without Redis the worker has no rights, and
+its process begins a new incarnation. So is EngineStopped, which ends the process.
 """
 
 import logging
@@ -50,42 +51,91 @@ class WorkerLoop:
     """Serves one role. `turn` is the whole loop body; all state is touched by this thread only."""
 
     def __init__(
-        self, config: FleetConfig, worker: WorkerId, role: RoleName, built: BuiltStage, link: RedisLink, transfer: Transfer,
+        self,
+        config: FleetConfig,
+        worker: WorkerId,
+        role: RoleName,
+        built: BuiltStage,
+        link: RedisLink,
+        transfer: Transfer,
         outage: Outage | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.worker, self.role, self.stage = worker, role, config.role(role).stage
         self.engine, self.link, self.transfer = built.engine, link, transfer
         graph, roles = config.graph_declaration(), config.roles_of(self.stage)
         source = next((other.name for other in roles if other.next == role), None)
         # In a split stage, the worker that ends a task is not the one that begins the next turn's.
-        max_sessions = config.limits.max_cached_conversations if config.stage(self.stage).split is None else 0
+        max_sessions = (
+            config.limits.max_cached_conversations if config.stage(self.stage).split is None else 0
+        )
         offers, imports = Offers(self.engine, transfer, worker, OFFER_LEASE_S), AbandonedImports()
         self.pull_tally = PullTally()
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s, self.pull_tally)
         self.availability = Availability()
-        self.cached_sessions = CachedSessions(self.engine, worker, keep_s=config.lease.prefix_cache_s, max_sessions=max_sessions)
+        self.cached_sessions = CachedSessions(
+            self.engine, worker, keep_s=config.lease.prefix_cache_s, max_sessions=max_sessions
+        )
         sender = Sender(transfer, worker)
-        self.tasks = TaskTable(self.engine, sender, self.receiver, offers, imports, self.cached_sessions)
+        self.tasks = TaskTable(
+            self.engine, sender, self.receiver, offers, imports, self.cached_sessions
+        )
         self.hand_offs = HandOffCoordinator(
-            worker, config.role(role), source, graph.stage(self.stage).walks, self.engine, transfer, self.tasks, offers, imports,
+            worker,
+            config.role(role),
+            source,
+            graph.stage(self.stage).walks,
+            self.engine,
+            transfer,
+            self.tasks,
+            offers,
+            imports,
             self.pull_tally,
-        )  # fmt: skip
+        )
         self.intake = GrantIntake(
-            config, worker, role, built, link, self.tasks, self.receiver, self.hand_offs, self.cached_sessions, self.availability
+            config,
+            worker,
+            role,
+            built,
+            link,
+            self.tasks,
+            self.receiver,
+            self.hand_offs,
+            self.cached_sessions,
+            self.availability,
         )
         self._inbox = Inbox(worker, self.tasks, offers, self.availability)
-        self._outbox = Outbox(worker, self.engine, self.tasks, sender, self.receiver, self.hand_offs, self.cached_sessions)
+        self._outbox = Outbox(
+            worker,
+            self.engine,
+            self.tasks,
+            sender,
+            self.receiver,
+            self.hand_offs,
+            self.cached_sessions,
+        )
         consumers = {edge.name: edge.target for edge in graph.edges_from(self.stage)}
         self.maintenance = Maintenance(
-            self.engine, transfer, link, self.tasks, self.receiver, self.pull_tally, self.intake, self.hand_offs,
-            self.cached_sessions, self._outbox, consumers,
-            ConfiguredDrafter(self.stage, config.stage(self.stage).speculation.drafter, config.training.floor),
-        )  # fmt: skip
+            self.engine,
+            transfer,
+            link,
+            self.tasks,
+            self.receiver,
+            self.pull_tally,
+            self.intake,
+            self.hand_offs,
+            self.cached_sessions,
+            self._outbox,
+            consumers,
+            ConfiguredDrafter(
+                self.stage, config.stage(self.stage).speculation.drafter, config.training.floor
+            ),
+        )
         self._outage = outage or Outage(f"worker {worker}")
         self._pacing = Pacing()
         self._refused: list[PendingCall] = []
         self.sessions: SessionService | None = None
-        self.tasks.on_idle = self.maintenance.read_vitals  # else observers of an idle fleet would wait for the next poll
+        # else observers of an idle fleet would wait for the next poll
+        self.tasks.on_idle = self.maintenance.read_vitals
 
     def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
         while not stopping():
@@ -128,8 +178,8 @@ class WorkerLoop:
             return ()
 
     def _suspect(self, requests: Sequence[RequestId]) -> None:
-        """Count the death of another process over these tasks, before its successor gets their passes. One that must run alone is
-        granted again, and one that ran alone may be given up.
+        """Count the death of another process over these tasks, before its successor gets their
+        passes. One that must run alone is granted again, and one that ran alone may be given up.
         """
         suspects = [task for request in requests if (task := self.tasks.get(request)) is not None]
         calls = [scripts.suspect_task(task.request, task.stage, task.epoch) for task in suspects]
@@ -147,10 +197,12 @@ class WorkerLoop:
                 self.tasks.fail(task, error)
 
     def _lose_batch(self, error: Exception) -> None:
-        """Treat a failed batch as this worker's death over its tasks: each continues from its log, elsewhere or here.
+        """Treat a failed batch as this worker's death over its tasks: each continues from its log,
+        elsewhere or here.
 
-        It cannot be known which one is at fault, nor what the engine still holds of the others. After repeated deaths a task runs
-        alone, so that the one at fault fails alone. Raises: EngineStopped if none of them is.
+        It cannot be known which one is at fault, nor what the engine still holds of the others.
+        After repeated deaths a task runs alone, so that the one at fault fails alone. Raises:
+        EngineStopped if none of them is.
         """
         self.engine.check()
         held = list(self.tasks.values())
@@ -159,7 +211,9 @@ class WorkerLoop:
             self.tasks.fail(took_part[0], failure_of("the engine failed the request", error))
             return
         for task in took_part:
-            self._outbox.add([(scripts.lose_task(task.request, task.stage, task.epoch), ignore_reply)])
+            self._outbox.add(
+                [(scripts.lose_task(task.request, task.stage, task.epoch), ignore_reply)]
+            )
             self.tasks.restart_elsewhere(task)
 
     def _route(self, outputs: Sequence[EngineOutput], began_us: int, ended_us: int) -> None:
@@ -167,26 +221,33 @@ class WorkerLoop:
         last = {output.request_id: output for output in outputs}
         for output in outputs:
             task = self.tasks.get(output.request_id)
-            if task is None or task.is_over():  # draws after a stop string that the same step reached
+            # draws after a stop string that the same step reached
+            if task is None or task.is_over():
                 continue
             self.hand_offs.record_resumption(task, began_us)
             task.cached_rows += output.num_reused
             if output.error is not None:
                 self.tasks.fail(task, output.error)
                 continue
-            self.tasks.guard(task, lambda task=task, output=output: task.add_output(output, len(self.tasks)))
+            self.tasks.guard(
+                task, lambda task=task, output=output: task.add_output(output, len(self.tasks))
+            )
             self._end_if_over(task, output)
             if output is last[task.request]:
                 self.hand_offs.start_if_due(task, output, ended_us)
 
     def _release_held(self) -> None:
-        """Release the chunks whose time has come, and all of them before the loop may wait: no output would release them."""
+        """Release the chunks whose time has come, and all of them before the loop may wait: no
+        output would release them.
+        """
         num_answers = len(self.tasks) if self.engine.is_ready() else 1
         for task in self.tasks.values():
             task.release_held(num_answers)
 
     def _end_if_over(self, task: Task, output: EngineOutput) -> None:
-        """Announce what the engine caches of an ended task before its last chunk: after that, another may have the right."""
+        """Announce what the engine caches of an ended task before its last chunk: after that,
+        another may have the right.
+        """
         if task.is_over():
             self.engine.finish(task.request)
         elif not output.final:
@@ -196,7 +257,8 @@ class WorkerLoop:
     def _exchange(self) -> None:
         """Make the iteration's one round trip: every write out; replies, notices and grants in.
 
-        Refused writes are sent again before any other: a chunk that overtook an earlier one would leave a gap.
+        Refused writes are sent again before any other: a chunk that overtook an earlier one would
+        leave a gap.
         """
         calls = self._refused or self._outbox.take()
         ask_live = self.maintenance.poll()
@@ -206,7 +268,9 @@ class WorkerLoop:
             block_ms=self._block_ms(urgent=is_urgent(calls)),
             ask_live=ask_live,
         )
-        self._refused = [call for call, reply in zip(calls, result.replies, strict=True) if is_unwritten(reply)]
+        self._refused = [
+            call for call, reply in zip(calls, result.replies, strict=True) if is_unwritten(reply)
+        ]
         for (_, settle), reply in zip(calls, result.replies, strict=True):
             if not is_unwritten(reply):
                 settle(reply)
@@ -226,9 +290,12 @@ class WorkerLoop:
         due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
         if urgent or self._refused or not due_ms or self.receiver.can_advance(self.tasks.values()):
             return 0
-        if not self.receiver.pulling() and all(task.kv_import is None for task in self.tasks.values()):
+        if not self.receiver.pulling() and all(
+            task.kv_import is None for task in self.tasks.values()
+        ):
             return due_ms
-        # Redis checks its clock ten times a second while idle: a block of 1 ms would last 100 (measured).
+        # Redis checks its clock ten times a second while idle: a block of 1 ms would last 100
+        # (measured).
         time.sleep(PULL_POLL_S)
         return 0
 

@@ -1,4 +1,6 @@
-"""One worker process: loads its stage's weights, joins its role and serves until it is stopped. The graph names the builder."""
+"""One worker process: loads its stage's weights, joins its role and serves until it is stopped. The
+graph names the builder.
+"""
 
 import hashlib
 import logging
@@ -19,14 +21,21 @@ from fleet.config.values import AUTO
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
-from fleet.process.gc_freeze import freeze_gc
 from fleet.core.ids import RoleName, StageName, WorkerId
-from fleet.spans.protocol.layers import Topology, topology_of
 from fleet.core.log_labels import Labels
-from fleet.spans.protocol.messages import Returned
-from fleet.spans.protocol.plan import ModelSizes
+from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, follow_heads
+from fleet.drafts.exchange.records import RedisRecords
 from fleet.graphs import Stage
 from fleet.graphs.training import TRAINER
+from fleet.process.gc_freeze import freeze_gc
+from fleet.spans.anchor.check import check_spans
+from fleet.spans.anchor.division import AutomaticDivision, GivenDivision
+from fleet.spans.anchor.keeper import RouteKeeper, RouteSettings
+from fleet.spans.blocks import block_reads
+from fleet.spans.host.memory import layer_sizes
+from fleet.spans.protocol.layers import Topology, topology_of
+from fleet.spans.protocol.messages import Returned
+from fleet.spans.protocol.plan import ModelSizes
 from fleet.stages.base import (
     AnchorOptions,
     BuildOptions,
@@ -42,7 +51,6 @@ from fleet.transfer.inline import REDIS
 from fleet.worker.arena_size import arena_size, check_inline
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.hand_off import pool_on_gpu, share_pool
-from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, follow_heads
 from fleet.worker.lease import Lease
 from fleet.worker.load_progress import LoadProgress
 from fleet.worker.loop import WorkerLoop
@@ -50,20 +58,15 @@ from fleet.worker.peers import PeerAccess, read_peer_access
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
-from fleet.spans.anchor.division import AutomaticDivision, GivenDivision
-from fleet.spans.anchor.keeper import RouteKeeper, RouteSettings
 from fleet.worker.session_service import SessionService
-from fleet.spans.blocks import block_reads
-from fleet.spans.anchor.check import check_spans
-from fleet.spans.host.memory import layer_sizes
-from fleet.drafts.exchange.records import RedisRecords
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 2.0
 FINGERPRINT_BYTES = 1024 * 1024
 NEEDS_NIXL = (
-    "training.enabled: rows for training never pass through Redis, and NIXL is not available here; install it, or set false"
+    "training.enabled: rows for training never pass through Redis, and NIXL is not "
+    "available here; install it, or set false"
 )
 NO_ROUTE_YET = "its span workers have not loaded their layers yet"
 
@@ -84,25 +87,42 @@ def build_options(
     address: str = "127.0.0.1",
     is_here: bool = True,
 ) -> BuildOptions:
-    """Resolve one stage's part of the configuration into options. `half` of a split stage; `address` of this host.
+    """Resolve one stage's part of the configuration into options. `half` of a split stage;
+    `address` of this host.
 
     `is_here`: the stage is to run on this host, so that its device must exist.
     """
     own, graph = config.stage(stage), config.graph_declaration()
-    ramps = [config.window_ramp(edge.name) for edge in graph.edges_to(stage) if edge.policy.kind == "ramp"]
+    ramps = [
+        config.window_ramp(edge.name)
+        for edge in graph.edges_to(stage)
+        if edge.policy.kind == "ramp"
+    ]
     device = device_of(config, own, replica=1)
-    device = _auto_device(config) if device == "auto" else _checked_device(device) if is_here else device
-    dtype = ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
+    device = (
+        _auto_device(config) if device == "auto" else _checked_device(device) if is_here else device
+    )
+    dtype = (
+        ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
+    )
     if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
-        raise ConfigError("numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32", param="numerics")
+        raise ConfigError(
+            "numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32",
+            param="numerics",
+        )
     if device == "cpu" and config.engine_of(stage) == "vllm" and own.vllm.tensor_parallel_size > 1:
         field = f"stages.{stage}.vllm.tensor_parallel_size"
         raise ConfigError(
-            f"{field}: {own.vllm.tensor_parallel_size} devices share the model, and none is here; set 1", param=field
+            f"{field}: {own.vllm.tensor_parallel_size} devices share the model, and none is "
+            "here; set 1",
+            param=field,
         )
     defaults, kind = BuildOptions(stage=stage, checkpoint=checkpoint), device.partition(":")[0]
     fills_gpu = kind == "cuda" and config.engine_of(stage) == "torch"
-    needed, share = [positions for positions, _ in needed_positions(config, graph.stage(stage))], own.gpu_memory_utilization
+    needed, share = (
+        [positions for positions, _ in needed_positions(config, graph.stage(stage))],
+        own.gpu_memory_utilization,
+    )
     return BuildOptions(
         stage=stage,
         checkpoint=checkpoint,
@@ -117,7 +137,9 @@ def build_options(
             address=address,
         ),
         half=half,
-        anchor=anchor_options(config, stage, lambda: layer_counter(graph, stage)(checkpoint), dtype),
+        anchor=anchor_options(
+            config, stage, lambda: layer_counter(graph, stage)(checkpoint), dtype
+        ),
         speculation=speculation_options(graph.stage(stage), own, half),
         capture_share=capture_share(config, graph.stage(stage)),
         most_draft_ids=config.training.draft_vocab_size,
@@ -141,49 +163,74 @@ def speculation_options(stage: Stage, own: StageConfig, half: Half) -> Speculati
     if not stage.verifies_drafts or own.spans is not None or half == "prefill":
         return None
     return SpeculationOptions(
-        drafter=given.drafter, num_drafts=given.num_drafts, table_tokens=given.table_tokens, head=given.head
+        drafter=given.drafter,
+        num_drafts=given.num_drafts,
+        table_tokens=given.table_tokens,
+        head=given.head,
     )
 
 
 def capture_share(config: FleetConfig, stage: Stage) -> float | None:
-    """Return the share of its time that a stage may spend on captures while answers wait; None: it computes none."""
+    """Return the share of its time that a stage may spend on captures while answers wait; None: it
+    computes none.
+    """
     return config.training.compute_share if config.training.enabled and stage.main else None
 
 
 def training_options(config: FleetConfig) -> TrainingOptions:
     given = config.training
     return TrainingOptions(
-        folder=config.drafts_dir, num_slots=config.stage(TRAINER).max_batch, window_samples=given.window_samples,
-        batch_samples=given.batch_samples, num_steps=given.num_steps, learning_rate=given.learning_rate, passes=given.passes,
-        checkpoint_windows=given.checkpoint_windows, replay_samples=given.replay_samples,
-        replay_bytes=given.replay_mib << 20, held_out=given.held_out, draft_vocab_size=given.draft_vocab_size,
+        folder=config.drafts_dir,
+        num_slots=config.stage(TRAINER).max_batch,
+        window_samples=given.window_samples,
+        batch_samples=given.batch_samples,
+        num_steps=given.num_steps,
+        learning_rate=given.learning_rate,
+        passes=given.passes,
+        checkpoint_windows=given.checkpoint_windows,
+        replay_samples=given.replay_samples,
+        replay_bytes=given.replay_mib << 20,
+        held_out=given.held_out,
+        draft_vocab_size=given.draft_vocab_size,
         margin=given.margin if given.promote == "auto" else None,
-    )  # fmt: skip
+    )
 
 
 def default_chunk_tokens(own: StageConfig, device_kind: str) -> int:
-    """Return the rows of a prompt in one pass. Processes that divide the layers compute different passes at the same time, and
-    each waits for its first one: the more processes, the smaller the passes.
+    """Return the rows of a prompt in one pass. Processes that divide the layers compute different
+    passes at the same time, and each waits for its first one: the more processes, the smaller the
+    passes.
     """
-    whole, num_processes = PREFILL_CHUNK_TOKENS[device_kind], 1 + (own.spans.num_workers if own.spans is not None else 0)
+    whole, num_processes = (
+        PREFILL_CHUNK_TOKENS[device_kind],
+        1 + (own.spans.num_workers if own.spans is not None else 0),
+    )
     return max(MIN_CHUNK_TOKENS, whole // num_processes)
 
 
-def anchor_options(config: FleetConfig, stage: StageName, num_layers: Callable[[], int], dtype: str) -> AnchorOptions | None:
-    """Return the options of an anchor; None for a stage whose layers are not divided. `num_layers`: of its model."""
+def anchor_options(
+    config: FleetConfig, stage: StageName, num_layers: Callable[[], int], dtype: str
+) -> AnchorOptions | None:
+    """Return the options of an anchor; None for a stage whose layers are not divided. `num_layers`:
+    of its model.
+    """
     spans = config.stage(stage).spans
     if spans is None or not spans.workers:
         return None
     if spans.anchor == AUTO:
         spans = spans.of_model(num_layers())
     is_last = topology_of(spans.anchor_span, "anchor") is Topology.REVERSE
-    head_on_anchor = spans.has_head_on_anchor or not config.graph_declaration().stage(stage).span_head
+    head_on_anchor = (
+        spans.has_head_on_anchor or not config.graph_declaration().stage(stage).span_head
+    )
     from_workers: Returned = "last_rows" if head_on_anchor else "logits"
     return AnchorOptions(
-        span=spans.anchor_span, returned="rows" if is_last else from_workers, window=spans.window,
+        span=spans.anchor_span,
+        returned="rows" if is_last else from_workers,
+        window=spans.window,
         wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
         keep_bytes=spans.keep_mib << 20,
-    )  # fmt: skip
+    )
 
 
 def _auto_device(config: FleetConfig) -> str:
@@ -203,7 +250,10 @@ def _checked_device(device: str) -> str:
 
     count = torch.cuda.device_count() if kind == "cuda" else 0
     if not count or (number and (not number.isdigit() or int(number) >= count)):
-        raise ConfigError(f"device: {device!r} does not exist here ({count} CUDA devices); use auto or cpu", param="device")
+        raise ConfigError(
+            f"device: {device!r} does not exist here ({count} CUDA devices); use auto or cpu",
+            param="device",
+        )
     return device
 
 
@@ -216,7 +266,8 @@ def build_stage(
     half: Half = "",
     address: str = "127.0.0.1",
 ) -> BuiltStage:
-    """Import the stage's builder and run it. Raises: ConfigError in one line if the checkpoint cannot be used.
+    """Import the stage's builder and run it. Raises: ConfigError in one line if the checkpoint
+    cannot be used.
 
     `progress` is called with the share of the weights that is loaded, 0 to 1.
     """
@@ -235,14 +286,25 @@ class WorkerProcess(RegisteredProcess):
     """A worker that owns tasks."""
 
     def __init__(
-        self, config: FleetConfig, role: RoleName, redis_url: str, built: BuiltStage, *, fingerprint: str = "",
-        device: str = "", dtype: str = "", labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None,
-        access: PeerAccess | None = None, sizes: ModelSizes | None = None,
-    ) -> None:  # fmt: skip
-        """`access`: the access of peers; None: read from the configuration. `sizes`: of the layers that span workers divide.
+        self,
+        config: FleetConfig,
+        role: RoleName,
+        redis_url: str,
+        built: BuiltStage,
+        *,
+        fingerprint: str = "",
+        device: str = "",
+        dtype: str = "",
+        labels: Labels | None = None,
+        when_joined: Callable[[], None] = lambda: None,
+        access: PeerAccess | None = None,
+        sizes: ModelSizes | None = None,
+    ) -> None:
+        """`access`: the access of peers; None: read from the configuration. `sizes`: of the layers
+        that span workers divide.
 
-        `fingerprint`: of the checkpoint that the stage was built from; "" if there is none, like `dtype`. `when_joined` is called
-        by each incarnation once it is registered.
+        `fingerprint`: of the checkpoint that the stage was built from; "" if there is none, like
+        `dtype`. `when_joined` is called by each incarnation once it is registered.
         """
         super().__init__(config, role, redis_url, labels)
         self.built, self.fingerprint, self.device, self.dtype = built, fingerprint, device, dtype
@@ -273,8 +335,12 @@ class WorkerProcess(RegisteredProcess):
 
         settings, engine = self.config.transfer, self.built.engine
         is_split = self.config.stage(self.config.role(self.role).stage).split is not None
-        reach = replace(self.access.reach, gpu=is_split and pool_on_gpu(engine, settings.buffer_device))
-        transfer = open_transfer(settings.kind, worker, self.arena.arena_bytes, self.arena.request_cap_bytes, reach)
+        reach = replace(
+            self.access.reach, gpu=is_split and pool_on_gpu(engine, settings.buffer_device)
+        )
+        transfer = open_transfer(
+            settings.kind, worker, self.arena.arena_bytes, self.arena.request_cap_bytes, reach
+        )
         try:
             if transfer.backend == REDIS:
                 check_inline(self.config, self.arena)
@@ -282,13 +348,21 @@ class WorkerProcess(RegisteredProcess):
                     raise ConfigError(NEEDS_NIXL, param="training.enabled")
             if is_split:
                 share_pool(engine, transfer, settings.buffer_device)
-            head_memory = HeadMemory(self.built.heads.capacity_bytes, transfer) if self.built.heads is not None else None
+            head_memory = (
+                HeadMemory(self.built.heads.capacity_bytes, transfer)
+                if self.built.heads is not None
+                else None
+            )
             stands_by = self._register(client, worker, transfer, sessions)
             self.when_joined()
             if self.built.begin_training is not None:
-                self.built.begin_training(RedisRecords(client, worker, self.config.graph_declaration().main_stage.name))
+                self.built.begin_training(
+                    RedisRecords(client, worker, self.config.graph_declaration().main_stage.name)
+                )
             link = RedisLink(client, worker, self.role, self.access.secret)
-            self.loop = WorkerLoop(self.config, worker, self.role, self.built, link, transfer, self.outage)
+            self.loop = WorkerLoop(
+                self.config, worker, self.role, self.built, link, transfer, self.outage
+            )
             self.loop.availability.standing_by = stands_by
             self.loop.sessions = sessions
             if head_memory is not None:
@@ -300,7 +374,8 @@ class WorkerProcess(RegisteredProcess):
             self._serve(self.loop, client, lease_client)
             run(client, scripts.fence_worker("", worker))
         except EngineStopped:
-            run(client, scripts.fence_worker("", worker))  # its tasks continue elsewhere, and none is suspected
+            # its tasks continue elsewhere, and none is suspected
+            run(client, scripts.fence_worker("", worker))
             raise
         finally:
             if self.loop is not None and self.loop.maintenance.heads is not None:
@@ -316,10 +391,14 @@ class WorkerProcess(RegisteredProcess):
         return follow_heads(self.config, self.built.heads, memory, loop)
 
     def _session_service(self, worker: WorkerId) -> SessionService | None:
-        """Return the service to `fleet session`, of a worker that caches conversations and can copy them."""
+        """Return the service to `fleet session`, of a worker that caches conversations and can copy
+        them.
+        """
         config, stage = self.config, self.config.role(self.role).stage
         is_split = config.stage(stage).split is not None
-        caches = config.limits.max_cached_conversations and config.lease.prefix_cache_s and not is_split
+        caches = (
+            config.limits.max_cached_conversations and config.lease.prefix_cache_s and not is_split
+        )
         limits = self.built.engine.session_limits()
         if not caches or limits is None:
             return None
@@ -329,7 +408,16 @@ class WorkerProcess(RegisteredProcess):
             self.loop.cached_sessions.adopt(stage, session)
 
         place = self.access.listening_place(self.config)
-        return SessionService(self.built.engine, limits, stage, self.fingerprint, place, worker, self.access.secret, adopt)
+        return SessionService(
+            self.built.engine,
+            limits,
+            stage,
+            self.fingerprint,
+            place,
+            worker,
+            self.access.secret,
+            adopt,
+        )
 
     def _route_keeper(self, worker: WorkerId) -> RouteKeeper | None:
         """Return what keeps the route of an anchor."""
@@ -344,30 +432,58 @@ class WorkerProcess(RegisteredProcess):
         division = (
             GivenDivision(stage, spans, slot.num_layers)
             if self.sizes is None
-            else AutomaticDivision(stage, spans, self.sizes, head_on_anchor=anchor.returned == "last_rows")
+            else AutomaticDivision(
+                stage, spans, self.sizes, head_on_anchor=anchor.returned == "last_rows"
+            )
         )
         settings = RouteSettings(
-            anchor=worker, stage=stage, role=part_role_name(stage, SPAN), division=division, sizes=self.sizes,
-            returned=anchor.returned, wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes,
+            anchor=worker,
+            stage=stage,
+            role=part_role_name(stage, SPAN),
+            division=division,
+            sizes=self.sizes,
+            returned=anchor.returned,
+            wire_dtype=anchor.wire_dtype,
+            keep_bytes=anchor.keep_bytes,
             no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
             blocks=block_reads(self.config, stage, self.access.reach),
-        )  # fmt: skip
+        )
         return RouteKeeper(
-            self.redis_url, settings, slot, self.access.secret, lambda: self.loop is not None and self.loop.computes()
+            self.redis_url,
+            settings,
+            slot,
+            self.access.secret,
+            lambda: self.loop is not None and self.loop.computes(),
         )
 
     def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
-        """Run the loop under a lease until the process is stopped, the worker may leave, or the lease is lost."""
+        """Run the loop under a lease until the process is stopped, the worker may leave, or the
+        lease is lost.
+        """
         ttl_s = self.config.lease.worker_ttl_s
-        lease = Lease(lease_client, loop.worker, ttl_s, lambda: {**loop.maintenance.vitals, **self.device_monitor.read()})
+        lease = Lease(
+            lease_client,
+            loop.worker,
+            ttl_s,
+            lambda: {**loop.maintenance.vitals, **self.device_monitor.read()},
+        )
         lease.start()
-        log.info("worker %s %s", loop.worker, "stands by" if loop.availability.standing_by else "is ready")
+        log.info(
+            "worker %s %s",
+            loop.worker,
+            "stands by" if loop.availability.standing_by else "is ready",
+        )
         try:
-            loop.run(lambda: self.stop.is_set() or lease.lost.is_set() or loop.may_leave(), lease.progress)
+            loop.run(
+                lambda: self.stop.is_set() or lease.lost.is_set() or loop.may_leave(),
+                lease.progress,
+            )
             if loop.may_leave():
                 self.stop.set()
             if lease.lost.is_set():
-                log.warning("this incarnation's lease is lost: it was fenced; the worker joins again")
+                log.warning(
+                    "this incarnation's lease is lost: it was fenced; the worker joins again"
+                )
             elif self.stop.is_set():
                 run(client, scripts.drain(loop.worker))
                 self._drain(loop, lease)
@@ -383,43 +499,76 @@ class WorkerProcess(RegisteredProcess):
             loop.turn()
             lease.progress()
 
-    def _register(self, client: redis.Redis, worker: WorkerId, transfer: Transfer, sessions: SessionService | None) -> bool:
+    def _register(
+        self,
+        client: redis.Redis,
+        worker: WorkerId,
+        transfer: Transfer,
+        sessions: SessionService | None,
+    ) -> bool:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
         slot, spans = self.built.route, self.config.stage(serves.stage).spans
-        of_anchor = {} if spans is None or slot is None else {
-            "gap": NO_ROUTE_YET, "span": spans.of_model(slot.num_layers).anchor,
-            "worker_spans": ",".join(map(str, spans.worker_spans)),
-        }  # fmt: skip
+        of_anchor = (
+            {}
+            if spans is None or slot is None
+            else {
+                "gap": NO_ROUTE_YET,
+                "span": spans.of_model(slot.num_layers).anchor,
+                "worker_spans": ",".join(map(str, spans.worker_spans)),
+            }
+        )
         fields: dict[str, str | bytes] = {
             **of_anchor,
-            **process_fields(self.config, serves, fingerprint=self.fingerprint, device=self.device, dtype=self.dtype),
+            **process_fields(
+                self.config,
+                serves,
+                fingerprint=self.fingerprint,
+                device=self.device,
+                dtype=self.dtype,
+            ),
             "capacity": str(self.config.stage(serves.stage).max_batch),
             "backend": transfer.backend,
             "registered_address": str(transfer.registered_address),
             "registered_bytes": str(transfer.registered_bytes),
             **(sessions.fields if sessions is not None else {}),
         }
-        return register_worker(client, self.config, serves, worker, self.access.record(worker, self.role, fields, transfer))
+        return register_worker(
+            client,
+            self.config,
+            serves,
+            worker,
+            self.access.record(worker, self.role, fields, transfer),
+        )
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Hash a checkpoint's configuration and the size and first bytes of each weight file, without reading them whole."""
+    """Hash a checkpoint's configuration and the size and first bytes of each weight file, without
+    reading them whole.
+    """
     digest = hashlib.sha256()
     for file in sorted([*folder.glob("config.json"), *folder.glob("*.safetensors")]):
         with file.open("rb") as data:
-            digest.update(f"{file.name} {file.stat().st_size} ".encode() + data.read(FINGERPRINT_BYTES))
+            digest.update(
+                f"{file.name} {file.stat().st_size} ".encode() + data.read(FINGERPRINT_BYTES)
+            )
     return digest.hexdigest()[:16]
 
 
 def run_worker(
-    config: FleetConfig, role: str, redis_url: str, checkpoint: Path | None, labels: Labels | None = None,
-    when_joined: Callable[[], None] = lambda: None, when_loaded: Callable[[float], None] = lambda _: None, replica: int = 1,
-) -> None:  # fmt: skip
+    config: FleetConfig,
+    role: str,
+    redis_url: str,
+    checkpoint: Path | None,
+    labels: Labels | None = None,
+    when_joined: Callable[[], None] = lambda: None,
+    when_loaded: Callable[[float], None] = lambda _: None,
+    replica: int = 1,
+) -> None:
     """Serve `role` until SIGTERM or SIGINT. Raises: ConfigError if the graph has no such role.
 
-    `when_loaded` is called with the share of the stage's weights that is loaded, repeatedly until all are. `replica` chooses the
-    device of a list.
+    `when_loaded` is called with the share of the stage's weights that is loaded, repeatedly until
+    all are. `replica` chooses the device of a list.
     """
     serves = config.role(role)
     config = config.for_role(serves, replica)
@@ -432,7 +581,16 @@ def run_worker(
         options = build_options(config, serves.stage, folder)
         fingerprint = fingerprint_of(folder)
         run_until_stopped(
-            SpanWorkerProcess(config, serves, redis_url, options, access, fingerprint, labels=labels, when_joined=when_joined)
+            SpanWorkerProcess(
+                config,
+                serves,
+                redis_url,
+                options,
+                access,
+                fingerprint,
+                labels=labels,
+                when_joined=when_joined,
+            )
         )
         return
     fake = config.engine == "fake"
@@ -440,15 +598,29 @@ def run_worker(
         on_gpu = build_options(config, serves.stage, folder).device != "cpu"
         replace(access.reach, gpu=on_gpu).enforce()  # vLLM's transfers begin while it loads
     built = build_stage(
-        config, serves.stage, folder, LoadProgress(role, when_loaded), half=half_of(config, serves), address=access.reach.address
+        config,
+        serves.stage,
+        folder,
+        LoadProgress(role, when_loaded),
+        half=half_of(config, serves),
+        address=access.reach.address,
     )
     fingerprint = "" if fake else fingerprint_of(folder)
     options = build_options(config, serves.stage, folder)
     device, dtype = ("fake", "") if fake else (options.device, options.dtype)
     process = WorkerProcess(
-        config, RoleName(role), redis_url, built, fingerprint=fingerprint, device=device, dtype=dtype, labels=labels,
-        when_joined=when_joined, access=access, sizes=layer_sizes(config, options, built.route),
-    )  # fmt: skip
+        config,
+        RoleName(role),
+        redis_url,
+        built,
+        fingerprint=fingerprint,
+        device=device,
+        dtype=dtype,
+        labels=labels,
+        when_joined=when_joined,
+        access=access,
+        sizes=layer_sizes(config, options, built.route),
+    )
     run_until_stopped(process)
 
 

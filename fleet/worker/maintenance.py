@@ -1,4 +1,6 @@
-"""Periodic work of a worker's loop: vitals, expiry, idle reservations and connections, and all that covers a lost notice."""
+"""Periodic work of a worker's loop: vitals, expiry, idle reservations and connections, and all that
+covers a lost notice.
+"""
 
 import logging
 import math
@@ -9,19 +11,19 @@ import psutil
 
 from fleet.control import scripts
 from fleet.core.errors import BadInput
-from fleet.drafts.figures.head_holders import encode_held
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.pulls import PullTally
-from fleet.spans.protocol.figures import encode_figures
+from fleet.drafts.exchange.follower import HeadFollower
+from fleet.drafts.exchange.watch import HeadWatch
+from fleet.drafts.figures.head_holders import encode_held
 from fleet.drafts.figures.speculation import encode_speculation
 from fleet.drafts.figures.training import encode_training
 from fleet.engine.base import Engine
+from fleet.spans.protocol.figures import encode_figures
 from fleet.transfer.base import Transfer
 from fleet.worker.cached_sessions import CachedSessions
 from fleet.worker.grants import GrantIntake
 from fleet.worker.hand_off_coordinator import HandOffCoordinator
-from fleet.drafts.exchange.follower import HeadFollower
-from fleet.drafts.exchange.watch import HeadWatch
 from fleet.worker.outbox import Outbox
 from fleet.worker.pending_calls import ignore_reply
 from fleet.worker.receiver import Receiver
@@ -42,18 +44,34 @@ class ConfiguredDrafter:
 
 
 class Maintenance:
-    """`vitals`: counts for the lease thread to publish; read here, since the engine belongs to the loop's thread.
+    """`vitals`: counts for the lease thread to publish; read here, since the engine belongs to the
+    loop's thread.
 
     `consumers`: the stage at the end of each output edge.
     """
 
     def __init__(
-        self, engine: Engine, transfer: Transfer, link: RedisLink, tasks: TaskTable, receiver: Receiver, tally: PullTally,
-        intake: GrantIntake, hand_offs: HandOffCoordinator, cached_sessions: CachedSessions, outbox: Outbox,
-        consumers: dict[EdgeName, StageName], drafter: ConfiguredDrafter,
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        transfer: Transfer,
+        link: RedisLink,
+        tasks: TaskTable,
+        receiver: Receiver,
+        tally: PullTally,
+        intake: GrantIntake,
+        hand_offs: HandOffCoordinator,
+        cached_sessions: CachedSessions,
+        outbox: Outbox,
+        consumers: dict[EdgeName, StageName],
+        drafter: ConfiguredDrafter,
+    ) -> None:
         self._engine, self._transfer, self._link, self._tasks = engine, transfer, link, tasks
-        self._receiver, self._tally, self._intake, self._hand_offs = receiver, tally, intake, hand_offs
+        self._receiver, self._tally, self._intake, self._hand_offs = (
+            receiver,
+            tally,
+            intake,
+            hand_offs,
+        )
         self._cached_sessions, self._outbox, self._consumers = cached_sessions, outbox, consumers
         self._drafter, self._refused_drafter = drafter, ""
         self._num_purges: int | None = None
@@ -65,7 +83,9 @@ class Maintenance:
         self.vitals: dict[str, int | str] = {}
 
     def poll(self) -> list[RequestId]:
-        """Do what is due; return the requests of which the next round trip must ask whether they are still live."""
+        """Do what is due; return the requests of which the next round trip must ask whether they
+        are still live.
+        """
         now_s = time.monotonic()
         if now_s < self.next_poll_s:
             return []
@@ -99,14 +119,20 @@ class Maintenance:
         except BadInput as error:
             self._refused_drafter = refused
             log.warning(
-                "%s cannot draft with %s, and stays with %s: %s", self._drafter.stage, name, figures.drafter, error.message
+                "%s cannot draft with %s, and stays with %s: %s",
+                self._drafter.stage,
+                name,
+                figures.drafter,
+                error.message,
             )
             return
         self._refused_drafter = ""
         log.info("%s drafts with %s, before with %s", self._drafter.stage, name, figures.drafter)
 
     def _follow_head(self) -> None:
-        """Follow the fleet's version of the draft head, and return to the one before if it is worse."""
+        """Follow the fleet's version of the draft head, and return to the one before if it is
+        worse.
+        """
         if self.heads is None:
             return
         self.heads.advance()
@@ -115,8 +141,12 @@ class Maintenance:
             self.head_watch.observe(figures)
 
     def _roll_back(self, version: int, before: int, reason: str) -> None:
-        log.warning("version %d of the draft head gives way to version %d: %s", version, before, reason)
-        call = scripts.promote_version(self._link.worker, self._drafter.stage, version, before, reason)
+        log.warning(
+            "version %d of the draft head gives way to version %d: %s", version, before, reason
+        )
+        call = scripts.promote_version(
+            self._link.worker, self._drafter.stage, version, before, reason
+        )
         self._outbox.add([(call, ignore_reply)])
 
     def _follow_purges(self) -> None:
@@ -125,7 +155,9 @@ class Maintenance:
             return
         ordered, self._num_purges = self._num_purges, self._link.num_purges()
         if ordered not in (None, self._num_purges):
-            log.info("%d samples of the trainer are forgotten, by order", self._engine.forget_samples())
+            log.info(
+                "%d samples of the trainer are forgotten, by order", self._engine.forget_samples()
+            )
 
     def read_vitals(self) -> None:
         stats = self._engine.stats()
@@ -140,21 +172,40 @@ class Maintenance:
             "pulls": self._tally.encoded(self._receiver.in_flight()),
             "used_bytes": self._transfer.used_bytes(),
             "memory_bytes": self._process.memory_info().rss,
-            **({"speculation": encode_speculation(stats.speculation)} if stats.speculation is not None else {}),
+            **(
+                {"speculation": encode_speculation(stats.speculation)}
+                if stats.speculation is not None
+                else {}
+            ),
             **({"held_head": encode_held(self.heads.held)} if self.heads is not None else {}),
             **({"training": encode_training(stats.training)} if stats.training is not None else {}),
-            **({"span_figures": encode_figures(stats.span_figures)} if stats.span_figures is not None else {}),
+            **(
+                {"span_figures": encode_figures(stats.span_figures)}
+                if stats.span_figures is not None
+                else {}
+            ),
         }
 
     def _find_consumers(self) -> None:
-        """Find tasks that wait for the credit of a consumer without an owner: it may itself wait for the slot that they hold."""
-        waiting = [(task, name) for task in self._tasks.values() for name, edge in task.outbound.items() if edge.is_ahead()]
-        owners = self._link.find_owners([(task.request, self._consumers[name]) for task, name in waiting])
+        """Find tasks that wait for the credit of a consumer without an owner: it may itself wait
+        for the slot that they hold.
+        """
+        waiting = [
+            (task, name)
+            for task in self._tasks.values()
+            for name, edge in task.outbound.items()
+            if edge.is_ahead()
+        ]
+        owners = self._link.find_owners(
+            [(task.request, self._consumers[name]) for task, name in waiting]
+        )
         for (task, name), owner in zip(waiting, owners, strict=True):
             task.outbound[name].consumer_unassigned = not owner
 
     def _forget_fenced_peers(self) -> None:
-        """Free the destinations of reads that a frozen peer may still serve, once that peer has lost its rights."""
+        """Free the destinations of reads that a frozen peer may still serve, once that peer has
+        lost its rights.
+        """
         for peer in self._transfer.stalled_peers():
             if not self._link.is_registered(peer):
                 self._transfer.forget_peer(peer)

@@ -1,6 +1,8 @@
-"""One output edge of one task: groups items into chunks by policy, cuts at transitions, counts credit. Pure.
+"""One output edge of one task: groups items into chunks by policy, cuts at transitions, counts
+credit. Pure.
 
-A new owner recomputes what the log holds: those rows are not released a second time, and chunk numbers continue after the log's.
+A new owner recomputes what the log holds: those rows are not released a second time, and chunk
+numbers continue after the log's.
 """
 
 import time
@@ -21,7 +23,8 @@ NO_WALK = Walk("")
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk before it is sent. `ordinal` counts items of `producer_walk`, `first_row` rows of the edge.
+    """A chunk before it is sent. `ordinal` counts items of `producer_walk`, `first_row` rows of the
+    edge.
 
     `is_logged`: the log holds this chunk; only the location of its remote tensors is new.
     """
@@ -40,9 +43,11 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeLog:
-    """Contents of an edge's log: the rows and the producer's walk of each chunk, and whether the last one is final.
+    """Contents of an edge's log: the rows and the producer's walk of each chunk, and whether the
+    last one is final.
 
-    `remote`: chunks with tensors whose bytes are not in the log. `consumed`: chunks that the consumer has acknowledged.
+    `remote`: chunks with tensors whose bytes are not in the log. `consumed`: chunks that the
+    consumer has acknowledged.
     """
 
     rows: Sequence[int] = ()
@@ -54,7 +59,9 @@ class EdgeLog:
 
 @dataclass(slots=True, kw_only=True)
 class _Replay:
-    """Logged chunks that are still to be recomputed, the first one partly: `items` are `num_rows` of its rows."""
+    """Logged chunks that are still to be recomputed, the first one partly: `items` are `num_rows`
+    of its rows.
+    """
 
     rows: deque[int]
     index: int = 0
@@ -75,7 +82,8 @@ class _Group(msgspec.Struct, frozen=True):
 class _Playback:
     """Estimate of a client that plays items as they arrive and pauses when there are none.
 
-    A new owner of an edge assumes that nothing is left to play, since the time since its predecessor's last chunk is unknown.
+    A new owner of an edge assumes that nothing is left to play, since the time since its
+    predecessor's last chunk is unknown.
     `num_items`: released after the first chunk.
     """
 
@@ -88,24 +96,39 @@ class _Playback:
         self.dry_at_s = max(self.dry_at_s, now_s) + num_items * item_s
 
     def left_s(self, now_s: float, num_waiting: int) -> float:
-        """Return the buffered time once one more item than those waiting has been produced, at the mean pace so far."""
+        """Return the buffered time once one more item than those waiting has been produced, at the
+        mean pace so far.
+        """
         num_produced = self.num_items + num_waiting
         return self.dry_at_s - now_s - (now_s - self.began_s) / num_produced
 
 
 class OutboundEdge:
-    """Invariants: chunk indices are consecutive; a chunk holds items of one consumer walk; nothing follows the final chunk.
+    """Invariants: chunk indices are consecutive; a chunk holds items of one consumer walk; nothing
+    follows the final chunk.
 
-    `writes_markers`: this side writes the transition markers (`transition_source: producer`). Units: `clock` in seconds.
-    `consumer_unassigned`: no worker owned the consumer's task when this was last read. `is_held`: a chunk waits for the policy's
-    rate alone.
+    `writes_markers`: this side writes the transition markers (`transition_source: producer`).
+    Units: `clock` in seconds.
+    `consumer_unassigned`: no worker owned the consumer's task when this was last read. `is_held`: a
+    chunk waits for the policy's rate alone.
     """
 
     def __init__(
-        self, edge: Edge, policy: ChunkPolicy, credits: int, *, writes_markers: bool, logged: EdgeLog | None = None,
+        self,
+        edge: Edge,
+        policy: ChunkPolicy,
+        credits: int,
+        *,
+        writes_markers: bool,
+        logged: EdgeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        self.edge, self._policy, self._credits, self._writes_markers = edge, policy, credits, writes_markers
+    ) -> None:
+        self.edge, self._policy, self._credits, self._writes_markers = (
+            edge,
+            policy,
+            credits,
+            writes_markers,
+        )
         logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
         self.acked = logged.consumed
@@ -125,7 +148,9 @@ class OutboundEdge:
         self.is_held = False
 
     def offer(self, item: EdgeItem, num_answers: int = 1) -> list[Draft]:
-        """Add one item, with `num_answers` tasks in progress; return the chunks that it releases, in order."""
+        """Add one item, with `num_answers` tasks in progress; return the chunks that it releases,
+        in order.
+        """
         assert not self.ended, f"an item after the end of edge {self.edge.name}"
         if item.walk in self._skipped and not item.final:
             return []
@@ -151,18 +176,24 @@ class OutboundEdge:
         return [self._release(final=False)] if self._items else []
 
     def release_held(self, num_answers: int = 1) -> list[Draft]:
-        """Release the chunk that is held for the rate, if it is due with `num_answers` in progress."""
+        """Release the chunk that is held for the rate, if it is due with `num_answers` in
+        progress.
+        """
         return [self._release(final=False)] if self.is_held and self._is_due(num_answers) else []
 
     def skip(self, walks: Sequence[Walk]) -> None:
-        """Expect no items of these walks, which come first: the log's chunks of them are not recomputed."""
+        """Expect no items of these walks, which come first: the log's chunks of them are not
+        recomputed.
+        """
         self._skipped = frozenset(walks)
         while self._replay.rows and self._logged_walks[self._replay.index] in self._skipped:
             self._replay.rows.popleft()
             self._replay.index += 1
 
     def _replay_item(self, item: EdgeItem) -> tuple[list[Draft], Arrays]:
-        """Match the item's rows with the log; return chunks whose remote tensors are new, and the rows that are not logged."""
+        """Match the item's rows with the log; return chunks whose remote tensors are new, and the
+        rows that are not logged.
+        """
         drafts: list[Draft] = []
         rest, replay = item.arrays, self._replay
         if rest:
@@ -186,10 +217,16 @@ class OutboundEdge:
         while replay.rows and replay.rows[0] == 0:  # an empty final chunk
             replay.rows.popleft()
         remote = {name: array for name, array in arrays.items() if name in self.edge.remote}
-        return [Draft(index=index, arrays=remote, is_logged=True)] if remote and index in self._logged_remote else []
+        return (
+            [Draft(index=index, arrays=remote, is_logged=True)]
+            if remote and index in self._logged_remote
+            else []
+        )
 
     def _logged_end(self) -> Draft:
-        """The final chunk, sent again although the log holds it, since its append can also end the task."""
+        """The final chunk, sent again although the log holds it, since its append can also end the
+        task.
+        """
         return Draft(index=self.produced - 1, arrays={}, final=True)
 
     def num_rows(self, arrays: Arrays) -> int:
@@ -201,11 +238,18 @@ class OutboundEdge:
         if self.num_rows(arrays) <= num_rows:
             return arrays, {}
         if len(arrays) > 1:
-            raise ChunkOrderError(f"edge {self.edge.name}: it was cut otherwise before; do all workers have one version?")
-        return {k: v[:num_rows] for k, v in arrays.items()}, {k: v[num_rows:] for k, v in arrays.items()}
+            raise ChunkOrderError(
+                f"edge {self.edge.name}: it was cut otherwise before; do all workers have one "
+                "version?"
+            )
+        return {k: v[:num_rows] for k, v in arrays.items()}, {
+            k: v[num_rows:] for k, v in arrays.items()
+        }
 
     def _enter_group(self, item: EdgeItem) -> list[Draft]:
-        """Start a new group where the consumer's walk changes, releasing the items of the previous one."""
+        """Start a new group where the consumer's walk changes, releasing the items of the previous
+        one.
+        """
         ordinal = self._ordinals.get(item.walk, 0)
         self._ordinals[item.walk] = ordinal + 1
         target = self.edge.consumer_walk(item.walk, ordinal)
@@ -222,13 +266,24 @@ class OutboundEdge:
         return _Playback(began_s=now_s, dry_at_s=now_s) if timed else None
 
     def _runs_low(self) -> bool:
-        """Return True if a client that plays since the first chunk would run low while one more item is produced."""
-        return self._playback is not None and self._playback.left_s(self._clock(), len(self._items)) < self._policy.low_buffer_s
+        """Return True if a client that plays since the first chunk would run low while one more
+        item is produced.
+        """
+        return (
+            self._playback is not None
+            and self._playback.left_s(self._clock(), len(self._items)) < self._policy.low_buffer_s
+        )
 
     def _is_due(self, num_answers: int) -> bool:
-        """Return True once per interval of the clock: at the same times for all answers, so that one write has their chunks."""
+        """Return True once per interval of the clock: at the same times for all answers, so that
+        one write has their chunks.
+        """
         interval_s = self._policy.interval_s(num_answers)
-        return not interval_s or self._released_s is None or self._clock() // interval_s > self._released_s // interval_s
+        return (
+            not interval_s
+            or self._released_s is None
+            or self._clock() // interval_s > self._released_s // interval_s
+        )
 
     def _release(self, *, final: bool, walk: Walk | None = None) -> Draft:
         group = self._group if self._items else None
@@ -257,11 +312,14 @@ class OutboundEdge:
 
     def is_ahead(self) -> bool:
         """Return True if as many chunks are unacknowledged as the edge's credits allow."""
-        return not self._replay.rows and not self.ended and self.produced - self.acked >= self._credits
+        return (
+            not self._replay.rows and not self.ended and self.produced - self.acked >= self._credits
+        )
 
     def has_credit(self) -> bool:
-        """Return True if the task may produce, without acknowledgements in two cases: during replay, since a new consumer may
-        wait for tensors of chunks that count as consumed; and if the consumer has no owner, since it may wait for this slot.
+        """Return True if the task may produce, without acknowledgements in two cases: during
+        replay, since a new consumer may wait for tensors of chunks that count as consumed; and if
+        the consumer has no owner, since it may wait for this slot.
         """
         return self.consumer_unassigned or not self.is_ahead()
 
@@ -270,4 +328,7 @@ def _join(items: list[Arrays]) -> Arrays:
     if len(items) == 1:
         return items[0]
     names = {name for arrays in items for name in arrays}
-    return {name: np.concatenate([arrays[name] for arrays in items if name in arrays]) for name in sorted(names)}
+    return {
+        name: np.concatenate([arrays[name] for arrays in items if name in arrays])
+        for name in sorted(names)
+    }

@@ -1,4 +1,6 @@
-"""The writes of one round trip, in the order in which Redis must run them, and the handling of their replies."""
+"""The writes of one round trip, in the order in which Redis must run them, and the handling of
+their replies.
+"""
 
 import math
 from collections.abc import Sequence
@@ -22,13 +24,27 @@ URGENT = {"confirm", "fail"}
 
 
 class Outbox:
-    """Collects what the worker's parts have to write. `add` queues calls of other origin for the next round trip."""
+    """Collects what the worker's parts have to write. `add` queues calls of other origin for the
+    next round trip.
+    """
 
     def __init__(
-        self, worker: WorkerId, engine: Engine, tasks: TaskTable, sender: Sender, receiver: Receiver,
-        hand_offs: HandOffCoordinator, cached_sessions: CachedSessions,
-    ) -> None:  # fmt: skip
-        self._worker, self._engine, self._tasks, self._sender, self._receiver = worker, engine, tasks, sender, receiver
+        self,
+        worker: WorkerId,
+        engine: Engine,
+        tasks: TaskTable,
+        sender: Sender,
+        receiver: Receiver,
+        hand_offs: HandOffCoordinator,
+        cached_sessions: CachedSessions,
+    ) -> None:
+        self._worker, self._engine, self._tasks, self._sender, self._receiver = (
+            worker,
+            engine,
+            tasks,
+            sender,
+            receiver,
+        )
         self._hand_offs, self._cached_sessions = hand_offs, cached_sessions
         self._queued: list[PendingCall] = []
 
@@ -36,22 +52,36 @@ class Outbox:
         self._queued += calls
 
     def take(self) -> list[PendingCall]:
-        """Return this iteration's calls: a task's chunks before its hand-off, and its metadata before the chunk that ends it."""
+        """Return this iteration's calls: a task's chunks before its hand-off, and its metadata
+        before the chunk that ends it.
+        """
         appends, relocations = self._collect_chunks()
         acks = [ack for task in self._tasks.values() if task.ack_due for ack in task.take_acks()]
         calls: list[PendingCall] = [(scripts.ack(acks), ignore_reply)] if acks else []
         queued, self._queued = self._queued, []
         calls += queued + self._hand_offs.take_metadata_calls() + self._cached_sessions.take_calls()
-        # Before the chunk that may end the task: after it, a consumer waiting for these tensors would get no notice of them.
+        # Before the chunk that may end the task: after it, a consumer waiting for these tensors
+        # would get no notice of them.
         calls += [(scripts.relocate(relocation), ignore_reply) for relocation in relocations]
         for append in appends:
-            calls += receipt_calls(self._tasks[append.chunk.request], self._worker) if append.finish else []
+            calls += (
+                receipt_calls(self._tasks[append.chunk.request], self._worker)
+                if append.finish
+                else []
+            )
         if appends:
             calls.append((scripts.append(appends), partial(self._settle_appends, appends)))
         calls += self._idle_reports()
         calls += [(scripts.fail(event), ignore_reply) for event in self._tasks.take_failures()]
         for task, edge in self._receiver.take_lost():
-            calls.append((scripts.lose_tensors(task.request, task.stage, task.epoch, task.producers[edge]), ignore_reply))
+            calls.append(
+                (
+                    scripts.lose_tensors(
+                        task.request, task.stage, task.epoch, task.producers[edge]
+                    ),
+                    ignore_reply,
+                )
+            )
         return calls + self._hand_offs.take_calls()
 
     def _collect_chunks(self) -> tuple[list[scripts.Append], list[scripts.Relocation]]:
@@ -62,11 +92,16 @@ class Outbox:
         return appends, relocations
 
     def _idle_reports(self) -> list[PendingCall]:
-        """Report tasks that run alone and wait for input: later deaths of the worker are not attributed to them.
+        """Report tasks that run alone and wait for input: later deaths of the worker are not
+        attributed to them.
 
         Others need no report, since only a task that ran alone is condemned for a death.
         """
-        idle = [task for task in self._tasks.values() if task.alone and self._engine.due_in_s() == math.inf]
+        idle = [
+            task
+            for task in self._tasks.values()
+            if task.alone and self._engine.due_in_s() == math.inf
+        ]
         reports = [(task, task.take_idle_report()) for task in idle]
         return [
             (scripts.report_idle(task.request, task.stage, task.epoch, consumed), ignore_reply)
@@ -80,7 +115,9 @@ class Outbox:
             if task is None:
                 continue
             if answer == "gap":
-                self._tasks.fail(task, ChunkOrderError(f"edge {chunk.edge}: chunk {chunk.index} left a gap"))
+                self._tasks.fail(
+                    task, ChunkOrderError(f"edge {chunk.edge}: chunk {chunk.index} left a gap")
+                )
             elif answer in ("stale", "ended"):
                 self._tasks.drop(task.request, keep_cached=True)
             elif append.finish:

@@ -1,4 +1,6 @@
-"""From arrived chunks to arrays for the adapter: inline tensors directly, remote ones after a pull. Knows no engine."""
+"""From arrived chunks to arrays for the adapter: inline tensors directly, remote ones after a pull.
+Knows no engine.
+"""
 
 import logging
 import time
@@ -28,7 +30,9 @@ _Key = tuple[RequestId, EdgeName]
 
 @dataclass(slots=True)
 class _Pulling:
-    """The remote tensors of the next chunk of an edge: reads in progress, and bytes that have arrived."""
+    """The remote tensors of the next chunk of an edge: reads in progress, and bytes that have
+    arrived.
+    """
 
     pulls: dict[str, Pull]
     done: dict[str, bytes]
@@ -37,7 +41,9 @@ class _Pulling:
 
 @dataclass(frozen=True, slots=True)
 class _Failing:
-    """Reads from a peer that is still listed: the time since which they fail, and that of the next attempt."""
+    """Reads from a peer that is still listed: the time since which they fail, and that of the next
+    attempt.
+    """
 
     since_s: float
     retry_s: float
@@ -58,13 +64,20 @@ class _PeerGone(TransferError):
 class Receiver:
     """Pulls are polled, never waited for; chunks are delivered whole, in index order.
 
-    Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a producer that dies;
-    their chunk waits for a new location. A read from a peer that may only be slow, or whose death is not noticed yet, is retried
-    for two deadlines.
+    Lost tensors, whose holder is gone, are reported repeatedly, since one report may reach a
+    producer that dies; their chunk waits for a new location. A read from a peer that may only be
+    slow, or whose death is not noticed yet, is retried for two deadlines.
     """
 
-    def __init__(self, transfer: Transfer, link: RedisLink, deadline_s: float, tally: PullTally) -> None:
-        self._transfer, self._link, self._deadline_s, self._tally = transfer, link, deadline_s, tally
+    def __init__(
+        self, transfer: Transfer, link: RedisLink, deadline_s: float, tally: PullTally
+    ) -> None:
+        self._transfer, self._link, self._deadline_s, self._tally = (
+            transfer,
+            link,
+            deadline_s,
+            tally,
+        )
         self._pulling: dict[_Key, _Pulling] = {}
         self._failing: dict[_Key, _Failing] = {}
         self._lost: dict[_Key, _Lost] = {}
@@ -77,17 +90,23 @@ class Receiver:
         return lost
 
     def advance(self, task: Task) -> Iterator[Received]:
-        """Yield every chunk that is complete, in order per edge. Raises: TransferError once a read has failed for too long."""
+        """Yield every chunk that is complete, in order per edge. Raises: TransferError once a read
+        has failed for too long.
+        """
         for name, edge in task.inbound.items():
             while (arrived := edge.peek()) is not None:
                 remote = self._pull_remote(task, name, arrived[1])
                 if remote is None:
                     break
                 chunk, _, walk = edge.take()
-                arrays = {key: _array(tensor, remote.get(key)) for key, tensor in chunk.tensors.items()}
+                arrays = {
+                    key: _array(tensor, remote.get(key)) for key, tensor in chunk.tensors.items()
+                }
                 yield name, walk, arrays, chunk.final
 
-    def _pull_remote(self, task: Task, edge: EdgeName, location: Location) -> dict[str, bytes] | None:
+    def _pull_remote(
+        self, task: Task, edge: EdgeName, location: Location
+    ) -> dict[str, bytes] | None:
         """Return the pulled bytes by tensor name; None while a read is in progress or must wait."""
         if not location:
             return {}
@@ -99,7 +118,12 @@ class Receiver:
         except _PeerGone as error:
             self._note_failure(task, edge)
             if key not in self._lost:
-                log.warning("request %s, edge %s: %s; they must be recomputed", task.request, edge, error.message)
+                log.warning(
+                    "request %s, edge %s: %s; they must be recomputed",
+                    task.request,
+                    edge,
+                    error.message,
+                )
             self._lost[key] = _Lost(location, time.monotonic() + REPORT_AGAIN_S)
             self._failing.pop(key, None)
             self._to_report.append((task, edge))
@@ -110,7 +134,9 @@ class Receiver:
         return None
 
     def _must_wait(self, key: _Key, location: Location) -> bool:
-        """Return True before the next attempt of a failing read, or the next report of these very tensors as lost."""
+        """Return True before the next attempt of a failing read, or the next report of these very
+        tensors as lost.
+        """
         failing, lost = self._failing.get(key), self._lost.get(key)
         if failing is not None and time.monotonic() < failing.retry_s:
             return True
@@ -134,7 +160,10 @@ class Receiver:
         if state.pulls:
             return None
         self._forget_key(key)
-        num_bytes, took_us = sum(map(len, state.done.values())), round((time.monotonic() - state.began_s) * 1e6)
+        num_bytes, took_us = (
+            sum(map(len, state.done.values())),
+            round((time.monotonic() - state.began_s) * 1e6),
+        )
         self._tally.ended(key[1], num_bytes, took_us)
         task.receipts.pulled(key[1], num_bytes, took_us)
         return state.done
@@ -154,7 +183,10 @@ class Receiver:
 
     def _begin(self, location: Location) -> dict[str, Pull]:
         refs = _refs(location)
-        return {name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s) for name, ref in refs.items()}
+        return {
+            name: self._transfer.pull(ref, self.peer(ref.agent), self._deadline_s)
+            for name, ref in refs.items()
+        }
 
     def peer(self, worker: WorkerId) -> bytes:
         """Return the metadata needed to read from a worker. Raises: TransferError if it is gone."""
@@ -178,9 +210,16 @@ class Receiver:
         return dict(Counter(edge for _, edge in self._pulling))
 
     def forget(self, request: RequestId) -> None:
-        for key in {key for known in (self._pulling, self._failing, self._lost) for key in known if key[0] == request}:
+        for key in {
+            key
+            for known in (self._pulling, self._failing, self._lost)
+            for key in known
+            if key[0] == request
+        }:
             self._forget_key(key)
-        self._to_report = [(task, edge) for task, edge in self._to_report if task.request != request]
+        self._to_report = [
+            (task, edge) for task, edge in self._to_report if task.request != request
+        ]
 
     def _forget_key(self, key: _Key) -> None:
         if key in self._pulling:

@@ -1,7 +1,8 @@
-"""A worker's link to Redis: one pipelined round trip per iteration sends every write and returns every notice and grant.
+"""A worker's link to Redis: one pipelined round trip per iteration sends every write and returns
+every notice and grant.
 
-Large chunks, which a notice only names, are read from their logs by a second round trip.
-One blocking read returns grants and notices, since the inbox and the role's stream share a group name.
+Large chunks, which a notice only names, are read from their logs by a second round trip. One
+blocking read returns grants and notices, since the inbox and the role's stream share a group name.
 """
 
 import logging
@@ -15,30 +16,41 @@ from redis.exceptions import ResponseError
 from fleet.control import keys
 from fleet.control.connect import Reply, entry_order, exchange, exchange_each, pairs, text
 from fleet.control.logged_chunks import LogReads
-from fleet.control.notices import AnyNotice, ChunkNotice, Grant, Notice, UnreadableNotice, parse_grant, parse_notices
+from fleet.control.notices import (
+    AnyNotice,
+    ChunkNotice,
+    Grant,
+    Notice,
+    UnreadableNotice,
+    parse_grant,
+    parse_notices,
+)
 from fleet.control.outage import refuses_writes
 from fleet.control.scripts import Arg, Call
 from fleet.control.training import PURGES
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
-from fleet.process.fleet_secret import FleetSecret
-from fleet.drafts.figures.head_holders import HeldHead, decode_held
 from fleet.core.hops import HopCounts
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
+from fleet.drafts.figures.head_holders import HeldHead, decode_held
 from fleet.drafts.figures.training import DraftVersion, decode_version
+from fleet.process.fleet_secret import FleetSecret
 
 log = logging.getLogger(__name__)
 
 MAX_NOTICES = 512
 TRIM_AFTER = 64
-"""Entries read before those of the inbox are deleted, unless the worker is idle: a deletion costs as much as a read."""
+"""Entries read before those of the inbox are deleted, unless the worker is idle: a deletion costs
+as much as a read.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
     """Result of one round trip. `still_live`: for each request in `ask_live`, whether it is live.
 
-    `refusal`: Redis refused writes, whose `replies` are such errors: they have changed nothing, and may be sent again.
+    `refusal`: Redis refused writes, whose `replies` are such errors: they have changed nothing, and
+    may be sent again.
     """
 
     replies: list[Reply]
@@ -49,12 +61,20 @@ class TurnResult:
 
 
 class RedisLink:
-    """Not thread-safe. Raises redis's errors, except refusals of writes. `hops`: ages of chunks on arrival.
+    """Not thread-safe. Raises redis's errors, except refusals of writes. `hops`: ages of chunks on
+    arrival.
 
-    `secret`: the secret with which the record of a peer must be signed; None where records are not signed.
+    `secret`: the secret with which the record of a peer must be signed; None where records are not
+    signed.
     """
 
-    def __init__(self, client: redis.Redis, worker: WorkerId, role: RoleName, secret: FleetSecret | None = None) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        worker: WorkerId,
+        role: RoleName,
+        secret: FleetSecret | None = None,
+    ) -> None:
         self._secret = secret
         self._refused: set[WorkerId] = set()
         self._client, self._inbox, self._role = client, keys.inbox(worker), keys.role(role)
@@ -68,11 +88,20 @@ class RedisLink:
         return self._worker
 
     def exchange(
-        self, calls: Sequence[Call], *, free_slots: int, block_ms: int, ask_live: Sequence[RequestId] = ()
+        self,
+        calls: Sequence[Call],
+        *,
+        free_slots: int,
+        block_ms: int,
+        ask_live: Sequence[RequestId] = (),
     ) -> TurnResult:
-        """Send `calls`, then read, waiting up to `block_ms` (0: not at all); grants of the role are read only with free slots."""
+        """Send `calls`, then read, waiting up to `block_ms` (0: not at all); grants of the role are
+        read only with free slots.
+        """
         commands: list[Sequence[Arg]] = []
-        is_due = self._read_up_to is not None and (self._num_untrimmed >= TRIM_AFTER or self._found_nothing)
+        is_due = self._read_up_to is not None and (
+            self._num_untrimmed >= TRIM_AFTER or self._found_nothing
+        )
         if self._read_up_to and is_due:
             commands.append(("XTRIM", self._inbox, "MINID", _after(self._read_up_to)))
         if ask_live:
@@ -82,8 +111,11 @@ class RedisLink:
         refusal = _refusal_in(replies)
         if is_due and not isinstance(replies[len(calls)], ResponseError):
             self._read_up_to, self._num_untrimmed = None, 0
-        received, num_entries = self._parse([] if isinstance(replies[-1], ResponseError) else replies[-1])
-        # The bound on grants may have cut the read short; the rest of the inbox must not wait for one more iteration each.
+        received, num_entries = self._parse(
+            [] if isinstance(replies[-1], ResponseError) else replies[-1]
+        )
+        # The bound on grants may have cut the read short; the rest of the inbox must not wait for
+        # one more iteration each.
         received = self._complete(received, cut_short=0 < free_slots <= num_entries)
         live = [bool(flag) for flag in cast("list[int]", replies[-2])] if ask_live else []
         notices = [notice for notice in received if not isinstance(notice, Grant)]
@@ -97,13 +129,19 @@ class RedisLink:
         )
 
     def _complete(self, received: list[AnyNotice], *, cut_short: bool) -> list[AnyNotice]:
-        """Read the chunks whose notices do not contain them, and the rest of an inbox whose read was `cut_short`."""
+        """Read the chunks whose notices do not contain them, and the rest of an inbox whose read
+        was `cut_short`.
+        """
         reads, rest = LogReads(received), [self._read_command(0, 0)] if cut_short else []
         if not reads.commands and not rest:
             return received
         replies = exchange(self._client, (), *reads.commands, *rest)
         received = reads.resolve(replies[: len(reads.commands)])
-        return received + self._complete(self._parse(replies[-1])[0], cut_short=False) if rest else received
+        return (
+            received + self._complete(self._parse(replies[-1])[0], cut_short=False)
+            if rest
+            else received
+        )
 
     def _count_hops(self, notices: Sequence[Notice]) -> None:
         arrived_us = now_us()
@@ -117,11 +155,22 @@ class RedisLink:
         streams = [self._inbox] + ([self._role] if free_slots > 0 else [])
         count = min(free_slots, MAX_NOTICES) if free_slots > 0 else MAX_NOTICES
         block: list[Arg] = ["BLOCK", block_ms] if block_ms > 0 else []
-        head: list[Arg] = ["XREADGROUP", "GROUP", keys.GROUP, self._worker, "COUNT", count, *block, "NOACK"]
+        head: list[Arg] = [
+            "XREADGROUP",
+            "GROUP",
+            keys.GROUP,
+            self._worker,
+            "COUNT",
+            count,
+            *block,
+            "NOACK",
+        ]
         return (*head, "STREAMS", *streams, *[">"] * len(streams))
 
     def _parse(self, reply: Reply) -> tuple[list[AnyNotice], int]:
-        """Return the notices and grants of a read, and the number of entries of the inbox among them."""
+        """Return the notices and grants of a read, and the number of entries of the inbox among
+        them.
+        """
         received: list[AnyNotice] = []
         num_entries = 0
         for name, entries in cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply or []):
@@ -155,7 +204,9 @@ class RedisLink:
 
     def chosen_version(self, stage: StageName) -> int:
         """Return the version of the draft head that a stage is to use; 0: that of the start."""
-        return int(text(cast("bytes | None", self._client.hget(keys.DRAFTERS, f"{stage}:version"))) or 0)
+        return int(
+            text(cast("bytes | None", self._client.hget(keys.DRAFTERS, f"{stage}:version"))) or 0
+        )
 
     def read_version(self, number: int) -> DraftVersion | None:
         found = cast("bytes | None", self._client.hget(keys.DRAFT_VERSIONS, str(number)))
@@ -165,12 +216,22 @@ class RedisLink:
         """Return the workers of these roles that hold a version of the draft head, and where."""
         statuses = ("accepting", "standby", "leaving", "ordered_off")
         sets = [keys.role_workers(role, status) for role in roles for status in statuses]
-        listed = [WorkerId(text(raw)) for name in sets for raw in cast("list[bytes]", self._client.zrange(name, 0, -1))]
+        listed = [
+            WorkerId(text(raw))
+            for name in sets
+            for raw in cast("list[bytes]", self._client.zrange(name, 0, -1))
+        ]
         held = {worker: self._held_head(worker) for worker in listed if worker != self._worker}
-        return {worker: head for worker, head in held.items() if head is not None and head.version == number}
+        return {
+            worker: head
+            for worker, head in held.items()
+            if head is not None and head.version == number
+        }
 
     def _held_head(self, worker: WorkerId) -> HeldHead | None:
-        return decode_held(text(cast("bytes | None", self._client.hget(keys.worker(worker), "held_head"))))
+        return decode_held(
+            text(cast("bytes | None", self._client.hget(keys.worker(worker), "held_head")))
+        )
 
     def num_purges(self) -> int:
         """Return how often operators have ordered the trainer to forget its samples."""
@@ -187,7 +248,8 @@ class RedisLink:
         record = pairs(self._client.hgetall(keys.worker(worker)))
         if record and self._secret is not None and not self._secret.verifies(worker, record):
             why = (
-                f"worker {worker} is not read from: its record in Redis is not signed with security.fleet_secret; "
+                f"worker {worker} is not read from: its record in Redis is not signed with "
+                "security.fleet_secret; "
                 "either another process changed the record, or the worker has another secret"
             )
             if worker not in self._refused:

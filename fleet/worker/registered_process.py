@@ -1,4 +1,6 @@
-"""A process that is registered in Redis under a lease, as one incarnation after another. Knows no task and no engine."""
+"""A process that is registered in Redis under a lease, as one incarnation after another. Knows no
+task and no engine.
+"""
 
 import logging
 import os
@@ -20,12 +22,16 @@ log = logging.getLogger(__name__)
 
 
 class RegisteredProcess:
-    """A sequence of incarnations, each with its own id and lease; what the process has loaded outlives them.
+    """A sequence of incarnations, each with its own id and lease; what the process has loaded
+    outlives them.
 
-    A subclass defines `live`, one incarnation, and `drop_work`, which drops all that belongs to one.
+    A subclass defines `live`, one incarnation, and `drop_work`, which drops all that belongs to
+    one.
     """
 
-    def __init__(self, config: FleetConfig, role: RoleName, redis_url: str, labels: Labels | None = None) -> None:
+    def __init__(
+        self, config: FleetConfig, role: RoleName, redis_url: str, labels: Labels | None = None
+    ) -> None:
         self.config, self.role, self.redis_url = config, role, redis_url
         self.labels = labels or Labels("worker")
         self.stop, self.outage = threading.Event(), Outage(f"worker {role}")
@@ -33,7 +39,9 @@ class RegisteredProcess:
 
     @property
     def has_joined(self) -> bool:
-        """True once an incarnation has registered: from then on, errors of Redis begin another one."""
+        """True once an incarnation has registered: from then on, errors of Redis begin another
+        one.
+        """
         return self.last_id is not None
 
     def live(self, worker: WorkerId, client: redis.Redis, lease_client: redis.Redis) -> None:
@@ -55,19 +63,28 @@ class RegisteredProcess:
                 self.stop.wait(self._pause_s(error))
 
     def _pause_s(self, error: RedisError | RedisUnreachable) -> float:
-        """Log why the incarnation ended, once per outage; return the pause before the next one in seconds."""
+        """Log why the incarnation ended, once per outage; return the pause before the next one in
+        seconds.
+        """
         if isinstance(error, RedisError) and is_away(error):
             return self.outage.add(error)
         if isinstance(error, RedisError):
-            log.warning("this incarnation's inbox is gone (%s): it was fenced; the worker joins again", error)
+            log.warning(
+                "this incarnation's inbox is gone (%s): it was fenced; the worker joins again",
+                error,
+            )
         return self.outage.pause_s()
 
     def _incarnation(self) -> None:
-        with connect(self.redis_url, one_connection=True) as client, connect(self.redis_url) as lease_client:
+        with (
+            connect(self.redis_url, one_connection=True) as client,
+            connect(self.redis_url) as lease_client,
+        ):
             worker = new_worker_id(self.role, socket.gethostname(), os.getpid())
             self.labels.worker, self.labels.stage = worker, self.config.role(self.role).stage
             if self.last_id is not None:
-                # Other workers need not wait for the lease of an incarnation that is certainly over.
+                # Other workers need not wait for the lease of an incarnation that is certainly
+                # over.
                 run(client, scripts.fence_worker("", self.last_id))
             self.last_id = worker
             self.live(worker, client, lease_client)

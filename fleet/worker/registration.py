@@ -1,4 +1,6 @@
-"""The record with which a worker registers, and its registration. Knows no engine and no transfer."""
+"""The record with which a worker registers, and its registration. Knows no engine and no
+transfer.
+"""
 
 import os
 import socket
@@ -17,18 +19,25 @@ from fleet.core.ids import StageName, WorkerId
 PROTOCOL_VERSION = "5"
 MOST_STANDBY = 256
 SKEW_FIX = (
-    "run one version and one checkpoint in one fleet, and set one engine, dtype, numerics and page_size_tokens, with vllm also "
-    "one section vllm and one kind of device, for all workers of a stage that is split or divided into spans"
+    "run one version and one checkpoint in one fleet, and set one engine, dtype, numerics and "
+    "page_size_tokens, with vllm also "
+    "one section vllm and one kind of device, for all workers of a stage that is split or "
+    "divided into spans"
 )
 KERNELS = "kernels"
 KERNELS_FIX = (
-    "with numerics: invariant all workers need CPUs with the same instructions and one build of torch, without "
+    "with numerics: invariant all workers need CPUs with the same instructions and one build of "
+    "torch, without "
     "ATEN_CPU_CAPABILITY or with one value of it; or set numerics: fast"
 )
 
 
-def process_fields(config: FleetConfig, serves: Role, *, fingerprint: str, device: str, dtype: str) -> dict[str, str | bytes]:
-    """Return the fields of every worker's record. `fingerprint`: of the checkpoint, `dtype`: "" without one."""
+def process_fields(
+    config: FleetConfig, serves: Role, *, fingerprint: str, device: str, dtype: str
+) -> dict[str, str | bytes]:
+    """Return the fields of every worker's record. `fingerprint`: of the checkpoint, `dtype`: ""
+    without one.
+    """
     return {
         "kind": "worker",
         "host": socket.gethostname(),
@@ -44,7 +53,9 @@ def process_fields(config: FleetConfig, serves: Role, *, fingerprint: str, devic
 
 
 def _kernels(config: FleetConfig) -> dict[str, str]:
-    """Return what decides about the last bits of results, where these must be the same on every worker."""
+    """Return what decides about the last bits of results, where these must be the same on every
+    worker.
+    """
     if config.numerics != "invariant" or config.engine == "fake":
         return {}
     import torch
@@ -52,14 +63,23 @@ def _kernels(config: FleetConfig) -> dict[str, str]:
     return {KERNELS: f"{torch.backends.cpu.get_cpu_capability()} of torch {torch.__version__}"}
 
 
-def _shared_settings(config: FleetConfig, stage: StageName, device: str, dtype: str) -> dict[str, str]:
-    """Return the settings in which all workers of a stage must agree that read each other's keys and values, or rows."""
+def _shared_settings(
+    config: FleetConfig, stage: StageName, device: str, dtype: str
+) -> dict[str, str]:
+    """Return the settings in which all workers of a stage must agree that read each other's keys
+    and values, or rows.
+    """
     own, engine = config.stage(stage), config.engine_of(stage)
     if own.spans is not None:
         return {"stage": stage, "dtype": dtype, "engine": engine, "numerics": config.numerics}
     if own.split is None:
         return {}
-    shared = {"stage": stage, "dtype": dtype, "page_size_tokens": str(own.page_size_tokens), "engine": engine}
+    shared = {
+        "stage": stage,
+        "dtype": dtype,
+        "page_size_tokens": str(own.page_size_tokens),
+        "engine": engine,
+    }
     if engine != "vllm":
         return shared
     return {
@@ -71,18 +91,30 @@ def _shared_settings(config: FleetConfig, stage: StageName, device: str, dtype: 
 
 
 def register_worker(
-    client: redis.Redis, config: FleetConfig, serves: Role, worker: WorkerId, record: Mapping[str, str | bytes],
-    *, lease_us: int | None = None,
-) -> bool:  # fmt: skip
-    """Register a worker; return True if it must stand by. `lease_us`: None: that of the configuration.
+    client: redis.Redis,
+    config: FleetConfig,
+    serves: Role,
+    worker: WorkerId,
+    record: Mapping[str, str | bytes],
+    *,
+    lease_us: int | None = None,
+) -> bool:
+    """Register a worker; return True if it must stand by. `lease_us`: None: that of the
+    configuration.
 
     Raises: VersionSkew naming the difference and the remedy.
     """
     lease_us = int(config.lease.worker_ttl_s * 1e6) if lease_us is None else lease_us
     active, standby = (1, MOST_STANDBY) if serves.optional else (serves.replicas, serves.standby)
-    call = scripts.register(worker, serves.name, lease_us, dict(record), replicas=active, standby=standby)
+    call = scripts.register(
+        worker, serves.name, lease_us, dict(record), replicas=active, standby=standby
+    )
     answer, *reason = texts(run(client, call))
     if reason:
-        remedies = [KERNELS_FIX if f"its {KERNELS} " in reason[0] else SKEW_FIX] if answer == "skew" else []
+        remedies = (
+            [KERNELS_FIX if f"its {KERNELS} " in reason[0] else SKEW_FIX]
+            if answer == "skew"
+            else []
+        )
         raise VersionSkew("; ".join([f"worker {serves.name} is refused: {reason[0]}", *remedies]))
     return answer == "standby"

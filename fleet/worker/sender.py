@@ -1,4 +1,6 @@
-"""From released drafts to chunks on the wire: tensors inline when small, published for pulling when remote. Knows no engine."""
+"""From released drafts to chunks on the wire: tensors inline when small, published for pulling when
+remote. Knows no engine.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -24,8 +26,9 @@ INLINE_BYTES = 1024
 class Sender:
     """Turns drafts into appends, in order per task.
 
-    Arena slots are freed when requests end, so requests that each hold part of a full arena could block each other indefinitely:
-    a tensor without room is sent inline instead, which is slower; or fails its request, where the edge never sends it inline.
+    Arena slots are freed when requests end, so requests that each hold part of a full arena could
+    block each other indefinitely: a tensor without room is sent inline instead, which is slower; or
+    fails its request, where the edge never sends it inline.
     """
 
     def __init__(self, transfer: Transfer, worker: WorkerId) -> None:
@@ -33,11 +36,15 @@ class Sender:
         self._published: set[RequestId] = set()
 
     def collect(self, task: Task, appends: list[Append], relocations: list[Relocation]) -> None:
-        """Add a task's unsent chunks, and the new locations of logged chunks whose tensors were recomputed; all, or none if an
-        error is raised.
+        """Add a task's unsent chunks, and the new locations of logged chunks whose tensors were
+        recomputed; all, or none if an error is raised.
         """
-        new_locations = [self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.is_logged]
-        appends += self._appends(task, [(edge, draft) for edge, draft in task.unsent if not draft.is_logged])
+        new_locations = [
+            self._relocation(task, edge, draft) for edge, draft in task.unsent if draft.is_logged
+        ]
+        appends += self._appends(
+            task, [(edge, draft) for edge, draft in task.unsent if not draft.is_logged]
+        )
         relocations += new_locations
         task.unsent = []
 
@@ -80,14 +87,18 @@ class Sender:
                 consumer=edge.edge.target,
                 chunk=chunk,
                 location=location,
-                event=ChunkAppended.of(chunk) if chunk.index == 0 or chunk.boundary or chunk.final else None,
+                event=ChunkAppended.of(chunk)
+                if chunk.index == 0 or chunk.boundary or chunk.final
+                else None,
                 finish=position == len(unsent) - 1 and task.all_ended(),
                 num_items=draft.num_items,
             )
             appends.append(append)
         return appends
 
-    def _tensors(self, task: Task, edge: OutboundEdge, draft: Draft) -> tuple[dict[str, WireTensor], Location]:
+    def _tensors(
+        self, task: Task, edge: OutboundEdge, draft: Draft
+    ) -> tuple[dict[str, WireTensor], Location]:
         tensors: dict[str, WireTensor] = {}
         location: Location = {}
         for name, array in draft.arrays.items():
@@ -100,7 +111,9 @@ class Sender:
             tensors[name] = wire
         return tensors, location
 
-    def _publish(self, request: RequestId, edge: OutboundEdge, inline: WireTensor, data: bytes) -> WireTensor:
+    def _publish(
+        self, request: RequestId, edge: OutboundEdge, inline: WireTensor, data: bytes
+    ) -> WireTensor:
         try:
             wire = self._transfer.publish(request, inline.dtype, inline.shape, data)
         except TransferError as error:
@@ -121,7 +134,9 @@ class Sender:
 
 
 def _is_pulled(edge: OutboundEdge, name: str, data: bytes) -> bool:
-    return name in edge.edge.remote and (len(data) > INLINE_BYTES or (edge.edge.never_inline and bool(data)))
+    return name in edge.edge.remote and (
+        len(data) > INLINE_BYTES or (edge.edge.never_inline and bool(data))
+    )
 
 
 def _inline(edge: OutboundEdge, name: str, array: np.ndarray) -> tuple[WireTensor, bytes]:

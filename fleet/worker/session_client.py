@@ -20,8 +20,14 @@ from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
 from fleet.control.outage import cause_of
-from fleet.core.errors import BadInput, NotFound, NoWorker, RedisUnreachable, SessionInterrupted, from_code
-from fleet.process.fleet_secret import FleetSecret
+from fleet.core.errors import (
+    BadInput,
+    NotFound,
+    NoWorker,
+    RedisUnreachable,
+    SessionInterrupted,
+    from_code,
+)
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.session_messages import (
     PURPOSE,
@@ -36,6 +42,7 @@ from fleet.core.session_messages import (
     encode_session_message,
 )
 from fleet.core.session_parts import check_parts
+from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.worker.endpoints import endpoint_of
@@ -57,14 +64,19 @@ class SessionFile:
     parts: dict[str, memoryview]
 
     def write(self, file: Path) -> None:
-        """Write a file of safetensors: each part as uint8, the description as metadata. Only whole it replaces an earlier one.
+        """Write a file of safetensors: each part as uint8, the description as metadata. Only whole
+        it replaces an earlier one.
 
         Raises: BadInput, OSError; the earlier file is then unchanged.
         """
         arrays = {name: np.frombuffer(part, np.uint8) for name, part in self.parts.items()}
         spare = file.with_name(f"{file.name}.{os.getpid()}")
         try:
-            save_file(arrays, spare, metadata={INFO: msgspec.json.encode(self.info).decode(), DIGEST: self._digest()})
+            save_file(
+                arrays,
+                spare,
+                metadata={INFO: msgspec.json.encode(self.info).decode(), DIGEST: self._digest()},
+            )
             with spare.open("rb+") as written:
                 os.fsync(written.fileno())
             spare.replace(file)
@@ -81,13 +93,25 @@ class SessionFile:
                 metadata = cast("dict[str, str]", opened.metadata() or {})
                 info = msgspec.json.decode(metadata.get(INFO, ""), type=SessionInfo)
                 # Not `get_tensor`, which cannot read every dtype that a damaged header may name.
-                check_parts(info, {name: _num_bytes(opened.get_slice(name)) for name in opened.keys()})
-                parts = {name: memoryview(opened.get_tensor(name).tobytes()) for name in opened.keys()}
+                check_parts(
+                    info, {name: _num_bytes(opened.get_slice(name)) for name in opened.keys()}
+                )
+                parts = {
+                    name: memoryview(opened.get_tensor(name).tobytes()) for name in opened.keys()
+                }
             found = cls(info=info, parts=parts)
             if metadata.get(DIGEST) != found._digest():
                 raise BadInput("its bytes do not match their digest; save the session again")
-        except (OSError, SafetensorError, msgspec.DecodeError, UnicodeDecodeError, BadInput) as error:
-            raise BadInput(f"{file}: is not the file of a session: {error}", param="FILE") from error
+        except (
+            OSError,
+            SafetensorError,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            BadInput,
+        ) as error:
+            raise BadInput(
+                f"{file}: is not the file of a session: {error}", param="FILE"
+            ) from error
         return found
 
     def _digest(self) -> str:
@@ -116,9 +140,13 @@ def named_outages() -> Iterator[None]:
 
 
 class SessionClient:
-    """Finds the worker of a session and exchanges its rows with it. Raises also: RedisUnreachable."""
+    """Finds the worker of a session and exchanges its rows with it. Raises also:
+    RedisUnreachable.
+    """
 
-    def __init__(self, client: redis.Redis, config: FleetConfig, secret: FleetSecret | None) -> None:
+    def __init__(
+        self, client: redis.Redis, config: FleetConfig, secret: FleetSecret | None
+    ) -> None:
         self._client, self._config, self._secret = client, config, secret
 
     def save(self, stage: StageName, session: str, name: str) -> SessionFile:
@@ -128,10 +156,15 @@ class SessionClient:
     def worker_of(self, stage: StageName, session: str, name: str) -> WorkerId:
         """Return the worker that caches a session. Raises: NotFound if there is none."""
         with named_outages():
-            worker = text(cast("bytes | None", self._client.hget(keys.cached_prefix(session), stage)))
+            worker = text(
+                cast("bytes | None", self._client.hget(keys.cached_prefix(session), stage))
+            )
         if not worker:
             kept = f"{self._config.lease.prefix_cache_s:g} s (lease.prefix_cache_s)"
-            raise NotFound(f"no worker of {stage} caches a conversation {name!r}; it is kept for {kept} after a turn")
+            raise NotFound(
+                f"no worker of {stage} caches a conversation {name!r}; it is kept for {kept} "
+                "after a turn"
+            )
         return WorkerId(worker)
 
     def save_from(self, worker: WorkerId, session: str) -> SessionFile:
@@ -145,7 +178,9 @@ class SessionClient:
         try:
             return _session_of(received)
         except BadInput as error:
-            raise SessionInterrupted(f"worker {worker} sent a damaged session: {error}; try again") from error
+            raise SessionInterrupted(
+                f"worker {worker} sent a damaged session: {error}; try again"
+            ) from error
 
     def load(self, stage: StageName, session: str, file: SessionFile) -> None:
         """Raises: NoWorker; the worker's error."""
@@ -161,7 +196,9 @@ class SessionClient:
 
     def _choose(self, stage: StageName) -> WorkerId:
         with named_outages():
-            (found,) = exchange(self._client, (), ("ZRANGE", keys.role_workers(RoleName(stage), "accepting"), 0, -1))
+            (found,) = exchange(
+                self._client, (), ("ZRANGE", keys.role_workers(RoleName(stage), "accepting"), 0, -1)
+            )
             workers = [WorkerId(text(name)) for name in cast("list[bytes]", found)]
             if not workers:
                 raise NoWorker(f"no worker of {stage} is running")
@@ -174,11 +211,18 @@ class SessionClient:
         if endpoint is None:
             raise NotFound(f"worker {worker} has left, or its engine does not save sessions")
         if self._secret is not None and not self._secret.verifies(worker, fields):
-            raise BadInput(f"the record of worker {worker} in Redis is not signed with security.fleet_secret")
+            raise BadInput(
+                f"the record of worker {worker} in Redis is not signed with security.fleet_secret"
+            )
         arrivals = SpanArrivals()
         own_name = f"session@{uuid.uuid4().hex[:8]}"
         connection = dial(
-            endpoint.address, key=endpoint.key, own_name=own_name, purpose=PURPOSE, arrivals=arrivals, timeout_s=DIAL_TIMEOUT_S
+            endpoint.address,
+            key=endpoint.key,
+            own_name=own_name,
+            purpose=PURPOSE,
+            arrivals=arrivals,
+            timeout_s=DIAL_TIMEOUT_S,
         )
         return connection, arrivals
 
@@ -199,14 +243,18 @@ def _session_of(received: "list[tuple[AnySessionMessage, memoryview]]") -> Sessi
 
 
 def _received(arrivals: SpanArrivals) -> "list[tuple[AnySessionMessage, memoryview]]":
-    """Return what a worker sends, to the end. Raises: the worker's error; SessionInterrupted if it is lost."""
+    """Return what a worker sends, to the end. Raises: the worker's error; SessionInterrupted if it
+    is lost.
+    """
     received: list[tuple[AnySessionMessage, memoryview]] = []
     while arrived := arrivals.take(TIMEOUT_S):
         for arrival in arrived:
             if isinstance(arrival, ConnectionClosed):
                 raise SessionInterrupted(f"the worker is gone: {arrival.reason}; try again")
             if isinstance(arrival, FrameReceived):
-                received.append((decode_session_message(arrival.frame.header), arrival.frame.payload))
+                received.append(
+                    (decode_session_message(arrival.frame.header), arrival.frame.payload)
+                )
         last = received[-1][0] if received else None
         if isinstance(last, SessionEnd) and last.error:
             raise from_code(last.code, last.error)

@@ -1,7 +1,8 @@
-"""Service of a worker to `fleet session`: cached conversations out and in, over connections of their own.
+"""Service of a worker to `fleet session`: cached conversations out and in, over connections of
+their own.
 
-Called from the worker's loop; nothing here waits. What arrives is checked against what the engine can cache before it is
-kept, and a connection on which something else arrives is closed.
+Called from the worker's loop; nothing here waits. What arrives is checked against what the engine
+can cache before it is kept, and a connection on which something else arrives is closed.
 """
 
 import logging
@@ -13,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, FleetError, SessionInterrupted, UnknownWireVersion
-from fleet.process.fleet_secret import FleetSecret, span_connection_key
 from fleet.core.ids import StageName, WorkerId
 from fleet.core.session_messages import (
     PURPOSE,
@@ -27,9 +27,25 @@ from fleet.core.session_messages import (
     decode_session_message,
     encode_session_message,
 )
-from fleet.core.session_parts import KEYS, POSITIONS, TAPPED, SessionLimits, check_info, check_part, check_parts
+from fleet.core.session_parts import (
+    KEYS,
+    POSITIONS,
+    TAPPED,
+    SessionLimits,
+    check_info,
+    check_part,
+    check_parts,
+)
 from fleet.engine.base import Engine, SavedSession, SessionCopied
-from fleet.spans.net.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.process.fleet_secret import FleetSecret, span_connection_key
+from fleet.spans.net.connection import (
+    Arrival,
+    ConnectionClosed,
+    ConnectionOpened,
+    FrameReceived,
+    SpanArrivals,
+    SpanConnection,
+)
 from fleet.spans.net.listener import SpanListener
 from fleet.worker.endpoints import endpoint_fields, new_token
 
@@ -47,7 +63,9 @@ class IncomingSession:
     parts: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
 
     def add(self, name: str, part: memoryview) -> None:
-        """Keep a part. Raises: BadInput if it is unknown, came before, or has another size than the description means."""
+        """Keep a part. Raises: BadInput if it is unknown, came before, or has another size than the
+        description means.
+        """
         check_part(self.info, name, part.nbytes)
         if name in self.parts:
             raise BadInput(f"the part {name} of the session came twice")
@@ -57,23 +75,37 @@ class IncomingSession:
         """Raises: BadInput if a part is missing, or the parts contradict each other."""
         check_parts(self.info, {name: part.nbytes for name, part in self.parts.items()})
         positions = np.frombuffer(self.parts.get(POSITIONS, b""), np.int32).tolist()
-        tapped = np.frombuffer(self.parts.get(TAPPED, b""), np.float32).reshape(max(1, len(positions)), -1)
+        tapped = np.frombuffer(self.parts.get(TAPPED, b""), np.float32).reshape(
+            max(1, len(positions)), -1
+        )
         return SavedSession(
             num_rows=self.info.num_rows,
             keys=np.frombuffer(self.parts[KEYS], np.int64),
-            layers=[np.frombuffer(self.parts[str(layer)], np.uint8) for layer in range(self.info.num_layers)],
+            layers=[
+                np.frombuffer(self.parts[str(layer)], np.uint8)
+                for layer in range(self.info.num_layers)
+            ],
             layout=self.info.layout,
             tapped=dict(zip(positions, tapped, strict=True)) if positions else {},
         )
 
 
 class SessionService:
-    """Each connection serves one operation. `on_loaded` is called with the name of a session that is cached from then on."""
+    """Each connection serves one operation. `on_loaded` is called with the name of a session that
+    is cached from then on.
+    """
 
     def __init__(
-        self, engine: Engine, limits: SessionLimits, stage: StageName, checkpoint: str, place: str | Path, worker: WorkerId,
-        secret: FleetSecret | None, on_loaded: Callable[[str], None],
-    ) -> None:  # fmt: skip
+        self,
+        engine: Engine,
+        limits: SessionLimits,
+        stage: StageName,
+        checkpoint: str,
+        place: str | Path,
+        worker: WorkerId,
+        secret: FleetSecret | None,
+        on_loaded: Callable[[str], None],
+    ) -> None:
         """`limits`: those of the engine. `place`: see `SpanListener`."""
         self._engine, self._limits = engine, limits
         self._stage, self._checkpoint, self._on_loaded = stage, checkpoint, on_loaded
@@ -126,7 +158,9 @@ class SessionService:
             log.warning("the session connection from %s is closed: %s", connection.peer, cause)
             connection.close()
 
-    def _receive(self, connection: SpanConnection, message: AnySessionMessage, payload: memoryview) -> None:
+    def _receive(
+        self, connection: SpanConnection, message: AnySessionMessage, payload: memoryview
+    ) -> None:
         try:
             match message:
                 case SaveSession(session=session) if connection in self._idle:
@@ -148,17 +182,28 @@ class SessionService:
                     self._end(connection, f"{type(message).__name__} was not due")
         except FleetError as error:
             self._incoming.pop(connection, None)
-            connection.send(encode_session_message(SessionEnd(session=message.session, error=error.message, code=error.code)))
+            connection.send(
+                encode_session_message(
+                    SessionEnd(session=message.session, error=error.message, code=error.code)
+                )
+            )
 
     def _check(self, info: SessionInfo) -> None:
-        """Raises: BadInput if no part of the session may be sent: it is another stage's or checkpoint's, or too large."""
-        for name, given, own in (("stage", info.stage, self._stage), ("checkpoint", info.checkpoint, self._checkpoint)):
+        """Raises: BadInput if no part of the session may be sent: it is another stage's or
+        checkpoint's, or too large.
+        """
+        for name, given, own in (
+            ("stage", info.stage, self._stage),
+            ("checkpoint", info.checkpoint, self._checkpoint),
+        ):
             if given != own:
                 raise BadInput(f"the file is of {name} {given[:64]}, and this worker's is {own}")
         check_info(info)
         self._limits.check(info.num_rows, info.num_layers, info.layout)
         if len(self._incoming) >= MAX_LOADS:
-            raise SessionInterrupted(f"{MAX_LOADS} sessions are loaded into this worker at the moment; try again")
+            raise SessionInterrupted(
+                f"{MAX_LOADS} sessions are loaded into this worker at the moment; try again"
+            )
 
     def _answer(self, copied: SessionCopied) -> None:
         waiting = self._waiting.pop(copied.session, [])
@@ -167,24 +212,37 @@ class SessionService:
         for connection in waiting:
             if copied.saved is not None:
                 self._send(connection, copied.session, copied.saved)
-            error, code = (copied.error.message, copied.error.code) if copied.error is not None else ("", "")
-            connection.send(encode_session_message(SessionEnd(session=copied.session, error=error, code=code)))
+            error, code = (
+                (copied.error.message, copied.error.code) if copied.error is not None else ("", "")
+            )
+            connection.send(
+                encode_session_message(SessionEnd(session=copied.session, error=error, code=code))
+            )
 
     def _send(self, connection: SpanConnection, session: str, saved: SavedSession) -> None:
         info = SessionInfo(
-            num_rows=saved.num_rows, num_layers=len(saved.layers), layout=saved.layout, checkpoint=self._checkpoint,
+            num_rows=saved.num_rows,
+            num_layers=len(saved.layers),
+            layout=saved.layout,
+            checkpoint=self._checkpoint,
             stage=self._stage,
-        )  # fmt: skip
+        )
         connection.send(encode_session_message(SessionHead(session=session, info=info)))
         for name, part in parts_of(saved).items():
-            connection.send(encode_session_message(SessionPart(session=session, name=name)), part.data)
+            connection.send(
+                encode_session_message(SessionPart(session=session, name=name)), part.data
+            )
 
 
 def parts_of(saved: SavedSession) -> dict[str, NDArray[np.generic]]:
     """Return the parts of a session by name, C-contiguous."""
-    parts: dict[str, NDArray[np.generic]] = {str(layer): rows for layer, rows in enumerate(saved.layers)}
+    parts: dict[str, NDArray[np.generic]] = {
+        str(layer): rows for layer, rows in enumerate(saved.layers)
+    }
     parts[KEYS] = np.asarray(saved.keys, np.int64)
     if saved.tapped:
         parts[POSITIONS] = np.array(sorted(saved.tapped), np.int32)
-        parts[TAPPED] = np.stack([saved.tapped[position] for position in sorted(saved.tapped)]).astype(np.float32)
+        parts[TAPPED] = np.stack(
+            [saved.tapped[position] for position in sorted(saved.tapped)]
+        ).astype(np.float32)
     return {name: np.ascontiguousarray(part) for name, part in parts.items()}

@@ -1,4 +1,6 @@
-"""One request's work in this worker: its adapter, its edges and its phase. Knows no Redis; the loop sends what it produces."""
+"""One request's work in this worker: its adapter, its edges and its phase. Knows no Redis; the loop
+sends what it produces.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,12 +31,16 @@ class TaskPhase(Enum):
     RUNNING = "running"
     OUT_OF_CREDIT = "out of credit"
     HANDED_OFF = "handed off"
-    """The engine has finished this role's walks; the task ends here once the hand-off is written."""
+    """The engine has finished this role's walks; the task ends here once the hand-off is
+    written.
+    """
 
 
 TRANSITIONS: dict[TaskPhase, frozenset[TaskPhase]] = {
     TaskPhase.IMPORTING: frozenset({TaskPhase.RUNNING, TaskPhase.OUT_OF_CREDIT}),
-    TaskPhase.RUNNING: frozenset({TaskPhase.IMPORTING, TaskPhase.OUT_OF_CREDIT, TaskPhase.HANDED_OFF}),
+    TaskPhase.RUNNING: frozenset(
+        {TaskPhase.IMPORTING, TaskPhase.OUT_OF_CREDIT, TaskPhase.HANDED_OFF}
+    ),
     TaskPhase.OUT_OF_CREDIT: frozenset({TaskPhase.RUNNING}),
     TaskPhase.HANDED_OFF: frozenset(),
 }
@@ -42,13 +48,16 @@ TRANSITIONS: dict[TaskPhase, frozenset[TaskPhase]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """Invariants: every write for it carries `epoch`; a task whose write was refused as stale is dropped. `kv_import` is set in
-    phase `IMPORTING` only; the phase is left at the first feed after the import has ended.
+    """Invariants: every write for it carries `epoch`; a task whose write was refused as stale is
+    dropped. `kv_import` is set in phase `IMPORTING` only; the phase is left at the first feed after
+    the import has ended.
 
-    `unsent`: chunks released and not yet appended, in order over all edges. `acked`: chunks acknowledged, by input edge. `alone`:
-    no other task may run beside it. `timings`: of a hand-off from another worker, until they are written. `logged`: the number of
-    chunks in each input's log when the task was opened. `cached_rows`: rows that an earlier turn of the session had computed.
-    `dirty`: feeding it may change something. `ack_due`: acknowledgements may be due. Both only save looking at idle tasks.
+    `unsent`: chunks released and not yet appended, in order over all edges. `acked`: chunks
+    acknowledged, by input edge. `alone`: no other task may run beside it. `timings`: of a hand-off
+    from another worker, until they are written. `logged`: the number of chunks in each input's log
+    when the task was opened. `cached_rows`: rows that an earlier turn of the session had computed.
+    `dirty`: feeding it may change something. `ack_due`: acknowledgements may be due. Both only save
+    looking at idle tasks.
     `idle_consumed`: chunks consumed of each input when the task was last reported idle.
     """
 
@@ -61,7 +70,9 @@ class Task:
     producers: dict[EdgeName, StageName]
     strides: dict[EdgeName, int]
     phase: TaskPhase = TaskPhase.RUNNING
-    unsent: list[tuple[OutboundEdge, Draft]] = field(default_factory=list[tuple[OutboundEdge, Draft]])
+    unsent: list[tuple[OutboundEdge, Draft]] = field(
+        default_factory=list[tuple[OutboundEdge, Draft]]
+    )
     acked: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
     alone: bool = False
     kv_import: KVImport | None = None
@@ -82,7 +93,9 @@ class Task:
         return self.phase in (TaskPhase.IMPORTING, TaskPhase.OUT_OF_CREDIT)
 
     def enter(self, phase: TaskPhase) -> None:
-        assert phase in TRANSITIONS[self.phase], f"request {self.request}: {self.phase} cannot become {phase}"
+        assert phase in TRANSITIONS[self.phase], (
+            f"request {self.request}: {self.phase} cannot become {phase}"
+        )
         self.phase = phase
 
     def begin_import(self, kv_import: KVImport) -> None:
@@ -94,14 +107,17 @@ class Task:
         return kv_import
 
     def next_phase(self) -> TaskPhase:
-        """Return the phase after a feed: that of an import while it lasts, else as credit allows."""
+        """Return the phase after a feed: that of an import while it lasts, else as credit
+        allows.
+        """
         if self.kv_import is not None or self.phase is TaskPhase.HANDED_OFF:
             return self.phase
         return TaskPhase.RUNNING if self.has_credit() else TaskPhase.OUT_OF_CREDIT
 
     def add_output(self, output: EngineOutput, num_answers: int = 1) -> None:
-        """Turn an engine output into chunks ready to send; items for edges that the request does not run are discarded. An output
-        without arrays, after which the request is handed off, releases what waits.
+        """Turn an engine output into chunks ready to send; items for edges that the request does
+        not run are discarded. An output without arrays, after which the request is handed off,
+        releases what waits.
 
         `num_answers`: tasks in progress in this worker.
         """
@@ -118,7 +134,9 @@ class Task:
             self.dirty = self.ack_due = True
 
     def release_held(self, num_answers: int = 1) -> None:
-        """Release the chunks that are held for their edge's rate and due with `num_answers` in progress; with one, all are."""
+        """Release the chunks that are held for their edge's rate and due with `num_answers` in
+        progress; with one, all are.
+        """
         for edge in self.outbound.values():
             if edge.is_held:
                 self.unsent += [(edge, draft) for draft in edge.release_held(num_answers)]
@@ -142,7 +160,9 @@ class Task:
             edge.skip(walks)
 
     def is_over(self) -> bool:
-        """Return True once the adapter has met the end (a stop string) and every output edge has ended."""
+        """Return True once the adapter has met the end (a stop string) and every output edge has
+        ended.
+        """
         return self.adapter.is_stopped() and self.all_ended()
 
     def all_ended(self) -> bool:
@@ -152,8 +172,8 @@ class Task:
         return all(edge.has_credit() for edge in self.outbound.values())
 
     def take_idle_report(self) -> dict[EdgeName, int]:
-        """Return the chunks consumed of each input if the task, with its engine idle, waits for more and this was not reported
-        yet; else nothing.
+        """Return the chunks consumed of each input if the task, with its engine idle, waits for
+        more and this was not reported yet; else nothing.
         """
         consumed = {name: edge.consumed for name, edge in self.inbound.items()}
         has_chunks = any(edge.num_held for edge in self.inbound.values())
@@ -173,18 +193,31 @@ class Task:
                 continue
             self.acked[name] = edge.consumed
             ack = Ack(
-                request=self.request, stage=self.stage, epoch=self.epoch, edge=name, consumed=edge.consumed,
-                producer=self.producers[name], closed=closing and not edge.ended,
-            )  # fmt: skip
+                request=self.request,
+                stage=self.stage,
+                epoch=self.epoch,
+                edge=name,
+                consumed=edge.consumed,
+                producer=self.producers[name],
+                closed=closing and not edge.ended,
+            )
             due.append(ack)
         return due
 
 
 def open_task(
-    spec: RequestSpec, stage: StageName, epoch: Epoch, adapter: TaskAdapter, config: FleetConfig,
-    *, logs: TaskLogs, alone: bool = False,
-) -> Task:  # fmt: skip
-    """Create a task's edges as graph and configuration declare them, with outputs that continue where their logs end."""
+    spec: RequestSpec,
+    stage: StageName,
+    epoch: Epoch,
+    adapter: TaskAdapter,
+    config: FleetConfig,
+    *,
+    logs: TaskLogs,
+    alone: bool = False,
+) -> Task:
+    """Create a task's edges as graph and configuration declare them, with outputs that continue
+    where their logs end.
+    """
     graph = config.graph_declaration()
     running = graph.edges_for(spec.outputs)
     first_walk = graph.stage(stage).walks[0]
@@ -195,8 +228,14 @@ def open_task(
         stage=stage,
         epoch=epoch,
         adapter=adapter,
-        inbound={edge.name: InboundEdge(first_walk=first_walk, wait_for_walk=waits) for edge in inputs},
-        outbound={edge.name: _open_outbound(edge, config, logs) for edge in running if edge.source == stage},
+        inbound={
+            edge.name: InboundEdge(first_walk=first_walk, wait_for_walk=waits) for edge in inputs
+        },
+        outbound={
+            edge.name: _open_outbound(edge, config, logs)
+            for edge in running
+            if edge.source == stage
+        },
         producers={edge.name: edge.source for edge in inputs},
         strides={edge.name: config.ack_stride_of(edge) for edge in inputs},
         alone=alone,
@@ -215,7 +254,11 @@ def _open_outbound(edge: Edge, config: FleetConfig, logs: TaskLogs) -> OutboundE
     logged = EdgeLog(
         rows=[chunk.tensors[first].shape[0] if first in chunk.tensors else 0 for chunk in chunks],
         walks=[chunk.producer_walk or Walk("") for chunk in chunks],
-        remote={chunk.index for chunk in chunks if any(tensor.data is None for tensor in chunk.tensors.values())},
+        remote={
+            chunk.index
+            for chunk in chunks
+            if any(tensor.data is None for tensor in chunk.tensors.values())
+        },
         final=bool(chunks) and chunks[-1].final,
         consumed=logs.consumed.get(edge.name, 0),
     )
@@ -230,5 +273,11 @@ def logged_output(logs: TaskLogs) -> LoggedOutput:
         of_walk = parts.setdefault((edge, chunk.producer_walk or Walk("")), {})
         for name, tensor in chunk.tensors.items():
             if tensor.data is not None:
-                of_walk.setdefault(name, []).append(np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape))
-    return {key: {name: np.concatenate(arrays) for name, arrays in found.items()} for key, found in parts.items() if found}
+                of_walk.setdefault(name, []).append(
+                    np.frombuffer(tensor.data, tensor.dtype).reshape(tensor.shape)
+                )
+    return {
+        key: {name: np.concatenate(arrays) for name, arrays in found.items()}
+        for key, found in parts.items()
+        if found
+    }

@@ -1,4 +1,6 @@
-"""The tasks that a worker owns, and every way in which one ends: finished, failed, dropped or redelivered. Knows no Redis."""
+"""The tasks that a worker owns, and every way in which one ends: finished, failed, dropped or
+redelivered. Knows no Redis.
+"""
 
 import logging
 from collections.abc import Callable
@@ -21,14 +23,20 @@ log = logging.getLogger(__name__)
 class TaskTable(dict[RequestId, Task]):
     """Tasks by request. Not thread-safe.
 
-    `lingering`: requests whose task ended here while consumers may still pull tensors that it published. `failures`: to be
-    reported by the next round trip. `on_idle` is called when the last task has ended.
+    `lingering`: requests whose task ended here while consumers may still pull tensors that it
+    published. `failures`: to be reported by the next round trip. `on_idle` is called when the last
+    task has ended.
     """
 
     def __init__(
-        self, engine: Engine, sender: Sender, receiver: Receiver, offers: Offers, imports: AbandonedImports,
+        self,
+        engine: Engine,
+        sender: Sender,
+        receiver: Receiver,
+        offers: Offers,
+        imports: AbandonedImports,
         cached_sessions: CachedSessions,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         self._engine, self._sender, self._receiver = engine, sender, receiver
         self._offers, self._imports, self._cached_sessions = offers, imports, cached_sessions
@@ -59,12 +67,21 @@ class TaskTable(dict[RequestId, Task]):
         self.report_failure(task.request, task.stage, task.epoch, error)
         self.drop(task.request)
 
-    def report_failure(self, request: RequestId, stage: StageName, epoch: Epoch, error: FleetError) -> None:
+    def report_failure(
+        self, request: RequestId, stage: StageName, epoch: Epoch, error: FleetError
+    ) -> None:
         """Report that a task failed. Raises: EngineStopped, if its engine fails every task."""
         if not isinstance(error, BadInput):
             self._engine.check()
         log.warning("request %s fails in %s: %s", request, stage, error.message)
-        event = TaskFailed(request=request, stage=stage, epoch=epoch, code=error.code, message=error.message, param=error.param)
+        event = TaskFailed(
+            request=request,
+            stage=stage,
+            epoch=epoch,
+            code=error.code,
+            message=error.message,
+            param=error.param,
+        )
         self.failures.append(event)
 
     def take_failures(self) -> list[TaskFailed]:
@@ -72,7 +89,9 @@ class TaskTable(dict[RequestId, Task]):
         return failures
 
     def finish(self, task: Task) -> None:
-        """End a task whose work is done; its published tensors stay until the request ends, since consumers may still pull."""
+        """End a task whose work is done; its published tensors stay until the request ends, since
+        consumers may still pull.
+        """
         self._engine.finish(task.request)
         self._receiver.forget(task.request)
         if self._sender.published(task.request):
@@ -87,7 +106,8 @@ class TaskTable(dict[RequestId, Task]):
     def drop(self, request: RequestId, *, keep_cached: bool = False) -> None:
         """Forget a request in any state, and free all that it holds.
 
-        `keep_cached`: what its session had cached stays cached, as after a turn that ended normally.
+        `keep_cached`: what its session had cached stays cached, as after a turn that ended
+        normally.
         """
         task = self.get(request)
         if keep_cached and task is not None and self._cached_sessions.has(task.spec.session):

@@ -1,6 +1,8 @@
-"""A double of vLLM's engine: the same calls, tokens that are a function of all tokens before them, blocks that are counted.
+"""A double of vLLM's engine: the same calls, tokens that are a function of all tokens before them,
+blocks that are counted.
 
-Prompts are computed in chunks. A prefill half holds the blocks of its ended requests until a decode half reads them by a ticket.
+Prompts are computed in chunks. A prefill half holds the blocks of its ended requests until a decode
+half reads them by a ticket.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,9 +42,11 @@ class _Sequence:
 
 @dataclass(slots=True)
 class LlmDouble:
-    """Draws one token for each of its requests in a step. `cached`: blocks of prompts that were computed before.
+    """Draws one token for each of its requests in a step. `cached`: blocks of prompts that were
+    computed before.
 
-    `held`: prompts of ended requests, by the number in their ticket. `lost`: requests that end with an internal error.
+    `held`: prompts of ended requests, by the number in their ticket. `lost`: requests that end with
+    an internal error.
     `unreadable`: blocks of other engines never arrive.
     """
 
@@ -64,7 +68,9 @@ class LlmDouble:
         num_cached = max((end for end in ends if tuple(ids[:end]) in self.cached), default=0)
         self.cached |= {tuple(ids[:end]) for end in ends}
         read = self._read(params.ticket, ids)
-        sequence = _Sequence(ids=list(ids), draws=params, num_cached=num_cached, num_computed=max(num_cached, read))
+        sequence = _Sequence(
+            ids=list(ids), draws=params, num_cached=num_cached, num_computed=max(num_cached, read)
+        )
         self.running[request_id] = sequence
         return request_id
 
@@ -81,14 +87,19 @@ class LlmDouble:
         return 0
 
     def step(self) -> Sequence[DoubleOutput]:
-        outputs = [self._advance(request_id, sequence) for request_id, sequence in list(self.running.items())]
+        outputs = [
+            self._advance(request_id, sequence)
+            for request_id, sequence in list(self.running.items())
+        ]
         return [output for output in outputs if output is not None]
 
     def _advance(self, request_id: str, sequence: _Sequence) -> DoubleOutput | None:
         if request_id in self.lost:
             del self.running[request_id]
             failure = DoubleCompletion(token_ids=[], finish_reason="error")
-            return DoubleOutput(request_id=request_id, outputs=[failure], finished=True, num_cached_tokens=None)
+            return DoubleOutput(
+                request_id=request_id, outputs=[failure], finished=True, num_cached_tokens=None
+            )
         if self.unreadable and sequence.draws.ticket is not None:
             return None
         start, length = sequence.num_computed, len(sequence.ids)
@@ -100,9 +111,13 @@ class LlmDouble:
         draws, start = sequence.draws, sequence.num_tapped
         sequence.num_tapped = stop = min(sequence.num_computed, draws.num_prompt)
         if draws.row_positions is not None and stop > start:
-            positions = np.array([place for place in draws.row_positions if start <= place < stop], np.int32)
+            positions = np.array(
+                [place for place in draws.row_positions if start <= place < stop], np.int32
+            )
             rows = rows_of(sequence.ids, positions)
-            self.tapped.append(TappedRows(llm_id=request_id, stop=stop, positions=positions, rows=rows))
+            self.tapped.append(
+                TappedRows(llm_id=request_id, stop=stop, positions=positions, rows=rows)
+            )
 
     def take_rows(self) -> Sequence[TappedRows]:
         tapped, self.tapped = self.tapped, []
@@ -114,7 +129,9 @@ class LlmDouble:
         sequence.ids.append(token)
         sequence.num_computed += 1
         sequence.num_drawn += 1
-        finished = token in sequence.draws.end_ids or sequence.num_drawn == sequence.draws.max_tokens
+        finished = (
+            token in sequence.draws.end_ids or sequence.num_drawn == sequence.draws.max_tokens
+        )
         ticket: Ticket | None = None
         if finished:
             del self.running[request_id]
@@ -132,7 +149,10 @@ class LlmDouble:
 
     def prefix_of(self, request_id: str) -> Callable[[], int]:
         ids = self.running[request_id].ids
-        return lambda: max((end for end in range(BLOCK, len(ids), BLOCK) if tuple(ids[:end]) in self.cached), default=0)
+        return lambda: max(
+            (end for end in range(BLOCK, len(ids), BLOCK) if tuple(ids[:end]) in self.cached),
+            default=0,
+        )
 
     def abort_request(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -144,15 +164,27 @@ class LlmDouble:
 
 
 def rows_of(ids: Sequence[int], positions: np.ndarray) -> np.ndarray:
-    """Return the rows that the double taps: [n, 2], a position's id and the sum of the ids up to it."""
+    """Return the rows that the double taps: [n, 2], a position's id and the sum of the ids up to
+    it.
+    """
     sums = np.cumsum(ids)
-    return np.array([(ids[place], sums[place]) for place in positions.tolist()], np.float32).reshape(-1, HIDDEN)
+    return np.array(
+        [(ids[place], sums[place]) for place in positions.tolist()], np.float32
+    ).reshape(-1, HIDDEN)
 
 
 def started(llm: LlmDouble) -> StartedLlm:
     return StartedLlm(
-        llm=llm, vocab_size=VOCAB_SIZE, max_positions=MAX_POSITIONS, sampling_params=lambda draws: draws,
-        check_health=llm.check_health, take_rows=llm.take_rows, prefix_of=llm.prefix_of,
+        llm=llm,
+        vocab_size=VOCAB_SIZE,
+        max_positions=MAX_POSITIONS,
+        sampling_params=lambda draws: draws,
+        check_health=llm.check_health,
+        take_rows=llm.take_rows,
+        prefix_of=llm.prefix_of,
         num_held=lambda: len(llm.running) + len(llm.held),
-        pages=lambda: (sum(-(-len(sequence.ids) // BLOCK) for sequence in llm.running.values()), 64),
-    )  # fmt: skip
+        pages=lambda: (
+            sum(-(-len(sequence.ids) // BLOCK) for sequence in llm.running.values()),
+            64,
+        ),
+    )

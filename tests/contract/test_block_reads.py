@@ -1,4 +1,6 @@
-"""Contract of block reads between two processes: each block is written to its destination, reserved while it may be written."""
+"""Contract of block reads between two processes: each block is written to its destination, reserved
+while it may be written.
+"""
 
 from collections.abc import Iterator
 
@@ -35,7 +37,9 @@ class BlockReader:
     def paint(self) -> None:
         self.memory.view[:] = bytes([PAINT]) * LENGTH_BYTES
 
-    def read(self, peer: PeerProcess, spans: list[Span], deadline_s: float = DEADLINE_S) -> BlockRead:
+    def read(
+        self, peer: PeerProcess, spans: list[Span], deadline_s: float = DEADLINE_S
+    ) -> BlockRead:
         return self.transfer.read_blocks(peer.worker, peer.metadata, spans, deadline_s)
 
     def wait_settled(self, read: BlockRead) -> None:
@@ -68,7 +72,9 @@ def peer() -> Iterator[PeerProcess]:
 
 @pytest.fixture
 def tcp_peer() -> Iterator[PeerProcess]:
-    with peer_process("nixl", "lender@peer:32", LENGTH_BYTES, env=TCP_ALONE, interface="lo") as process:
+    with peer_process(
+        "nixl", "lender@peer:32", LENGTH_BYTES, env=TCP_ALONE, interface="lo"
+    ) as process:
         yield process
 
 
@@ -78,17 +84,22 @@ def finish(read: BlockRead) -> None:
     assert read.settled
 
 
-def test_block_read_writes_each_block_to_its_place_only(peer: PeerProcess, reader: BlockReader) -> None:
+def test_block_read_writes_each_block_to_its_place_only(
+    peer: PeerProcess, reader: BlockReader
+) -> None:
     data = pattern(3, LENGTH_BYTES)
     source = peer.lend(3, LENGTH_BYTES)
     places = [(7, 0), (3, 9), (4, 2), (0, 5)]
     spans = [
-        Span(source + there * BLOCK_BYTES, reader.memory.address + here * BLOCK_BYTES, BLOCK_BYTES) for there, here in places
+        Span(source + there * BLOCK_BYTES, reader.memory.address + here * BLOCK_BYTES, BLOCK_BYTES)
+        for there, here in places
     ]
     finish(reader.read(peer, spans))
     expected = bytearray([PAINT]) * LENGTH_BYTES
     for there, here in places:
-        expected[here * BLOCK_BYTES : (here + 1) * BLOCK_BYTES] = data[there * BLOCK_BYTES : (there + 1) * BLOCK_BYTES]
+        expected[here * BLOCK_BYTES : (here + 1) * BLOCK_BYTES] = data[
+            there * BLOCK_BYTES : (there + 1) * BLOCK_BYTES
+        ]
     assert bytes(reader.memory.view) == bytes(expected)
 
 
@@ -110,7 +121,9 @@ def test_block_read_works_after_connect(peer: PeerProcess, reader: BlockReader) 
         reader.transfer.connect(WorkerId("unknown@host:1"), peer.metadata)
 
 
-def test_block_read_of_unregistered_memory_is_refused(peer: PeerProcess, reader: BlockReader) -> None:
+def test_block_read_of_unregistered_memory_is_refused(
+    peer: PeerProcess, reader: BlockReader
+) -> None:
     assert peer.lent is not None and peer.unregistered is not None
     unregistered = HostMemory(LENGTH_BYTES)
     to_unregistered = Span(peer.lent.address, unregistered.address, BLOCK_BYTES)
@@ -120,7 +133,9 @@ def test_block_read_of_unregistered_memory_is_refused(peer: PeerProcess, reader:
             finish(reader.read(peer, [span]))
 
     def succeeds() -> bool:
-        """The refusal may have closed the connection, which the first read after it then reports."""
+        """The refusal may have closed the connection, which the first read after it then
+        reports.
+        """
         try:
             finish(reader.read(peer, reader.whole(peer)))
         except TransferError:
@@ -130,7 +145,9 @@ def test_block_read_of_unregistered_memory_is_refused(peer: PeerProcess, reader:
     wait_until(succeeds, "a valid read to succeed")
 
 
-def test_cancelled_block_read_settles_when_it_completes(peer: PeerProcess, reader: BlockReader) -> None:
+def test_cancelled_block_read_settles_when_it_completes(
+    peer: PeerProcess, reader: BlockReader
+) -> None:
     read = reader.read(peer, reader.whole(peer))
     read.cancel()
     read.cancel()
@@ -156,7 +173,9 @@ def test_block_read_from_frozen_peer_fails_at_deadline_and_keeps_its_destination
     assert not tcp_reader.transfer.stalled_peers()
 
 
-def test_block_read_from_forgotten_frozen_peer_writes_nothing(tcp_peer: PeerProcess, tcp_reader: BlockReader) -> None:
+def test_block_read_from_forgotten_frozen_peer_writes_nothing(
+    tcp_peer: PeerProcess, tcp_reader: BlockReader
+) -> None:
     tcp_peer.lend(6, LENGTH_BYTES)
     finish(tcp_reader.read(tcp_peer, tcp_reader.whole(tcp_peer)))
     tcp_peer.freeze()
@@ -167,7 +186,8 @@ def test_block_read_from_forgotten_frozen_peer_writes_nothing(tcp_peer: PeerProc
         read.poll()
     tcp_reader.paint()
     tcp_peer.thaw()
-    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which is harmless once it is fenced.
+    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which
+    # is harmless once it is fenced.
     tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     assert bytes(tcp_reader.memory.view) == bytes([PAINT]) * LENGTH_BYTES

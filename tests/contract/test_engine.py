@@ -19,7 +19,15 @@ from fleet.core.errors import BadInput, EngineStopped
 from fleet.core.ids import RequestId, StageName, Walk
 from fleet.core.pages import spans_between
 from fleet.core.request import Sampling
-from fleet.engine.base import NUM_POSITIONS, Arrays, Engine, EngineInput, EngineOutput, EngineRequest, KVBlocks
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    Arrays,
+    Engine,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    KVBlocks,
+)
 from fleet.engine.fake import FakeEngine
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
@@ -65,14 +73,18 @@ VLLM = ("vllm double", *(["vllm"] if find_spec("vllm") else []))
 
 @pytest.fixture(scope="module")
 def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
-    """Return the one engine of a name for all tests of a module: vLLM takes seconds to start, and each test leaves it empty."""
+    """Return the one engine of a name for all tests of a module: vLLM takes seconds to start, and
+    each test leaves it empty.
+    """
 
     @cache
     def start(name: str) -> Engine:
         if name == "vllm double":
             return VllmEngine(started(LlmDouble()), frozenset())
         vllm = VllmSettings(kv_bytes=16 << 20)
-        options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, engine="vllm", vllm=vllm)
+        options = BuildOptions(
+            stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, engine="vllm", vllm=vllm
+        )
         return text.build(dataclasses.replace(options, kv_pages=8, page_size_tokens=32)).engine
 
     return start
@@ -99,20 +111,32 @@ def new_subject(name: str, folders: dict[str, Path]) -> Subject:
             return Subject(engine=FakeEngine(max_batch=4, autoregressive=False), piece=codes)
         case "autoregressive":
             options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
-            return Subject(engine=text.build(options).engine, piece=ids, caches=True, caches_answer=True)
+            return Subject(
+                engine=text.build(options).engine, piece=ids, caches=True, caches_answer=True
+            )
         case _:
-            options = BuildOptions(stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4)
+            options = BuildOptions(
+                stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4
+            )
             return Subject(engine=code2wav.build(options).engine, piece=codes)
 
 
 def submit(
-    subject: Subject, name: str, *, length: int = 8, final: bool = True, history: Arrays | None = None, session: str = "",
+    subject: Subject,
+    name: str,
+    *,
+    length: int = 8,
+    final: bool = True,
+    history: Arrays | None = None,
+    session: str = "",
     sampling: Sampling | None = None,
-) -> RequestId:  # fmt: skip
+) -> RequestId:
     request = RequestId(name)
     sampling = sampling or Sampling(max_tokens=NUM_TOKENS)
     params = {NUM_POSITIONS: "64"}
-    engine_request = EngineRequest(request_id=request, sampling=sampling, params=params, history=history or {}, session=session)
+    engine_request = EngineRequest(
+        request_id=request, sampling=sampling, params=params, history=history or {}, session=session
+    )
     subject.submitted.append(request)
     subject.engine.submit(engine_request)
     subject.engine.feed(request, EngineInput(walk=WALK, arrays=subject.piece(length), final=final))
@@ -132,7 +156,10 @@ def joined(outputs: list[EngineOutput], request: RequestId) -> list[bytes]:
     """Return all output of a request, one array per name."""
     mine = [output for output in outputs if output.request_id == request and output.arrays]
     names = sorted({name for output in mine for name in output.arrays})
-    return [np.concatenate([o.arrays[n].ravel() for o in mine if n in o.arrays]).tobytes() for n in names]
+    return [
+        np.concatenate([o.arrays[n].ravel() for o in mine if n in o.arrays]).tobytes()
+        for n in names
+    ]
 
 
 def test_request_runs_to_final_output_and_is_removed(subject: Subject) -> None:
@@ -159,7 +186,11 @@ def test_batched_requests_give_as_much_output_as_alone(subject: Subject) -> None
 
 def test_engine_is_not_ready_without_input(subject: Subject) -> None:
     subject.submitted.append(RequestId("a"))
-    subject.engine.submit(EngineRequest(request_id=RequestId("a"), sampling=Sampling(max_tokens=3), params={NUM_POSITIONS: "9"}))
+    subject.engine.submit(
+        EngineRequest(
+            request_id=RequestId("a"), sampling=Sampling(max_tokens=3), params={NUM_POSITIONS: "9"}
+        )
+    )
     assert not subject.engine.is_ready()
     assert list(subject.engine.step()) == []
 
@@ -198,7 +229,9 @@ def test_paused_request_is_skipped_and_others_continue(subject: Subject) -> None
 
 
 @pytest.mark.parametrize("name", VLLM)
-def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(shared_engine: Callable[[str], Engine], name: str) -> None:
+def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(
+    shared_engine: Callable[[str], Engine], name: str
+) -> None:
     vllm_engine = shared_engine(name)
     subject = Subject(engine=vllm_engine, piece=ids)
     whole = submit(subject, "whole")
@@ -207,7 +240,9 @@ def test_vllm_computes_a_paused_request_on_and_holds_its_outputs(shared_engine: 
     begun = list(vllm_engine.step())
     vllm_engine.pause(waits, paused=True)
     during = run_out(vllm_engine)
-    assert joined(begun + during, runs) == alone and all(output.request_id == runs for output in during)
+    assert joined(begun + during, runs) == alone and all(
+        output.request_id == runs for output in during
+    )
     vllm_engine.pause(waits, paused=False)
     outputs = list(vllm_engine.step())
     assert outputs[-1].final and joined(begun + outputs, waits) == alone
@@ -219,10 +254,14 @@ def test_vllm_reports_reused_rows_with_the_first_output_in_whole_blocks(
     shared_engine: Callable[[str], Engine], name: str
 ) -> None:
     block = 32
-    subject = Subject(engine=shared_engine(name), piece=lambda length: {"ids": np.full(length, 77, np.int32)})
+    subject = Subject(
+        engine=shared_engine(name), piece=lambda length: {"ids": np.full(length, 77, np.int32)}
+    )
     for turn, num_reused in (("first", 0), ("second", block)):
         submit(subject, turn, length=block + 20)
-        assert [output.num_reused for output in run_out(subject.engine)] == [num_reused] + [0] * (NUM_TOKENS - 1)
+        assert [output.num_reused for output in run_out(subject.engine)] == [num_reused] + [0] * (
+            NUM_TOKENS - 1
+        )
 
 
 def test_answer_that_vllm_ends_early_is_an_error_and_others_continue() -> None:
@@ -232,8 +271,14 @@ def test_answer_that_vllm_ends_early_is_an_error_and_others_continue() -> None:
     subject.engine.step()
     llm.lost.add(lost)
     outputs = run_out(subject.engine)
-    assert [str(o.error) for o in outputs if o.request_id == lost] == ["vLLM ended the answer early: error"]
-    assert outputs[-1].request_id == whole and outputs[-1].final and subject.engine.stats().running == 0
+    assert [str(o.error) for o in outputs if o.request_id == lost] == [
+        "vLLM ended the answer early: error"
+    ]
+    assert (
+        outputs[-1].request_id == whole
+        and outputs[-1].final
+        and subject.engine.stats().running == 0
+    )
 
 
 def test_vllm_that_fails_for_good_stops_the_engine() -> None:
@@ -241,7 +286,9 @@ def test_vllm_that_fails_for_good_stops_the_engine() -> None:
     engine = VllmEngine(started(llm), frozenset())
     engine.check()
     llm.failed = True
-    with pytest.raises(EngineStopped, match="vLLM does not compute any more: EngineCore encountered an issue"):
+    with pytest.raises(
+        EngineStopped, match="vLLM does not compute any more: EngineCore encountered an issue"
+    ):
         engine.check()
 
 
@@ -267,16 +314,23 @@ def run_lm(folder: Path) -> list[EngineOutput]:
     return run_out(subject.engine)
 
 
-@pytest.mark.parametrize("wanted", [Sampling(min_tokens=4), Sampling(ignore_eos=True), Sampling(min_tokens=4, temperature=0.9)])
+@pytest.mark.parametrize(
+    "wanted",
+    [Sampling(min_tokens=4), Sampling(ignore_eos=True), Sampling(min_tokens=4, temperature=0.9)],
+)
 def test_answer_respects_min_tokens_and_ignore_eos(ending: Subject, wanted: Sampling) -> None:
     sampling = replace(wanted, max_tokens=NUM_TOKENS)
     submit(ending, "a", sampling=sampling)
     whole = output_of(run_out(ending.engine))
     (tokens,) = whole.values()
     assert len(tokens) == NUM_TOKENS if wanted.ignore_eos else 4 <= len(tokens) <= NUM_TOKENS
-    submit(ending, "a", sampling=sampling, history={name: array[:2] for name, array in whole.items()})
+    submit(
+        ending, "a", sampling=sampling, history={name: array[:2] for name, array in whole.items()}
+    )
     again = output_of(run_out(ending.engine))
-    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
+    assert {name: array.tolist() for name, array in again.items()} == {
+        name: array.tolist() for name, array in whole.items()
+    }
 
 
 def test_abort_at_any_step_frees_everything_and_is_idempotent(subject: Subject) -> None:
@@ -302,7 +356,10 @@ def test_finish_ends_request_without_further_output(subject: Subject) -> None:
 def output_of(outputs: list[EngineOutput]) -> dict[str, np.ndarray]:
     """Return all output by array name, joined along axis 0."""
     names = {name for output in outputs for name in output.arrays}
-    return {name: np.concatenate([o.arrays[name] for o in outputs if name in o.arrays]) for name in names}
+    return {
+        name: np.concatenate([o.arrays[name] for o in outputs if name in o.arrays])
+        for name in names
+    }
 
 
 @pytest.mark.parametrize("num_known", [1, 3, NUM_TOKENS])
@@ -312,7 +369,9 @@ def test_history_is_returned_again_and_continued(subject: Subject, num_known: in
     submit(subject, "a", history={name: array[:num_known] for name, array in whole.items()})
     outputs = run_out(subject.engine)
     again = output_of(outputs)
-    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
+    assert {name: array.tolist() for name, array in again.items()} == {
+        name: array.tolist() for name, array in whole.items()
+    }
     assert outputs[-1].final and subject.engine.stats().pages_used == 0
 
 
@@ -327,11 +386,15 @@ def test_exported_rows_can_be_imported_and_continued(subject: Subject, num_steps
     second = submit(subject, "second", length=20, history=begun)
     if blocks is not None:
         assert blocks.num_rows == 20 + num_steps - 1
-        assert not subject.engine.import_kv(second, KVBlocks(num_rows=blocks.num_rows, data=blocks.data[:-1])), "not whole pages"
+        assert not subject.engine.import_kv(
+            second, KVBlocks(num_rows=blocks.num_rows, data=blocks.data[:-1])
+        ), "not whole pages"
         assert subject.engine.import_kv(second, blocks)
         assert not subject.engine.import_kv(second, blocks), "it has begun"
     again = output_of(run_out(subject.engine))
-    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
+    assert {name: array.tolist() for name, array in again.items()} == {
+        name: array.tolist() for name, array in whole.items()
+    }
     assert subject.engine.stats().pages_used == 0
 
 
@@ -358,7 +421,9 @@ def test_lent_pages_can_be_read_and_imported(subject: Subject, num_steps: int) -
     assert not engine.import_kv(second, lent), "it has begun"
     engine.free_pages(lent)
     again = output_of(run_out(engine))
-    assert {name: array.tolist() for name, array in again.items()} == {name: array.tolist() for name, array in whole.items()}
+    assert {name: array.tolist() for name, array in again.items()} == {
+        name: array.tolist() for name, array in whole.items()
+    }
     assert engine.stats().pages_used == 0
 
 
@@ -373,7 +438,13 @@ def test_reserved_pages_without_import_can_be_freed(subject: Subject) -> None:
 
 
 def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]) -> None:
-    options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, kv_pages=4, page_size_tokens=16)
+    options = BuildOptions(
+        stage=StageName("lm"),
+        checkpoint=folders["text"],
+        max_batch=4,
+        kv_pages=4,
+        page_size_tokens=16,
+    )
     short = Subject(engine=text.build(options).engine, piece=ids)
     request = submit(short, "a", length=40)
     short.engine.step()
@@ -391,7 +462,9 @@ def test_session_reuses_rows_without_changing_output(subject: Subject) -> None:
         before = engine.stats().rows_reused
         request = submit(subject, f"turn-{turn}", length=length, session="talk")
         reused = engine.stats().rows_reused - before
-        assert reused == (min(kept, length - 1, *lengths[max(turn - 1, 0) : turn + 1]) if turn else 0)
+        assert reused == (
+            min(kept, length - 1, *lengths[max(turn - 1, 0) : turn + 1]) if turn else 0
+        )
         assert engine.num_cached_rows("talk") == 0, "its pages belong to the request now"
         mine = joined(run_out(engine), request)
         kept = engine.num_cached_rows("talk")
@@ -410,11 +483,18 @@ def test_feed_returns_number_of_reused_rows(subject: Subject) -> None:
     submit(subject, "first", session="talk")
     run_out(subject.engine)
     sampling, params = Sampling(max_tokens=NUM_TOKENS), {NUM_POSITIONS: "64"}
-    second = EngineRequest(request_id=RequestId("second"), sampling=sampling, params=params, session="talk")
+    second = EngineRequest(
+        request_id=RequestId("second"), sampling=sampling, params=params, session="talk"
+    )
     subject.engine.submit(second)
-    reused = subject.engine.feed(second.request_id, EngineInput(walk=WALK, arrays=subject.piece(10), final=True))
+    reused = subject.engine.feed(
+        second.request_id, EngineInput(walk=WALK, arrays=subject.piece(10), final=True)
+    )
     assert reused == (8 if subject.caches else 0)
-    assert subject.engine.feed(RequestId("unknown"), EngineInput(walk=WALK, arrays=subject.piece(2))) == 0
+    assert (
+        subject.engine.feed(RequestId("unknown"), EngineInput(walk=WALK, arrays=subject.piece(2)))
+        == 0
+    )
     run_out(subject.engine)
     subject.engine.drop_cached()
     assert subject.engine.stats().pages_used == 0

@@ -1,4 +1,5 @@
-"""A gateway's connection to the fleet, and the fake in memory over which the tests of `web` run: both keep the same promises.
+"""A gateway's connection to the fleet, and the fake in memory over which the tests of `web` run:
+both keep the same promises.
 
 The fleet behind the real one has fake engines.
 """
@@ -61,7 +62,9 @@ async def fleet(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     if request.param == "fake":
         config = FleetConfig(data_dir=tmp_path)
         script = Script(text="word " * 3_000, num_samples=3_000 * RATE_HZ)
-        yield ConnectedFleet(FakeClient(config.graph_declaration(), build_tokenizer(), script), config)
+        yield ConnectedFleet(
+            FakeClient(config.graph_declaration(), build_tokenizer(), script), config
+        )
         return
     with thread_fleet(request.getfixturevalue("redis_url"), f"data_dir={tmp_path}") as threads:
         async with gateway(threads) as client:
@@ -74,10 +77,15 @@ async def read(stream: ClientStream) -> list[Chunk]:
 
 
 def by_edge(chunks: list[Chunk]) -> dict[EdgeName, list[Chunk]]:
-    return {edge: [chunk for chunk in chunks if chunk.edge == edge] for edge in {chunk.edge for chunk in chunks}}
+    return {
+        edge: [chunk for chunk in chunks if chunk.edge == edge]
+        for edge in {chunk.edge for chunk in chunks}
+    }
 
 
-async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(fleet: ConnectedFleet) -> None:
+async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(
+    fleet: ConnectedFleet,
+) -> None:
     telemetry, spec = fleet.client.telemetry, fleet.spec()
     assert await fleet.client.requests.check_admission(spec.id, spec.outputs) > 0
     edges = by_edge(await read(await fleet.client.requests.submit(spec, None)))
@@ -87,13 +95,27 @@ async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(fleet: Con
         assert [chunk.final for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
     trace = await fleet.trace_in(spec.id, "finished")
     graph = fleet.config.graph_declaration()
-    assert {edge.name for edge in trace.edges} == {edge.name for edge in graph.edges_for(spec.outputs)}
-    assert {edge.name: edge.consumed for edge in trace.edges if edge.name in edges} == {e: len(c) for e, c in edges.items()}
+    assert {edge.name for edge in trace.edges} == {
+        edge.name for edge in graph.edges_for(spec.outputs)
+    }
+    assert {edge.name: edge.consumed for edge in trace.edges if edge.name in edges} == {
+        e: len(c) for e, c in edges.items()
+    }
     stages = graph.stages_for(spec.outputs)
     assert [task.stage for task in trace.tasks] == [*stages, CLIENT]
-    assert {task.state for task in trace.tasks} == {"finished"} and all(task.owner for task in trace.tasks)
-    assert (trace.prompt_ids, trace.outputs, trace.sampling) == (spec.prompt_ids, spec.outputs, spec.sampling)
-    assert 0 < trace.created_us <= trace.ended_us <= trace.now_us and not trace.code and trace.error is None
+    assert {task.state for task in trace.tasks} == {"finished"} and all(
+        task.owner for task in trace.tasks
+    )
+    assert (trace.prompt_ids, trace.outputs, trace.sampling) == (
+        spec.prompt_ids,
+        spec.outputs,
+        spec.sampling,
+    )
+    assert (
+        0 < trace.created_us <= trace.ended_us <= trace.now_us
+        and not trace.code
+        and trace.error is None
+    )
     page = await telemetry.list_requests(RequestFilter(state="finished", text=spec.id))
     (row,) = page.rows
     assert row.id == spec.id and [task.stage for task in row.tasks] == list(stages)
@@ -101,7 +123,9 @@ async def test_answer_is_streamed_to_its_end_traced_listed_and_logged(fleet: Con
     assert page.counts["finished"] == 1 and not page.next and await telemetry.num_live() == 0
     for edge, chunks in edges.items():
         assert await telemetry.has_edge_log(spec.id, edge)
-        assert [chunk.index for chunk in await telemetry.edge_log(spec.id, edge)] == [chunk.index for chunk in chunks]
+        assert [chunk.index for chunk in await telemetry.edge_log(spec.id, edge)] == [
+            chunk.index for chunk in chunks
+        ]
 
 
 @pytest.mark.parametrize("by_api", [True, False])
@@ -116,8 +140,14 @@ async def test_aborted_request_ends_once(fleet: ConnectedFleet, by_api: bool) ->
     else:
         await stream.abort("the client left")
     trace = await fleet.trace_in(spec.id, "aborted")
-    assert trace.code == "aborted" and trace.error == ("cancelled through the API" if by_api else "the client left")
-    assert not await requests.abort(spec.id) and trace.ended_us and await fleet.client.telemetry.num_live() == 0
+    assert trace.code == "aborted" and trace.error == (
+        "cancelled through the API" if by_api else "the client left"
+    )
+    assert (
+        not await requests.abort(spec.id)
+        and trace.ended_us
+        and await fleet.client.telemetry.num_live() == 0
+    )
 
 
 async def test_request_is_resumed_from_its_first_chunk(fleet: ConnectedFleet) -> None:
@@ -129,7 +159,9 @@ async def test_request_is_resumed_from_its_first_chunk(fleet: ConnectedFleet) ->
     assert by_edge(await read(resumed[1])) == by_edge(before)
 
 
-async def test_stopping_gateway_ends_streams_and_leaves_requests_resumable(fleet: ConnectedFleet) -> None:
+async def test_stopping_gateway_ends_streams_and_leaves_requests_resumable(
+    fleet: ConnectedFleet,
+) -> None:
     spec, stream = await fleet.begin()
     fleet.client.requests.detach_all()
     with pytest.raises(GatewayStopping):
@@ -152,15 +184,22 @@ async def test_unread_request_runs_on_to_its_end(fleet: ConnectedFleet) -> None:
 
 async def test_unknown_request_is_neither_found_nor_changed(fleet: ConnectedFleet) -> None:
     client = fleet.client
-    assert await client.requests.resume(UNKNOWN) is None and not await client.requests.abort(UNKNOWN)
-    assert await client.telemetry.trace(UNKNOWN) is None and not await client.telemetry.edge_log(UNKNOWN, EdgeName("text"))
+    assert await client.requests.resume(UNKNOWN) is None and not await client.requests.abort(
+        UNKNOWN
+    )
+    assert await client.telemetry.trace(UNKNOWN) is None and not await client.telemetry.edge_log(
+        UNKNOWN, EdgeName("text")
+    )
     assert not (await client.telemetry.list_requests(RequestFilter(text=UNKNOWN))).rows
     await client.telemetry.record_playback(UNKNOWN, played_samples=1, underruns=0)
 
 
 ORDERS: list[tuple[str, Callable[[FleetPort], Awaitable[object]]]] = [
     ("request_id", lambda client: client.operations.retry(UNKNOWN)),
-    ("request_id", lambda client: client.operations.redeliver(UNKNOWN, StageName("talker"), Epoch(0))),
+    (
+        "request_id",
+        lambda client: client.operations.redeliver(UNKNOWN, StageName("talker"), Epoch(0)),
+    ),
     ("request_id", lambda client: client.operations.retry_dead_letter(UNKNOWN)),
     ("request_id", lambda client: client.operations.drop_dead_letter(UNKNOWN)),
     ("worker_id", lambda client: client.operations.order_worker("absent", "drain")),
@@ -174,7 +213,9 @@ ORDERS: list[tuple[str, Callable[[FleetPort], Awaitable[object]]]] = [
 ]
 
 
-async def test_order_or_query_for_nothing_is_refused_by_its_parameter(fleet: ConnectedFleet) -> None:
+async def test_order_or_query_for_nothing_is_refused_by_its_parameter(
+    fleet: ConnectedFleet,
+) -> None:
     for param, call in ORDERS:
         with pytest.raises(BadInput) as refused:
             await call(fleet.client)
@@ -185,8 +226,12 @@ async def test_order_or_query_for_nothing_is_refused_by_its_parameter(fleet: Con
 async def test_workers_of_every_role_and_the_gateway_are_listed(fleet: ConnectedFleet) -> None:
     telemetry = fleet.client.telemetry
     *workers, own = await telemetry.workers()
-    assert {view.role for view in workers} == {role.name for role in fleet.config.roles()} and own.role == ""
-    assert own.id == fleet.client.id and all(view.takes_tasks and view.capacity and view.started_us for view in workers)
+    assert {view.role for view in workers} == {
+        role.name for role in fleet.config.roles()
+    } and own.role == ""
+    assert own.id == fleet.client.id and all(
+        view.takes_tasks and view.capacity and view.started_us for view in workers
+    )
     assert await telemetry.missing_roles() == [] and await telemetry.dead_letters() == []
 
 
@@ -203,12 +248,22 @@ async def test_retried_request_has_a_new_id_and_the_same_prompt(fleet: Connected
 async def test_voice_session_is_written_by_its_last_holder(fleet: ConnectedFleet) -> None:
     voice = fleet.client.voice
     first = await voice.hold("s", KEEP_S, "", new=True)
-    assert first is not None and not first.fields and await voice.hold("s", KEEP_S, "", new=True) is None
-    saved = await voice.save("s", first.epoch, "", KEEP_S, {"view": b"v", "state": b"x", "away_us": b"1"})
+    assert (
+        first is not None
+        and not first.fields
+        and await voice.hold("s", KEEP_S, "", new=True) is None
+    )
+    saved = await voice.save(
+        "s", first.epoch, "", KEEP_S, {"view": b"v", "state": b"x", "away_us": b"1"}
+    )
     again = await voice.save("s", first.epoch, "", KEEP_S, {"more": b"m"}, ["view"])
     assert saved is again is Saved.OK and await voice.views() == {}
     second = await voice.hold("s", KEEP_S, "")
-    assert second is not None and second.epoch > first.epoch and second.fields == {"state": b"x", "more": b"m"}
+    assert (
+        second is not None
+        and second.epoch > first.epoch
+        and second.fields == {"state": b"x", "more": b"m"}
+    )
     assert await voice.save("s", first.epoch, "", KEEP_S, {"view": b"old"}) is Saved.STALE
     assert not await voice.end("s", first.epoch)
     assert await voice.save("s", second.epoch, "", KEEP_S, {"view": b"new"}) is Saved.OK
@@ -219,15 +274,23 @@ async def test_voice_session_is_written_by_its_last_holder(fleet: ConnectedFleet
 
 async def test_operator_end_of_a_voice_session_is_known_to_its_owner(fleet: ConnectedFleet) -> None:
     voice = fleet.client.voice
-    assert await voice.hold("s", KEEP_S, "secret:1", new=True) and await voice.hold("s", KEEP_S, "") is None
+    assert (
+        await voice.hold("s", KEEP_S, "secret:1", new=True)
+        and await voice.hold("s", KEEP_S, "") is None
+    )
     assert await voice.end("s") and not await voice.end("s")
     assert await voice.was_ended("s", "secret:1") and not await voice.was_ended("s", "")
     await voice.save_secret("secret:1", b"settings", KEEP_S)
     expires_at = now_us() // 1_000_000 + KEEP_S
     assert await voice.save_transcript("audio-1", "the words", expires_at) == expires_at
-    assert await voice.save_transcript("audio-1", "the words", expires_at + 7) == expires_at, "the first expiry is repeated"
+    assert await voice.save_transcript("audio-1", "the words", expires_at + 7) == expires_at, (
+        "the first expiry is repeated"
+    )
     assert (await voice.secret("secret:1"), await voice.secret("secret:2")) == (b"settings", None)
-    assert (await voice.transcript("audio-1"), await voice.transcript("audio-2")) == ("the words", None)
+    assert (await voice.transcript("audio-1"), await voice.transcript("audio-2")) == (
+        "the words",
+        None,
+    )
 
 
 async def test_login_ends_at_its_time_or_when_it_is_removed(fleet: ConnectedFleet) -> None:
@@ -254,6 +317,8 @@ async def test_job_is_queued_canceled_retried_and_deleted(fleet: ConnectedFleet)
     again = await jobs.retry(job.id)
     assert again.id != job.id and again.arguments == job.arguments and again.state == "queued"
     await jobs.delete(job.id)
-    assert await jobs.find(job.id) is None and [view.id for view in await jobs.list_jobs()] == [again.id]
+    assert await jobs.find(job.id) is None and [view.id for view in await jobs.list_jobs()] == [
+        again.id
+    ]
     with pytest.raises(FleetError):
         await jobs.submit("no-such-kind", {})

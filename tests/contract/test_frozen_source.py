@@ -1,4 +1,5 @@
-"""A source frozen during a read over TCP: its late bytes are written to unused memory or not at all.
+"""A source frozen during a read over TCP: its late bytes are written to unused memory or not at
+all.
 
 Over TCP alone a read takes both processes, so a frozen source leaves part of the bytes on the way.
 """
@@ -22,7 +23,9 @@ from tests.support import wait_until
 
 MIB = 1024 * 1024
 LENGTH_BYTES = 24 * MIB
-"""More than the sender's socket holds (4 MiB): what was not sent when the source stopped stays unsent."""
+"""More than the sender's socket holds (4 MiB): what was not sent when the source stopped stays
+unsent.
+"""
 ARENA_BYTES, PEER_ARENA_BYTES = 80 * MIB, 52 * MIB
 STEP_BYTES = MIB // 4
 NUM_PLACES = LENGTH_BYTES // STEP_BYTES + 1
@@ -38,7 +41,9 @@ class TensorReader:
     """A worker's end: an arena, and memory of its own for blocks."""
 
     def __init__(self) -> None:
-        self.transfer = NixlTransfer(WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES, Reach(("lo",)))
+        self.transfer = NixlTransfer(
+            WorkerId("reader@here:20"), ARENA_BYTES, ARENA_BYTES, Reach(("lo",))
+        )
         self.blocks = HostMemory(LENGTH_BYTES)
         self.transfer.register(self.blocks.region)
 
@@ -57,7 +62,10 @@ class Destination:
         """Count the overwritten places, one per step. The last place is the last byte."""
         end = self.start + LENGTH_BYTES
         paint = bytes([PAINT]) * 8
-        return sum(bytes(self.memory.view[at : at + 8]) != paint for at in (*range(self.start, end, STEP_BYTES), end - 8))
+        return sum(
+            bytes(self.memory.view[at : at + 8]) != paint
+            for at in (*range(self.start, end, STEP_BYTES), end - 8)
+        )
 
     def wait_until_unchanged(self) -> None:
         """Wait until the bytes in the sockets have been written."""
@@ -81,14 +89,18 @@ def reader() -> Iterator[TensorReader]:
 
 @pytest.fixture
 def source() -> Iterator[PeerProcess]:
-    with peer_process("nixl", "source@peer:21", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
+    with peer_process(
+        "nixl", "source@peer:21", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo"
+    ) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def elsewhere() -> Iterator[tuple[PeerProcess, TensorRef]]:
     """Another source of the same bytes, which is never frozen."""
-    with peer_process("nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
+    with peer_process(
+        "nixl", "elsewhere@peer:22", PEER_ARENA_BYTES, env=TCP_ALONE, interface="lo"
+    ) as process:
         yield process, ref_of(process.publish("large", SEED, LENGTH_BYTES))
 
 
@@ -110,7 +122,9 @@ def read_tensor(source: PeerProcess, reader: TensorReader) -> tuple[NixlPull, De
 def read_blocks(source: PeerProcess, reader: TensorReader) -> tuple[NixlBlockRead, Destination]:
     reader.blocks.view[:] = bytes([PAINT]) * LENGTH_BYTES
     address = source.lend(SEED, LENGTH_BYTES)
-    spans = [Span(address + at, reader.blocks.address + at, MIB) for at in range(0, LENGTH_BYTES, MIB)]
+    spans = [
+        Span(address + at, reader.blocks.address + at, MIB) for at in range(0, LENGTH_BYTES, MIB)
+    ]
     read = reader.transfer.read_blocks(source.worker, source.metadata, spans, SHORT_S)
     return read, Destination(memory=reader.blocks, start=0)
 
@@ -118,9 +132,13 @@ def read_blocks(source: PeerProcess, reader: TensorReader) -> tuple[NixlBlockRea
 def freeze_in_mid_read(
     source: PeerProcess, reader: TensorReader, *, blocks: bool = False
 ) -> tuple[NixlPull | NixlBlockRead, Destination]:
-    """Freeze the source when a part of its bytes has arrived; a read that was too fast for that is repeated."""
+    """Freeze the source when a part of its bytes has arrived; a read that was too fast for that is
+    repeated.
+    """
     small = ref_of(source.publish("small", SEED, SMALL_BYTES))
-    assert finish(reader.transfer.pull(small, source.metadata, DEADLINE_S)) == pattern(SEED, SMALL_BYTES), "they are connected"
+    assert finish(reader.transfer.pull(small, source.metadata, DEADLINE_S)) == pattern(
+        SEED, SMALL_BYTES
+    ), "they are connected"
     for _ in range(MOST_TRIES):
         read, into = read_blocks(source, reader) if blocks else read_tensor(source, reader)
         until = time.monotonic() + SHORT_S
@@ -132,7 +150,9 @@ def freeze_in_mid_read(
             return read, into
         source.thaw()
         wait_until(
-            lambda: reader.transfer.used_slots() == 0 and not reader.transfer.stalled_peers(), "the read to end", DEADLINE_S
+            lambda: reader.transfer.used_slots() == 0 and not reader.transfer.stalled_peers(),
+            "the read to end",
+            DEADLINE_S,
         )
     raise AssertionError(f"none of {MOST_TRIES} reads could be met half-way")
 
@@ -169,7 +189,9 @@ def test_late_tensor_is_written_to_quarantined_slot_only(
     quarantined = range(read.slot.offset, read.slot.offset + read.slot.size_bytes)
     healthy, ref = elsewhere
     other = reader.transfer.pull(ref, healthy.metadata, DEADLINE_S)
-    assert not overlap(quarantined, range(other.slot.offset, other.slot.offset + other.slot.size_bytes))
+    assert not overlap(
+        quarantined, range(other.slot.offset, other.slot.offset + other.slot.size_bytes)
+    )
     assert finish(other) == WANTED
 
     mine = fill(reader.transfer)
@@ -199,16 +221,22 @@ def test_late_blocks_are_written_to_their_reserved_destination_only(
 
 
 @pytest.mark.parametrize("blocks", [False, True], ids=["tensor", "blocks"])
-def test_read_from_forgotten_peer_writes_nothing(source: PeerProcess, reader: TensorReader, blocks: bool) -> None:
+def test_read_from_forgotten_peer_writes_nothing(
+    source: PeerProcess, reader: TensorReader, blocks: bool
+) -> None:
     """The destination of a forgotten peer's read is reused immediately."""
     read, into = freeze_in_mid_read(source, reader, blocks=blocks)
     give_up(source, reader, read)
     reader.transfer.forget_peer(source.worker)
-    assert read.settled and (reader.transfer.used_slots(), reader.transfer.stalled_peers()) == (0, [])
+    assert read.settled and (reader.transfer.used_slots(), reader.transfer.stalled_peers()) == (
+        0,
+        [],
+    )
     into.memory.view[:] = bytes([PAINT]) * len(into.memory.view)
 
     source.thaw()
-    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which is harmless once forgotten.
+    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which
+    # is harmless once forgotten.
     source.send(PeerCommand(op="used"))
     wait_until(lambda: source.ended() or source.answered(), "the source to run on")
     into.wait_until_unchanged()

@@ -1,4 +1,6 @@
-"""Contract of hand-offs of KV blocks, on real engines and transfers: lent pages, copies, and failures."""
+"""Contract of hand-offs of KV blocks, on real engines and transfers: lent pages, copies, and
+failures.
+"""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -50,9 +52,13 @@ class HandOffEnd:
     def open(self, begun: Sequence[int] = ()) -> None:
         history = {"ids": np.array(begun, np.int32)} if begun else {}
         sampling, params = Sampling(max_tokens=NUM_TOKENS), {NUM_POSITIONS: "64"}
-        self.engine.submit(EngineRequest(request_id=REQUEST, sampling=sampling, params=params, history=history))
+        self.engine.submit(
+            EngineRequest(request_id=REQUEST, sampling=sampling, params=params, history=history)
+        )
         ids = (np.arange(NUM_ROWS) % 40 + 5).astype(np.int32)
-        self.engine.feed(REQUEST, EngineInput(walk=Walk("prefill"), arrays={"ids": ids}, final=True))
+        self.engine.feed(
+            REQUEST, EngineInput(walk=Walk("prefill"), arrays={"ids": ids}, final=True)
+        )
 
     def run(self, most_steps: int = 100) -> list[int]:
         """Return all tokens drawn until the engine is idle."""
@@ -82,24 +88,39 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class EndFactory(Protocol):
     """Opens an end of a hand-off."""
 
-    def __call__(self, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> HandOffEnd: ...
+    def __call__(
+        self, kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32"
+    ) -> HandOffEnd: ...
 
 
 @pytest.fixture
 def new_end(checkpoint: Path) -> Iterator[EndFactory]:
     opened: list[HandOffEnd] = []
 
-    def open_end(kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32") -> HandOffEnd:
+    def open_end(
+        kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32"
+    ) -> HandOffEnd:
         worker = WorkerId(f"lm@here:{next(NAMES)}")
         options = BuildOptions(
-            stage=StageName("lm"), checkpoint=checkpoint, max_batch=4, kv_pages=kv_pages, page_size_tokens=page_size_tokens,
+            stage=StageName("lm"),
+            checkpoint=checkpoint,
+            max_batch=4,
+            kv_pages=kv_pages,
+            page_size_tokens=page_size_tokens,
             dtype=dtype,
-        )  # fmt: skip
+        )
         engine = text.build(options).engine
-        transfer = open_transfer("redis" if kind == "inline" else "nixl", worker, ARENA_BYTES, ARENA_BYTES)
+        transfer = open_transfer(
+            "redis" if kind == "inline" else "nixl", worker, ARENA_BYTES, ARENA_BYTES
+        )
         if kind == "pages":
             share_pool(engine, transfer)
-        end = HandOffEnd(worker=worker, engine=engine, transfer=transfer, offers=Offers(engine, transfer, worker, LEASE_S))
+        end = HandOffEnd(
+            worker=worker,
+            engine=engine,
+            transfer=transfer,
+            offers=Offers(engine, transfer, worker, LEASE_S),
+        )
         opened.append(end)
         return end
 
@@ -131,13 +152,22 @@ def offered(source: HandOffEnd) -> tuple[Offer, list[int]]:
 
 
 def kv_import_of(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImport:
-    return KVImport(offer, target.engine, target.transfer, lambda _worker: source.transfer.metadata(), DEADLINE_S)
+    return KVImport(
+        offer,
+        target.engine,
+        target.transfer,
+        lambda _worker: source.transfer.metadata(),
+        DEADLINE_S,
+    )
 
 
 def pulled(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImport:
     """Import the offer and wait for its blocks."""
     kv_import = kv_import_of(offer, source, target)
-    wait_until(lambda: kv_import.poll() or kv_import.blocks is not None or kv_import.failed, "the blocks to come")
+    wait_until(
+        lambda: kv_import.poll() or kv_import.blocks is not None or kv_import.failed,
+        "the blocks to come",
+    )
     assert not kv_import.failed
     return kv_import
 
@@ -218,7 +248,9 @@ def test_import_from_missing_source_fails(ends: Ends) -> None:
 
 
 @pytest.mark.parametrize(("kv_pages", "page_size_tokens"), [(64, 8), (1, 16)])
-def test_import_into_different_or_too_small_pool_fails(new_end: EndFactory, kv_pages: int, page_size_tokens: int) -> None:
+def test_import_into_different_or_too_small_pool_fails(
+    new_end: EndFactory, kv_pages: int, page_size_tokens: int
+) -> None:
     source, target = new_end("pages"), new_end("pages", kv_pages, page_size_tokens)
     offer, _ = offered(source)
     kv_import = kv_import_of(offer, source, target)
@@ -227,9 +259,15 @@ def test_import_into_different_or_too_small_pool_fails(new_end: EndFactory, kv_p
     source.offers.free(REQUEST)
 
 
-@pytest.mark.parametrize(("dtype", "page_size_tokens"), [("bfloat16", 16), ("float16", 32), ("float32", 8)])
+@pytest.mark.parametrize(
+    ("dtype", "page_size_tokens"), [("bfloat16", 16), ("float16", 32), ("float32", 8)]
+)
 def test_blocks_of_another_dtype_or_page_size_are_recomputed(
-    new_end: EndFactory, kind: str, dtype: str, page_size_tokens: int, caplog: pytest.LogCaptureFixture
+    new_end: EndFactory,
+    kind: str,
+    dtype: str,
+    page_size_tokens: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     source, target = new_end(kind), new_end(kind, page_size_tokens=page_size_tokens, dtype=dtype)
     offer, begun = offered(source)
@@ -237,15 +275,22 @@ def test_blocks_of_another_dtype_or_page_size_are_recomputed(
     whole = target.run()
     target.open(begun)
     kv_import = kv_import_of(offer, source, target)
-    wait_until(lambda: kv_import.poll() or kv_import.failed or kv_import.blocks is not None, "the blocks to come, or not")
+    wait_until(
+        lambda: kv_import.poll() or kv_import.failed or kv_import.blocks is not None,
+        "the blocks to come, or not",
+    )
     assert kv_import.failed == (kind == "pages"), "pages are not even read"
     assert not kv_import.import_into(REQUEST)
-    assert len([record for record in caplog.records if "computed here" in record.getMessage()]) == (kind != "pages")
+    assert len([record for record in caplog.records if "computed here" in record.getMessage()]) == (
+        kind != "pages"
+    )
     assert kv_import.free_pages() and target.run() == whole
     source.offers.free(REQUEST)
 
 
-def test_pages_are_copied_when_pool_is_short_of_pages(new_end: EndFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_copied_when_pool_is_short_of_pages(
+    new_end: EndFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
     source, target = new_end("pages"), new_end("pages")
     whole = undisturbed(source)
@@ -260,7 +305,9 @@ def test_pages_are_copied_when_pool_is_short_of_pages(new_end: EndFactory, monke
 
 
 def memory_as_of_a_gpu(pool: KVPool) -> Memory:
-    """The pool's memory under a GPU's number, which the NIXL of a machine without one refuses to register."""
+    """The pool's memory under a GPU's number, which the NIXL of a machine without one refuses to
+    register.
+    """
     return Memory(pool.data.data_ptr(), pool.data.nbytes, 0)
 
 
@@ -270,9 +317,14 @@ def test_pages_on_a_gpu_are_copied_where_nixl_cannot_read_them(
     monkeypatch.setattr(KVPool, "memory", property(memory_as_of_a_gpu))
     with caplog.at_level(logging.INFO, "fleet.worker.hand_off"):
         source, target = new_end("pages"), new_end("pages")
-    refused = "keys and values on cuda:0 are handed off through host memory: NIXL could not register memory"
+    refused = (
+        "keys and values on cuda:0 are handed off through host memory: NIXL could not "
+        "register memory"
+    )
     # A vLLM that an earlier test has started in this process also writes to the log.
-    messages = [record.getMessage() for record in caplog.records if record.name == "fleet.worker.hand_off"]
+    messages = [
+        record.getMessage() for record in caplog.records if record.name == "fleet.worker.hand_off"
+    ]
     assert len(messages) == 2 and all(message.startswith(refused) for message in messages)
     whole = undisturbed(source)
     offer, begun = offered(source)
@@ -289,7 +341,10 @@ def test_gpu_memory_that_cannot_be_read_is_refused_if_it_is_required(
 ) -> None:
     end = new_end(kind)
     monkeypatch.setattr(KVPool, "memory", property(memory_as_of_a_gpu))
-    with pytest.raises(ConfigError, match=r"transfer.buffer_device: peers cannot read the memory of cuda:0 \(.+\); set auto or"):
+    with pytest.raises(
+        ConfigError,
+        match=r"transfer.buffer_device: peers cannot read the memory of cuda:0 \(.+\); set auto or",
+    ):
         share_pool(end.engine, end.transfer, "cuda")
     assert not pool_on_gpu(end.engine, "cpu")
     share_pool(end.engine, end.transfer, "cpu")
@@ -312,7 +367,9 @@ def test_copy_without_memory_is_not_offered(ends: Ends, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", ["copies", "inline"], indirect=True)
-def test_rows_are_recomputed_when_import_finds_no_memory(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_recomputed_when_import_finds_no_memory(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, target = ends
     whole = undisturbed(target)
     offer, begun = offered(source)
@@ -325,7 +382,9 @@ def test_rows_are_recomputed_when_import_finds_no_memory(ends: Ends, monkeypatch
     source.offers.free(REQUEST)
 
 
-def test_request_fails_when_memory_runs_out_after_import(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_fails_when_memory_runs_out_after_import(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its pages are the request's by then, and go with it, once."""
     source, target = ends
     offer, begun = offered(source)
@@ -339,8 +398,12 @@ def test_request_fails_when_memory_runs_out_after_import(ends: Ends, monkeypatch
     source.offers.free(REQUEST)
 
 
-def test_decode_worker_connects_to_each_source_once_in_advance(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker that joins later too, and none twice: otherwise the first read would delay an answer."""
+def test_decode_worker_connects_to_each_source_once_in_advance(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that joins later too, and none twice: otherwise the first read would delay an
+    answer.
+    """
     met: list[tuple[str, WorkerId]] = []
     meet = NixlTransfer.connect
 

@@ -1,4 +1,6 @@
-"""Large payloads of span connections by real NIXL: the same frames in the same order as on the connection alone, or its end."""
+"""Large payloads of span connections by real NIXL: the same frames in the same order as on the
+connection alone, or its end.
+"""
 
 import socket
 import subprocess
@@ -15,7 +17,16 @@ from fleet.core.errors import TransferError
 from fleet.spans.net.connection import CLOSED_BY_PEER, CLOSED_HERE, FrameReceived, SpanArrivals
 from fleet.spans.net.frames import BLOCK_AT, PREFIX
 from fleet.spans.net.ring import BLOCK, BlockPort, BlockReads, RingSpace
-from tests.span_peers import KEY, WAIT_S, connected, dial_as, serving, take_arrivals, take_closed, take_frames
+from tests.span_peers import (
+    KEY,
+    WAIT_S,
+    connected,
+    dial_as,
+    serving,
+    take_arrivals,
+    take_closed,
+    take_frames,
+)
 from tests.support import cli_env, wait_until
 
 SIZES = (0, 1, 999, 1000, 5000, 16_000, 16_001, 12_000, 3, 15_999, 70_000, 1000) * 6
@@ -41,13 +52,26 @@ def small_blocks() -> BlockReads:
 
 
 def payloads_of(sizes: tuple[int, ...]) -> list[tuple[bytes, bytes]]:
-    return [(b"%d" % number, np.random.default_rng(number).bytes(size)) for number, size in enumerate(sizes)]
+    return [
+        (b"%d" % number, np.random.default_rng(number).bytes(size))
+        for number, size in enumerate(sizes)
+    ]
 
 
-@pytest.mark.parametrize(("dials", "accepts"), [(True, True), (True, False), (False, True)], ids=["both", "dialer", "acceptor"])
+@pytest.mark.parametrize(
+    ("dials", "accepts"),
+    [(True, True), (True, False), (False, True)],
+    ids=["both", "dialer", "acceptor"],
+)
 def test_frames_of_all_sizes_arrive_whole_and_in_order(dials: bool, accepts: bool) -> None:
-    """A full ring, too large a payload and a peer that reads no blocks make payloads travel on the connection."""
-    sent, dialer, acceptor = payloads_of(SIZES), small_blocks() if dials else None, small_blocks() if accepts else None
+    """A full ring, too large a payload and a peer that reads no blocks make payloads travel on the
+    connection.
+    """
+    sent, dialer, acceptor = (
+        payloads_of(SIZES),
+        small_blocks() if dials else None,
+        small_blocks() if accepts else None,
+    )
     with serving(blocks=acceptor) as served, connected(served, dialer) as pair:
         pair.dialer.send(b"first", b"")
         pair.acceptor.send(b"first", b"")
@@ -59,14 +83,25 @@ def test_frames_of_all_sizes_arrive_whole_and_in_order(dials: bool, accepts: boo
         assert take_frames(pair.acceptor_arrivals, len(sent)) == sent
         assert take_frames(pair.dialer_arrivals, len(sent)) == sent
         uses = dials and accepts
-        assert all(0 < num < len(sent) for num in pair.dialer.num_blocks) if uses else pair.dialer.num_blocks == (0, 0)
-        wait_until(lambda: pair.dialer.num_bytes_sent == pair.acceptor.num_bytes_received, "equal counts of bytes")
+        assert (
+            all(0 < num < len(sent) for num in pair.dialer.num_blocks)
+            if uses
+            else pair.dialer.num_blocks == (0, 0)
+        )
+        wait_until(
+            lambda: pair.dialer.num_bytes_sent == pair.acceptor.num_bytes_received,
+            "equal counts of bytes",
+        )
 
 
-def test_block_that_changed_before_it_was_read_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_that_changed_before_it_was_read_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     write = BlockPort.write
 
-    def write_another(self: BlockPort, buffers: list[memoryview], num_bytes: int) -> tuple[bytes, bytes | None] | None:
+    def write_another(
+        self: BlockPort, buffers: list[memoryview], num_bytes: int
+    ) -> tuple[bytes, bytes | None] | None:
         written = write(self, buffers, num_bytes)
         assert written is not None
         address, length, stamp = BLOCK.unpack(written[0])
@@ -77,10 +112,14 @@ def test_block_that_changed_before_it_was_read_ends_the_connection(monkeypatch: 
         pair.acceptor.send(b"first")
         take_frames(pair.dialer_arrivals, 1)
         pair.dialer.send(b"", bytes(2000))
-        assert take_closed(pair.acceptor_arrivals) == "a block of the peer changed before it was read"
+        assert (
+            take_closed(pair.acceptor_arrivals) == "a block of the peer changed before it was read"
+        )
 
 
-def test_peer_that_lives_and_cannot_be_read_is_not_read_on_later_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_lives_and_cannot_be_read_is_not_read_on_later_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else its route would be set up again and again."""
 
     def refuse(self: BlockPort, block: bytes) -> bytearray:
@@ -93,18 +132,27 @@ def test_peer_that_lives_and_cannot_be_read_is_not_read_on_later_connections(mon
             pair.acceptor.send(b"first")
             take_frames(pair.dialer_arrivals, 1)
             pair.dialer.send(b"", bytes(2000))
-            assert take_closed(pair.acceptor_arrivals) == "the kernel permits no copies" and not blocks.is_usable
+            assert (
+                take_closed(pair.acceptor_arrivals) == "the kernel permits no copies"
+                and not blocks.is_usable
+            )
         with connected(served, small_blocks()) as pair:
             pair.acceptor.send(b"first")
             take_frames(pair.dialer_arrivals, 1)
             pair.dialer.send(b"", bytes(2000))
-            assert take_frames(pair.acceptor_arrivals, 1) == [(b"", bytes(2000))] and pair.dialer.num_blocks == (0, 0)
+            assert take_frames(pair.acceptor_arrivals, 1) == [
+                (b"", bytes(2000))
+            ] and pair.dialer.num_blocks == (0, 0)
             pair.dialer.close()
             assert take_closed(pair.acceptor_arrivals) == CLOSED_BY_PEER
 
 
-def test_peer_that_has_ended_is_no_reason_to_do_without_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of its connection is behind rows that were not read yet, and more than the kernel shows at a time."""
+def test_peer_that_has_ended_is_no_reason_to_do_without_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The end of its connection is behind rows that were not read yet, and more than the kernel
+    shows at a time.
+    """
     has_ended = threading.Event()
 
     def refuse(self: BlockPort, block: bytes) -> bytearray:
@@ -115,7 +163,8 @@ def test_peer_that_has_ended_is_no_reason_to_do_without_blocks(monkeypatch: pyte
     blocks = small_blocks()
     with serving(blocks=blocks) as served:
         sock, _ = served.connect_raw()
-        sock.recv(PREFIX.size, socket.MSG_WAITALL)  # with unread bytes, the kernel would reset the connection
+        # with unread bytes, the kernel would reset the connection
+        sock.recv(PREFIX.size, socket.MSG_WAITALL)
         sock.sendall(PREFIX.pack(BLOCK_AT, 0, BLOCK.size) + bytes(BLOCK.size))
         sock.settimeout(0.2)
         with suppress(TimeoutError):
@@ -139,9 +188,16 @@ def test_closed_connection_ends_reads_and_takes_no_more_blocks() -> None:
 
 @pytest.mark.parametrize("dies_while", ["it reads", "it is read"])
 def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -> None:
-    """The peer is killed in the middle of large blocks, in either direction; another one is served as before."""
+    """The peer is killed in the middle of large blocks, in either direction; another one is served
+    as before.
+    """
     for number in range(3):
-        peer = subprocess.Popen([sys.executable, "-c", PEER % KEY.decode()], stdout=subprocess.PIPE, text=True, env=cli_env())
+        peer = subprocess.Popen(
+            [sys.executable, "-c", PEER % KEY.decode()],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=cli_env(),
+        )
         assert peer.stdout is not None
         address = "127.0.0.1", int(peer.stdout.readline())
         arrivals = SpanArrivals(BlockReads(min_bytes=1000))
@@ -155,10 +211,16 @@ def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -
         peer.kill()
         peer.wait()
         peer.stdout.close()
-        wait_until(lambda connection=connection: connection.is_closed, "the end of the connection", WAIT_S)
+        wait_until(
+            lambda connection=connection: connection.is_closed, "the end of the connection", WAIT_S
+        )
         connection.close()
         received += arrivals.take(0)
-        blocks = [bytes(arrival.frame.payload) for arrival in received if isinstance(arrival, FrameReceived)]
+        blocks = [
+            bytes(arrival.frame.payload)
+            for arrival in received
+            if isinstance(arrival, FrameReceived)
+        ]
         assert all(block == payload for block in blocks) and (blocks or dies_while == "it reads")
         assert connection.num_blocks[1] > 0
 

@@ -1,4 +1,6 @@
-"""Contract of transfers between two processes: for NIXL and inline alike, then failures that only NIXL can have."""
+"""Contract of transfers between two processes: for NIXL and inline alike, then failures that only
+NIXL can have.
+"""
 
 import logging
 import sys
@@ -34,11 +36,17 @@ TCP_ALONE = {"UCX_TLS": "tcp"}
 
 def finish(pull: Pull) -> bytes:
     """Poll until the read ends. Raises: TransferError as the read did."""
-    (data,) = wait_until(lambda: [data for data in [pull.poll()] if data is not None], "the read to end", DEADLINE_S + 5)
+    (data,) = wait_until(
+        lambda: [data for data in [pull.poll()] if data is not None],
+        "the read to end",
+        DEADLINE_S + 5,
+    )
     return data
 
 
-def bytes_of(tensor: WireTensor, reader: Transfer, peer: PeerProcess, deadline_s: float = DEADLINE_S) -> bytes:
+def bytes_of(
+    tensor: WireTensor, reader: Transfer, peer: PeerProcess, deadline_s: float = DEADLINE_S
+) -> bytes:
     """As a consumer gets them: from the header if they ride in it, else pulled."""
     if tensor.data is not None:
         return tensor.data
@@ -66,7 +74,9 @@ def peer(request: pytest.FixtureRequest) -> PeerProcess:
 
 @pytest.fixture
 def reader(peer: PeerProcess) -> Iterator[Transfer]:
-    transfer = open_transfer(peer.worker.partition("@")[0], WorkerId("reader@here:2"), ARENA_BYTES, ARENA_BYTES // 2)
+    transfer = open_transfer(
+        peer.worker.partition("@")[0], WorkerId("reader@here:2"), ARENA_BYTES, ARENA_BYTES // 2
+    )
     yield transfer
     assert transfer.used_slots() == 0, "a test left slots behind"
     transfer.close()
@@ -92,13 +102,17 @@ def open_reader(reach: Reach) -> Iterator[NixlTransfer]:
 
 @pytest.fixture(scope="module")
 def tcp_peer() -> Iterator[PeerProcess]:
-    """A peer reached over TCP alone, where a read takes both processes: a frozen peer can hold it up half-way."""
+    """A peer reached over TCP alone, where a read takes both processes: a frozen peer can hold it
+    up half-way.
+    """
     with peer_process("nixl", "tcp@peer:5", ARENA_BYTES, env=TCP_ALONE, interface="lo") as process:
         yield process
 
 
 @pytest.mark.parametrize("length_bytes", SIZES)
-def test_pulled_bytes_equal_published_bytes(peer: PeerProcess, reader: Transfer, length_bytes: int) -> None:
+def test_pulled_bytes_equal_published_bytes(
+    peer: PeerProcess, reader: Transfer, length_bytes: int
+) -> None:
     tensor = peer.publish("r", length_bytes, length_bytes)
     assert (tensor.data is None) != (tensor.ref is None)
     assert tensor.length_bytes == length_bytes
@@ -108,7 +122,10 @@ def test_pulled_bytes_equal_published_bytes(peer: PeerProcess, reader: Transfer,
 
 def test_concurrent_reads_do_not_mix(peer: PeerProcess, reader: Transfer) -> None:
     tensors = [peer.publish("r", seed, 100_000 + seed) for seed in range(16)]
-    pulls = [(reader.pull(tensor.ref, peer.metadata, DEADLINE_S) if tensor.ref else None) for tensor in tensors]
+    pulls = [
+        (reader.pull(tensor.ref, peer.metadata, DEADLINE_S) if tensor.ref else None)
+        for tensor in tensors
+    ]
     for seed, (tensor, pull) in enumerate(zip(tensors, pulls, strict=True)):
         assert (finish(pull) if pull else tensor.data) == pattern(seed, 100_000 + seed)
     assert peer.release("r") == 0
@@ -150,7 +167,9 @@ def test_metadata_is_never_a_pickle(peer: PeerProcess) -> None:
     assert peer.metadata == b"" or peer.metadata.startswith(b"nixlSerDes|")
 
 
-def test_read_of_released_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_read_of_released_slot_is_refused(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
     tensor = nixl_peer.publish("r", 1, 4096)
     nixl_peer.release("r")
     with pytest.raises(TransferError, match="freed or reused"):
@@ -168,7 +187,9 @@ def test_read_of_reused_slot_is_refused(nixl_peer: PeerProcess, nixl_reader: Nix
     nixl_peer.release("r")
 
 
-def test_read_of_changed_bytes_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_read_of_changed_bytes_is_refused(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
     tensor = nixl_peer.publish("r", 1, 4096)
     wrong = msgspec.structs.replace(ref_of(tensor), checksum=ref_of(tensor).checksum ^ 1)
     with pytest.raises(TransferError, match="checksum"):
@@ -179,7 +200,9 @@ def test_read_of_changed_bytes_is_refused(nixl_peer: PeerProcess, nixl_reader: N
     nixl_peer.release("r")
 
 
-def test_poll_after_end_repeats_failure_or_bytes(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_poll_after_end_repeats_failure_or_bytes(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
     tensor = nixl_peer.publish("r", 1, 100)
     pull = nixl_reader.pull(ref_of(tensor), nixl_peer.metadata, DEADLINE_S)
     assert finish(pull) == finish(pull)
@@ -190,7 +213,9 @@ def test_poll_after_end_repeats_failure_or_bytes(nixl_peer: PeerProcess, nixl_re
             finish(refused)
 
 
-def test_cancelled_or_unpolled_read_frees_its_destination(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_cancelled_or_unpolled_read_frees_its_destination(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
     ref = ref_of(nixl_peer.publish("r", 1, 5 * MIB))
     cancelled = nixl_reader.pull(ref, nixl_peer.metadata, DEADLINE_S)
     cancelled.cancel()
@@ -202,7 +227,9 @@ def test_cancelled_or_unpolled_read_frees_its_destination(nixl_peer: PeerProcess
     nixl_peer.release("r")
 
 
-def test_read_without_room_for_its_destination_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_read_without_room_for_its_destination_is_refused(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
     tensor = nixl_peer.publish("r", 1, 5 * MIB)
     for number in range(4):
         nixl_reader.publish(RequestId(f"mine-{number}"), "uint8", (5 * MIB,), bytes(5 * MIB))
@@ -214,7 +241,9 @@ def test_read_without_room_for_its_destination_is_refused(nixl_peer: PeerProcess
     nixl_peer.release("r")
 
 
-def test_pull_with_wrong_metadata_or_address_is_refused(nixl_peer: PeerProcess, nixl_reader: NixlTransfer) -> None:
+def test_pull_with_wrong_metadata_or_address_is_refused(
+    nixl_peer: PeerProcess, nixl_reader: NixlTransfer
+) -> None:
     ref = ref_of(nixl_peer.publish("r", 1, 100))
     for metadata in (nixl_reader.metadata(), b"", b"junk", nixl_peer.metadata[:100]):
         with pytest.raises(TransferError):
@@ -228,17 +257,29 @@ def test_pull_with_wrong_metadata_or_address_is_refused(nixl_peer: PeerProcess, 
 
 def test_worker_can_pull_from_itself(nixl_reader: NixlTransfer) -> None:
     tensor = nixl_reader.publish(MINE, "uint8", (5000,), pattern(1, 5000))
-    assert finish(nixl_reader.pull(ref_of(tensor), nixl_reader.metadata(), DEADLINE_S)) == pattern(1, 5000)
+    assert finish(nixl_reader.pull(ref_of(tensor), nixl_reader.metadata(), DEADLINE_S)) == pattern(
+        1, 5000
+    )
     nixl_reader.release(MINE)
 
 
-def test_read_of_concurrently_reused_slot_is_right_or_refused(tcp_peer: PeerProcess, tcp_reader: NixlTransfer) -> None:
+def test_read_of_concurrently_reused_slot_is_right_or_refused(
+    tcp_peer: PeerProcess, tcp_reader: NixlTransfer
+) -> None:
     length_bytes = 8 * MIB
     refused = 0
     for seed in range(12):
         ref = ref_of(tcp_peer.publish("r", seed, length_bytes))
         pull = tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
-        tcp_peer.send(PeerCommand(op="republish", request=RequestId("r"), seed=seed, length_bytes=length_bytes, rounds=2))
+        tcp_peer.send(
+            PeerCommand(
+                op="republish",
+                request=RequestId("r"),
+                seed=seed,
+                length_bytes=length_bytes,
+                rounds=2,
+            )
+        )
         try:
             assert finish(pull) == pattern(seed, length_bytes)
         except TransferError:
@@ -250,7 +291,9 @@ def test_read_of_concurrently_reused_slot_is_right_or_refused(tcp_peer: PeerProc
     print(f"{refused} of 12 reads met the reuse half-way and were refused")
 
 
-def test_read_from_frozen_peer_fails_at_deadline_without_wrong_bytes(tcp_peer: PeerProcess, tcp_reader: NixlTransfer) -> None:
+def test_read_from_frozen_peer_fails_at_deadline_without_wrong_bytes(
+    tcp_peer: PeerProcess, tcp_reader: NixlTransfer
+) -> None:
     length_bytes = 8 * MIB
     ref = ref_of(tcp_peer.publish("r", 7, length_bytes))
     assert finish(tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)) == pattern(7, length_bytes)
@@ -300,9 +343,13 @@ def check_that_nothing_lands_late(tcp_peer: PeerProcess, tcp_reader: NixlTransfe
         tcp_reader.pull(ref, tcp_peer.metadata, DEADLINE_S)
 
     canary = pattern(1, 11 * MIB)
-    canaries = [tcp_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary) for n in range(2)]
+    canaries = [
+        tcp_reader.publish(RequestId(f"mine-{n}"), "uint8", (len(canary),), canary)
+        for n in range(2)
+    ]
     tcp_peer.thaw()
-    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which is harmless once it is fenced.
+    # The peer's remaining writes fail on the closed connection. UCX may end such a process, which
+    # is harmless once it is fenced.
     tcp_peer.send(PeerCommand(op="used"))
     wait_until(lambda: tcp_peer.ended() or tcp_peer.answered(), "the peer to run on")
     for number, tensor in enumerate(canaries):
@@ -327,8 +374,12 @@ def test_read_from_dead_peer_fails_within_deadline(nixl_reader: NixlTransfer) ->
     stranger.close()
 
 
-def test_peer_survives_a_reader_that_leaves_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Asked to connect by a reader that is gone, UCX crashes: the reader stays until it is answered."""
+def test_peer_survives_a_reader_that_leaves_while_it_connects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asked to connect by a reader that is gone, UCX crashes: the reader stays until it is
+    answered.
+    """
     monkeypatch.setattr(peer_link, "ANSWER_S", 60.0)
     with peer_process("nixl", "asked@peer:8", ARENA_BYTES) as peer:
         reader = NixlTransfer(WorkerId("hasty@here:7"), ARENA_BYTES, ARENA_BYTES)
@@ -363,7 +414,15 @@ def test_unknown_kind_is_refused_and_redis_needs_no_nixl() -> None:
     with pytest.raises(ConfigError, match="auto, nixl or redis"):
         open_transfer("carrier pigeon", WorkerId("w@here:11"), MIB, MIB)
     inline = open_transfer("redis", WorkerId("w@here:12"), MIB, MIB)
-    ref = TensorRef(agent=WorkerId("w@there:1"), address=0, length_bytes=1, device_id=0, generation=1, checksum=0, slot=0)
+    ref = TensorRef(
+        agent=WorkerId("w@there:1"),
+        address=0,
+        length_bytes=1,
+        device_id=0,
+        generation=1,
+        checksum=0,
+        slot=0,
+    )
     with pytest.raises(TransferError, match="alike for every worker"):
         inline.pull(ref, b"", DEADLINE_S)
 

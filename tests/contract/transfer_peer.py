@@ -1,4 +1,5 @@
-"""A transfer in a process of its own, so that tests can freeze and kill it. Run as a module, it is that process.
+"""A transfer in a process of its own, so that tests can freeze and kill it. Run as a module, it is
+that process.
 
 Commands and answers cross as MessagePack over a socket pair.
 """
@@ -43,8 +44,9 @@ def ref_of(tensor: WireTensor) -> TensorRef:
 
 
 class PeerCommand(msgspec.Struct, kw_only=True):
-    """`op`: publish, release, used, scribble (change the first byte published), republish (free and refill, `rounds` times), lend
-    (fill the first bytes of the memory that is registered beside the arena).
+    """`op`: publish, release, used, scribble (change the first byte published), republish (free and
+    refill, `rounds` times), lend (fill the first bytes of the memory that is registered beside the
+    arena).
     """
 
     op: str
@@ -66,7 +68,13 @@ class PeerReply(msgspec.Struct, kw_only=True):
 class PeerProcess:
     """The test's end of a peer. `publish` and the like wait for the peer's answer."""
 
-    def __init__(self, process: subprocess.Popen[bytes], connection: Connection, worker: WorkerId, stderr: IO[bytes]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        connection: Connection,
+        worker: WorkerId,
+        stderr: IO[bytes],
+    ) -> None:
         self.worker = worker
         self._process, self._connection, self._stderr = process, connection, stderr
         begun = self._answer(START_S)
@@ -74,7 +82,11 @@ class PeerProcess:
 
     def publish(self, request: str, seed: int, length_bytes: int) -> WireTensor:
         """Raises: TransferError as the peer's transfer did."""
-        answer = self.call(PeerCommand(op="publish", request=RequestId(request), seed=seed, length_bytes=length_bytes))
+        answer = self.call(
+            PeerCommand(
+                op="publish", request=RequestId(request), seed=seed, length_bytes=length_bytes
+            )
+        )
         if answer.error:
             raise TransferError(answer.error)
         assert answer.tensor is not None
@@ -98,14 +110,18 @@ class PeerProcess:
             status = self._process.wait(ANSWER_S)
             self._stderr.seek(0)
             printed = self._stderr.read().decode(errors="replace")
-            raise AssertionError(f"{self.worker} ended with status {status}, and printed: {printed}") from error
+            raise AssertionError(
+                f"{self.worker} ended with status {status}, and printed: {printed}"
+            ) from error
 
     def send(self, command: PeerCommand) -> None:
         """Send a command whose answer `answered` consumes later."""
         self._connection.send_bytes(msgspec.msgpack.encode(command))
 
     def answered(self) -> bool:
-        """Return True, and consume the answer, if the answer to `send` has arrived; False if the peer died before it answered."""
+        """Return True, and consume the answer, if the answer to `send` has arrived; False if the
+        peer died before it answered.
+        """
         try:
             if not self._connection.poll(0):
                 return False
@@ -132,21 +148,34 @@ class PeerProcess:
         return self._process.poll() is not None
 
     def _answer(self, timeout_s: float) -> PeerReply:
-        assert self._connection.poll(timeout_s), f"{self.worker} did not answer within {timeout_s} s"
+        assert self._connection.poll(timeout_s), (
+            f"{self.worker} did not answer within {timeout_s} s"
+        )
         return msgspec.msgpack.decode(self._connection.recv_bytes(), type=PeerReply)
 
 
 @contextmanager
 def peer_process(
-    kind: str, worker: str, arena_bytes: int, env: Mapping[str, str] | None = None, interface: str = ""
+    kind: str,
+    worker: str,
+    arena_bytes: int,
+    env: Mapping[str, str] | None = None,
+    interface: str = "",
 ) -> Iterator[PeerProcess]:
-    """A peer whose request cap is half its arena; killed at the end. `interface`: as `transfer.interface`, "" for null."""
+    """A peer whose request cap is half its arena; killed at the end. `interface`: as
+    `transfer.interface`, "" for null.
+    """
     parent_end, child_end = socket.socketpair()
     options = [str(child_end.fileno()), kind, worker, str(arena_bytes), interface]
     command = [sys.executable, "-m", "tests.contract.transfer_peer", *options]
     with tempfile.TemporaryFile() as stderr:
         process = subprocess.Popen(
-            command, cwd=REPO, env=cli_env(env), pass_fds=[child_end.fileno()], stdout=subprocess.DEVNULL, stderr=stderr
+            command,
+            cwd=REPO,
+            env=cli_env(env),
+            pass_fds=[child_end.fileno()],
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
         )
         child_end.close()
         try:
@@ -175,12 +204,21 @@ def execute(transfer: Transfer, memory: HostMemory, command: PeerCommand) -> Pee
     elif command.op == "republish":
         for number in range(command.rounds):
             transfer.release(command.request)
-            transfer.publish(command.request, "uint8", (command.length_bytes,), bytes([number]) * command.length_bytes)
+            transfer.publish(
+                command.request,
+                "uint8",
+                (command.length_bytes,),
+                bytes([number]) * command.length_bytes,
+            )
     return PeerReply(tensor=tensor, used_slots=transfer.used_slots())
 
 
-def serve(connection: Connection, kind: str, worker: WorkerId, arena_bytes: int, interface: str) -> None:
-    transfer = open_transfer(kind, worker, arena_bytes, arena_bytes // 2, reach_of(interface or None, allow_public=False))
+def serve(
+    connection: Connection, kind: str, worker: WorkerId, arena_bytes: int, interface: str
+) -> None:
+    transfer = open_transfer(
+        kind, worker, arena_bytes, arena_bytes // 2, reach_of(interface or None, allow_public=False)
+    )
     memory, unregistered = HostMemory(arena_bytes), HostMemory(arena_bytes)
     lends = transfer.register(memory.region)
     lent = memory.region if lends else None

@@ -1,6 +1,8 @@
-"""A process that is not of the fleet tries to read a worker's memory with the metadata that the worker registered.
+"""A process that is not of the fleet tries to read a worker's memory with the metadata that the
+worker registered.
 
-Run as a module: the metadata, the address to read, the user to become and "tcp" or "shared memory"; prints how it ended.
+Run as a module: the metadata, the address to read, the user to become and "tcp" or "shared memory";
+prints how it ended.
 """
 
 import os
@@ -25,7 +27,9 @@ def attack(agent: Agent, memory: HostMemory, metadata: bytes, address: int, user
         os.setgid(user)
         os.setuid(user)
     try:
-        handle = agent.start_read(agent.add_peer(metadata), [Span(address, memory.address, LENGTH_BYTES)])
+        handle = agent.start_read(
+            agent.add_peer(metadata), [Span(address, memory.address, LENGTH_BYTES)]
+        )
         until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             if agent.is_done(handle):
@@ -37,7 +41,15 @@ def attack(agent: Agent, memory: HostMemory, metadata: bytes, address: int, user
 
 if __name__ == "__main__":
     own = HostMemory(LENGTH_BYTES)
-    reader = Agent("reader", [own.region], LOCAL if sys.argv[4] == "shared memory" else Reach(tuple(psutil.net_if_addrs())))
-    print(attack(reader, own, bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])), flush=True)
-    # After a change of user it cannot open its own shared memory, for which closing an agent would wait.
+    reader = Agent(
+        "reader",
+        [own.region],
+        LOCAL if sys.argv[4] == "shared memory" else Reach(tuple(psutil.net_if_addrs())),
+    )
+    print(
+        attack(reader, own, bytes.fromhex(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])),
+        flush=True,
+    )
+    # After a change of user it cannot open its own shared memory, for which closing an agent would
+    # wait.
     os._exit(0)

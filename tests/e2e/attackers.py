@@ -1,8 +1,9 @@
 """Attackers of a gateway, as one process: `python -m tests.e2e.attackers PORT SECONDS MODEL`.
 
-It prints `attacking` once it begins. For SECONDS it attacks as fast as the gateway allows, and replaces each connection that the
-gateway closes. Then it prints counts of what it sent, as JSON, and keeps its connections open and idle until its input ends. It
-connects to loopback only; half of its connections come from 127.0.0.1, the others from ten other loopback addresses.
+It prints `attacking` once it begins. For SECONDS it attacks as fast as the gateway allows, and
+replaces each connection that the gateway closes. Then it prints counts of what it sent, as JSON,
+and keeps its connections open and idle until its input ends. It connects to loopback only; half of
+its connections come from 127.0.0.1, the others from ten other loopback addresses.
 """
 
 import asyncio
@@ -44,13 +45,16 @@ class Attack:
     def __init__(self, port: int) -> None:
         self._port = port
         self._stopped = asyncio.Event()
-        self._sources = itertools.cycle(["127.0.0.1", *(f"127.0.{part}.{part}" for part in range(2, 12)), *["127.0.0.1"] * 9])
+        self._sources = itertools.cycle(
+            ["127.0.0.1", *(f"127.0.{part}.{part}" for part in range(2, 12)), *["127.0.0.1"] * 9]
+        )
         self.counts: Counter[str] = Counter()
 
     async def dial(self, kind: str, *, small: bool = False) -> socket.socket:
         """Return a connected socket, from the next address. Raises: OSError.
 
-        `small`: little kernel buffer. With loopback's large segments it would hold 3 MB of the gateway's output.
+        `small`: little kernel buffer. With loopback's large segments it would hold 3 MB of the
+        gateway's output.
         """
         sock = socket.socket()
         sock.setblocking(False)
@@ -105,7 +109,9 @@ class Attack:
                 await writer.drain()
                 self.counts["header_bytes"] += len(HEADER_LINES)
 
-    async def post(self, kind: str, path: str, body: bytes, content_type: str = "application/json") -> None:
+    async def post(
+        self, kind: str, path: str, body: bytes, content_type: str = "application/json"
+    ) -> None:
         """Send one complete request and read its answer."""
         async with self.open(kind) as (reader, writer):
             writer.write(head(path, len(body), content_type) + body)
@@ -145,7 +151,9 @@ def head(path: str, length: int, content_type: str = "application/json") -> byte
 def clip(num_channels: int, rate_hz: int, seconds: int, container: str, subtype: str) -> bytes:
     """Return a silent audio file that is small compared with its decoded size."""
     file = io.BytesIO()
-    with soundfile.SoundFile(file, "w", rate_hz, num_channels, format=container, subtype=subtype) as written:
+    with soundfile.SoundFile(
+        file, "w", rate_hz, num_channels, format=container, subtype=subtype
+    ) as written:
         for _ in range(seconds):
             written.write(np.zeros((rate_hz, num_channels), np.float32))
     return file.getvalue()
@@ -153,25 +161,41 @@ def clip(num_channels: int, rate_hz: int, seconds: int, container: str, subtype:
 
 def spoken(model: str, file: bytes) -> bytes:
     """Encode a chat whose prompt is an audio file."""
-    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(file).decode(), "format": "wav"}}
-    return json.dumps({"model": model, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}).encode()
+    part = {
+        "type": "input_audio",
+        "input_audio": {"data": base64.b64encode(file).decode(), "format": "wav"},
+    }
+    return json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
+    ).encode()
 
 
 async def run(port: int, seconds: float, model: str) -> None:
     attack = Attack(port)
     bomb = json.dumps({"model": model, "messages": [0] * (BOMB_BYTES // 3)}).encode()
-    clips = itertools.cycle([
-        spoken(model, clip(255, 8000, 3, "OGG", "VORBIS")), spoken(model, clip(8, 48_000, 100, "FLAC", "PCM_16")),
-    ])  # fmt: skip
-    endless = json.dumps({
-        "model": model, "stream": True, "max_tokens": 4000, "modalities": ["text", "audio"],
-        "audio": {"voice": "chelsie", "format": "pcm16"}, "messages": [{"role": "user", "content": "speak"}],
-        "fleet": {"talker": {"max_tokens": 4000}},
-    }).encode()  # fmt: skip
-    halves = itertools.cycle([
-        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le",
-        head(CHAT, 100_000) + b'{"model": "any", ',
-    ])  # fmt: skip
+    clips = itertools.cycle(
+        [
+            spoken(model, clip(255, 8000, 3, "OGG", "VORBIS")),
+            spoken(model, clip(8, 48_000, 100, "FLAC", "PCM_16")),
+        ]
+    )
+    endless = json.dumps(
+        {
+            "model": model,
+            "stream": True,
+            "max_tokens": 4000,
+            "modalities": ["text", "audio"],
+            "audio": {"voice": "chelsie", "format": "pcm16"},
+            "messages": [{"role": "user", "content": "speak"}],
+            "fleet": {"talker": {"max_tokens": 4000}},
+        }
+    ).encode()
+    halves = itertools.cycle(
+        [
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le",
+            head(CHAT, 100_000) + b'{"model": "any", ',
+        ]
+    )
     kinds: list[tuple[int, Callable[[], Awaitable[None]]]] = [
         (NUM_IDLE, lambda: attack.hold("idle", b"")),
         (NUM_HALF_OPEN, lambda: attack.hold("half_open", next(halves))),
@@ -181,7 +205,9 @@ async def run(port: int, seconds: float, model: str) -> None:
         (NUM_DECODERS, lambda: attack.post("decoder_bomb", CHAT, next(clips))),
         (NUM_EVENTS, attack.bomb_events),
     ]
-    attackers = [asyncio.ensure_future(attack.repeat(kind)) for number, kind in kinds for _ in range(number)]
+    attackers = [
+        asyncio.ensure_future(attack.repeat(kind)) for number, kind in kinds for _ in range(number)
+    ]
     print("attacking", flush=True)
     await attack.pause(seconds)
     attack.stop()
@@ -193,8 +219,8 @@ async def run(port: int, seconds: float, model: str) -> None:
 
 
 def step_back() -> None:
-    """Yield the processors to the fleet. Linux may schedule each session as a whole (autogroup), where niceness counts only
-    within a session.
+    """Yield the processors to the fleet. Linux may schedule each session as a whole (autogroup),
+    where niceness counts only within a session.
     """
     os.nice(NICENESS)
     if AUTOGROUP.exists():

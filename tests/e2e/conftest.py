@@ -1,4 +1,6 @@
-"""Fixture of the tests that run `fleet up`; each module has a fixture `fleet` with settings of its own."""
+"""Fixture of the tests that run `fleet up`; each module has a fixture `fleet` with settings of its
+own.
+"""
 
 from collections.abc import Iterator
 

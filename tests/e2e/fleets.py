@@ -10,12 +10,12 @@ import httpx
 import psutil
 import redis
 
-from fleet.lab.client.client import ApiClient
 from fleet.config import FleetConfig, load_config
 from fleet.control import keys
 from fleet.control.connect import text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, place_of
+from fleet.lab.client.client import ApiClient
 from tests.support import Running, set_options, start_cli
 
 START_S, PATIENCE_S = 120.0, 60.0
@@ -72,8 +72,13 @@ def fleet_up(
 
 
 def worker_ids(control: redis.Redis) -> set[WorkerId]:
-    """Return the ids of all workers and gateways; one whose lease lapses rejoins under another id."""
-    return {WorkerId(text(worker)) for worker in cast("list[bytes]", control.zrange(keys.WORKERS, 0, -1))}
+    """Return the ids of all workers and gateways; one whose lease lapses rejoins under another
+    id.
+    """
+    return {
+        WorkerId(text(worker))
+        for worker in cast("list[bytes]", control.zrange(keys.WORKERS, 0, -1))
+    }
 
 
 def process_of(worker: WorkerId) -> psutil.Process:
@@ -82,6 +87,8 @@ def process_of(worker: WorkerId) -> psutil.Process:
 
 def owner_of(control: redis.Redis, request: RequestId, stage: StageName) -> tuple[WorkerId, Epoch]:
     """Return the owner and epoch of a stage's task; the owner is "" between two owners."""
-    fields = cast("list[bytes | None]", control.hmget(keys.task(request, stage), ["owner", "epoch"]))
+    fields = cast(
+        "list[bytes | None]", control.hmget(keys.task(request, stage), ["owner", "epoch"])
+    )
     owner, epoch = (text(field) for field in fields)
     return WorkerId(owner), Epoch(int(epoch))

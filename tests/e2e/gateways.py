@@ -15,10 +15,14 @@ from tests.support import Running, set_options, start_cli, wait_until
 
 @contextmanager
 def another_gateway(fleet: ProcessFleet) -> Iterator[tuple[Running, int]]:
-    """Start another gateway of the fleet, without a keeper; yield it and its port once it is ready."""
+    """Start another gateway of the fleet, without a keeper; yield it and its port once it is
+    ready.
+    """
     with start_cli("web", *set_options("web.port=0"), cwd=fleet.folder, env=fleet.env) as running:
         port = int(running.wait_for(r"API http://localhost:(\d+)/v1", timeout_s=START_S)[1])
-        wait_until(lambda: _is_ready(port), f"the gateway at port {port} to be ready", timeout_s=START_S)
+        wait_until(
+            lambda: _is_ready(port), f"the gateway at port {port} to be ready", timeout_s=START_S
+        )
         yield running, port
 
 

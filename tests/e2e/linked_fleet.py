@@ -1,7 +1,8 @@
-"""A divided language model in three network namespaces whose links have a delay: an anchor, two span workers, one that stands by.
+"""A divided language model in three network namespaces whose links have a delay: an anchor, two
+span workers, one that stands by.
 
-Redis is in the namespace of the anchor. This process and the conductor reach it by its Unix socket, so that the links have only
-the rows and what the workers exchange with Redis.
+Redis is in the namespace of the anchor. This process and the conductor reach it by its Unix socket,
+so that the links have only the rows and what the workers exchange with Redis.
 """
 
 import json
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import redis
 
-from fleet.lab.measure.namespaces import NETWORK, LinkedNamespaces, linked_namespaces
 from fleet.config import FleetConfig, load_config
 from fleet.control import keys
 from fleet.control.connect import connect, text
@@ -21,6 +21,7 @@ from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, server_command
 from fleet.core.ids import RequestId, WorkerId, place_of, role_of
 from fleet.graphs import GRAPHS
+from fleet.lab.measure.namespaces import NETWORK, LinkedNamespaces, linked_namespaces
 from tests.e2e.fleets import PATIENCE_S, worker_ids
 from tests.e2e.span_fleets import SPAN_ROLE, STAGE
 from tests.harness import in_step
@@ -37,13 +38,20 @@ OVER_TCP = {"UCX_TLS": "tcp"}
 
 def whole_settings(checkpoint: Path) -> tuple[str, ...]:
     """Return the settings of the same model in one process."""
-    same = ("device=cpu", "dtype=float32", "numerics=invariant", f"lease.worker_ttl_s={LEASE_S}", f"checkpoint={checkpoint}")
+    same = (
+        "device=cpu",
+        "dtype=float32",
+        "numerics=invariant",
+        f"lease.worker_ttl_s={LEASE_S}",
+        f"checkpoint={checkpoint}",
+    )
     return (*same, *in_step(GRAPHS["text"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedFleet:
-    """`nixl_kib`: as in the configuration. `processes`: of the workers. `url`: of Redis, by its socket.
+    """`nixl_kib`: as in the configuration. `processes`: of the workers. `url`: of Redis, by its
+    socket.
 
     `requests`: those of the last answers.
     """
@@ -63,14 +71,18 @@ class LinkedFleet:
         """Start a worker in a namespace."""
         env = {**OVER_TCP, "REDIS_URL": f"redis://{self.links.address(ANCHOR)}:{REDIS_PORT}"}
         options = set_options(*self.settings)
-        started = start_cli("worker", role, *options, cwd=self.folder, env=env, within=self.links.command(name))
+        started = start_cli(
+            "worker", role, *options, cwd=self.folder, env=env, within=self.links.command(name)
+        )
         self.processes.append(self.stack.enter_context(started))
         return self.processes[-1]
 
     @property
     def anchor(self) -> WorkerId:
         (anchor,) = wait_until(
-            lambda: [worker for worker in worker_ids(self.control) if role_of(worker) == STAGE], "an anchor", PATIENCE_S
+            lambda: [worker for worker in worker_ids(self.control) if role_of(worker) == STAGE],
+            "an anchor",
+            PATIENCE_S,
         )
         return anchor
 
@@ -95,7 +107,14 @@ class LinkedFleet:
     def namespace_of(self, worker: WorkerId) -> str:
         """Return where a span worker listens; "" once it has left."""
         address = text(self.control.hget(keys.worker(worker), "span_address"))
-        return next((name for name in self.links.names if address.startswith(f"{self.links.address(name)}:")), "")
+        return next(
+            (
+                name
+                for name in self.links.names
+                if address.startswith(f"{self.links.address(name)}:")
+            ),
+            "",
+        )
 
     def process_of(self, worker: WorkerId) -> Running:
         return next(each for each in self.processes if each.process.pid == place_of(worker)[1])
@@ -103,11 +122,22 @@ class LinkedFleet:
     def num_row_bytes(self, source: str, destination: str) -> tuple[int, int]:
         """Return the bytes that have crossed a link on span connections, and those by UCX."""
         flows = self.links.flows(source, destination)
-        addresses = [text(self.control.hget(keys.worker(worker), "span_address")) for worker in self.span_workers()]
+        addresses = [
+            text(self.control.hget(keys.worker(worker), "span_address"))
+            for worker in self.span_workers()
+        ]
         ports = {int(address.rpartition(":")[2]) for address in addresses}
-        on_connections = [flow for flow in flows if {flow.source_port, flow.destination_port} & ports]
-        others = [flow for flow in flows if not {flow.source_port, flow.destination_port} & {*ports, REDIS_PORT}]
-        return sum(flow.num_bytes for flow in on_connections), sum(flow.num_bytes for flow in others)
+        on_connections = [
+            flow for flow in flows if {flow.source_port, flow.destination_port} & ports
+        ]
+        others = [
+            flow
+            for flow in flows
+            if not {flow.source_port, flow.destination_port} & {*ports, REDIS_PORT}
+        ]
+        return sum(flow.num_bytes for flow in on_connections), sum(
+            flow.num_bytes for flow in others
+        )
 
     def num_lost_bytes(self, source: str, destination: str) -> int:
         return sum(flow.num_lost_bytes for flow in self.links.flows(source, destination))
@@ -116,8 +146,15 @@ class LinkedFleet:
 @contextmanager
 def linked_fleet(folder: Path, checkpoint: Path, nixl_kib: int) -> Iterator[LinkedFleet]:
     """Run the fleet; the span worker that stands by is in the namespace of the route's last one."""
-    spans = f"stages.{STAGE}.spans={{anchor: '0:0', workers: ['1:1', '2:output'], standby: 1, nixl_kib: {nixl_kib}}}"
-    over_network = ("transfer.kind=nixl", f"transfer.interface={NETWORK}", "security.allow_redis_without_password=true")
+    spans = (
+        f"stages.{STAGE}.spans={{anchor: '0:0', workers: ['1:1', '2:output'], standby: 1, "
+        f"nixl_kib: {nixl_kib}}}"
+    )
+    over_network = (
+        "transfer.kind=nixl",
+        f"transfer.interface={NETWORK}",
+        "security.allow_redis_without_password=true",
+    )
     settings = (*whole_settings(checkpoint), spans, *over_network)
     with (
         linked_namespaces(ANCHOR, FIRST, SECOND, delay_s=DELAY_S) as links,
@@ -127,13 +164,21 @@ def linked_fleet(folder: Path, checkpoint: Path, nixl_kib: int) -> Iterator[Link
         ExitStack() as stack,
     ):
         fleet = LinkedFleet(
-            links=links, nixl_kib=nixl_kib, folder=folder, url=url, config=load_config(None, settings), settings=settings,
-            control=control, stack=stack,
-        )  # fmt: skip
+            links=links,
+            nixl_kib=nixl_kib,
+            folder=folder,
+            url=url,
+            config=load_config(None, settings),
+            settings=settings,
+            control=control,
+            stack=stack,
+        )
         for name in (FIRST, SECOND):
             fleet.start_worker(SPAN_ROLE, name)
         fleet.start_worker(STAGE, ANCHOR).wait_for(r"route \d+ of lm: 1:1 on", START_S)
-        fleet.start_worker(SPAN_ROLE, fleet.namespace_of(fleet.route()["2:output"])).wait_for("stands by", START_S)
+        fleet.start_worker(SPAN_ROLE, fleet.namespace_of(fleet.route()["2:output"])).wait_for(
+            "stands by", START_S
+        )
         yield fleet
 
 
@@ -141,13 +186,18 @@ def linked_fleet(folder: Path, checkpoint: Path, nixl_kib: int) -> Iterator[Link
 def redis_within(command: list[str], host: str, data_dir: Path) -> Iterator[str]:
     """Run Redis in a namespace; yield its address by its Unix socket."""
     data_dir.mkdir()
-    server = server_command(default_server(), ServerOptions(data_dir=data_dir, port=REDIS_PORT, host=host))
+    server = server_command(
+        default_server(), ServerOptions(data_dir=data_dir, port=REDIS_PORT, host=host)
+    )
     # No other process than those of the test is in the network.
     log = data_dir.with_suffix(".log")
     with (
         log.open("wb") as output,
         subprocess.Popen(
-            [*command, *server, "--protected-mode", "no"], stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            [*command, *server, "--protected-mode", "no"],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
         ) as process,
     ):
         try:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from fleet.core.ids import WorkerId
 from fleet.lab.client.client import ApiClient
 from fleet.lab.faults.clients import Gateways
 from fleet.lab.faults.faults import InjectedFault
@@ -13,7 +14,6 @@ from fleet.lab.faults.save_report import SaveReport, report_saves
 from fleet.lab.faults.saves import SaveLoad, SaveSurroundings
 from fleet.lab.faults.schedule import FaultKind
 from fleet.lab.faults.session_files import SessionFiles
-from fleet.core.ids import WorkerId
 from tests.e2e.fleets import PATIENCE_S
 from tests.e2e.span_fleets import SpanFleet
 
@@ -29,23 +29,30 @@ class DisturbedSaves:
         self._load = SaveLoad(
             tasks,
             SaveSurroundings(
-                gateways=Gateways([fleet.up.url]), store=SessionFiles(fleet.up.redis_url, fleet.config), stages=(fleet.stage,),
-                folder=folder, exact=True,
+                gateways=Gateways([fleet.up.url]),
+                store=SessionFiles(fleet.up.redis_url, fleet.config),
+                stages=(fleet.stage,),
+                folder=folder,
+                exact=True,
             ),
-        )  # fmt: skip
+        )
         self._faults: list[InjectedFault] = []
         self.report: SaveReport | None = None
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Save the conversations during the block, then load them; at least one save must have been struck by each fault."""
+        """Save the conversations during the block, then load them; at least one save must have been
+        struck by each fault.
+        """
         self._load.record_reference(lambda: None)
         with self._load.running(time.perf_counter, lambda: None):
             yield
         self.report = report_saves(self._load.finish(), self._faults)
 
     def strike(self, role: str, disturb: Callable[[WorkerId], None]) -> None:
-        """Disturb a process of the role in the middle of a save; wait until the next one begins after it."""
+        """Disturb a process of the role in the middle of a save; wait until the next one begins
+        after it.
+        """
         while True:
             save = self._load.clock.next_save(self._stage, share=0.3, timeout_s=PATIENCE_S)
             assert save is not None, "no conversation is saved"
@@ -56,9 +63,17 @@ class DisturbedSaves:
         disturb(worker)
         self._faults.append(
             InjectedFault(
-                role=role, kind=FaultKind.KILL, target=worker, requests=(), at_s=at_s, until_s=at_s, recovered_s=None
+                role=role,
+                kind=FaultKind.KILL,
+                target=worker,
+                requests=(),
+                at_s=at_s,
+                until_s=at_s,
+                recovered_s=None,
             )
-        )  # fmt: skip
+        )
 
     def await_next(self) -> None:
-        assert self._load.clock.next_save(self._stage, share=0.0, timeout_s=PATIENCE_S) is not None, "no conversation is saved"
+        assert (
+            self._load.clock.next_save(self._stage, share=0.0, timeout_s=PATIENCE_S) is not None
+        ), "no conversation is saved"

@@ -1,4 +1,6 @@
-"""A fleet whose language model is divided among an anchor and span workers, and answers of it that a test disturbs."""
+"""A fleet whose language model is divided among an anchor and span workers, and answers of it that
+a test disturbs.
+"""
 
 import asyncio
 import json
@@ -20,7 +22,15 @@ from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import GRAPHS
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from tests.e2e.fleets import PATIENCE_S, ProcessFleet, fleet_up, worker_ids
-from tests.harness import EdgeArrays, answer, answer_disturbed, assert_same, gateway_at, in_step, wait_none_live
+from tests.harness import (
+    EdgeArrays,
+    answer,
+    answer_disturbed,
+    assert_same,
+    gateway_at,
+    in_step,
+    wait_none_live,
+)
 from tests.support import start_cli, wait_until
 
 STAGE, SPAN_ROLE = StageName("lm"), RoleName("lm.span")
@@ -29,7 +39,8 @@ NUM_STREAMS, NUM_TOKENS, DISTURBED_AT = 8, 24, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanFleet:
-    """`stage`: the divided one. `expected`: the answer to each seed, of the fleet while nothing happens to it.
+    """`stage`: the divided one. `expected`: the answer to each seed, of the fleet while nothing
+    happens to it.
 
     `extras`: ends what `start_worker` starts. `requests`: those of the last answers.
     """
@@ -48,15 +59,21 @@ class SpanFleet:
 
     @property
     def anchors(self) -> list[WorkerId]:
-        return sorted(worker for worker in worker_ids(self.control) if role_of(worker) == self.stage)
+        return sorted(
+            worker for worker in worker_ids(self.control) if role_of(worker) == self.stage
+        )
 
     @property
     def span_workers(self) -> list[WorkerId]:
         """Return the listed span workers."""
-        return sorted(worker for worker in worker_ids(self.control) if role_of(worker) == self.span_role)
+        return sorted(
+            worker for worker in worker_ids(self.control) if role_of(worker) == self.span_role
+        )
 
     def route_of(self, anchor: WorkerId) -> dict[str, WorkerId]:
-        """Return the span workers of an anchor's last route, by span, in the order of the layers."""
+        """Return the span workers of an anchor's last route, by span, in the order of the
+        layers.
+        """
         hops = json.loads(text(self.control.hget(keys.worker(anchor), "route")) or "[]")
         return {span: WorkerId(worker) for worker, span in hops}
 
@@ -73,19 +90,25 @@ class SpanFleet:
 
     def start_worker(self) -> None:
         """Start another span worker, with a keeper, beside those of `fleet up`."""
-        self.extras.enter_context(start_cli("worker", self.span_role, "--keep", cwd=self.up.folder, env=self.up.env))
+        self.extras.enter_context(
+            start_cli("worker", self.span_role, "--keep", cwd=self.up.folder, env=self.up.env)
+        )
 
     def order(self, worker: WorkerId, action: str) -> httpx.Response:
         return httpx.post(f"{self.up.url}/v1/fleet/workers/{worker}/{action}", timeout=30)
 
     def num_deaths(self) -> int:
         """Return the deaths that are counted over the tasks of the last answers."""
-        counts = [self.control.hget(keys.task(request, self.stage), "deaths") for request in self.requests]
+        counts = [
+            self.control.hget(keys.task(request, self.stage), "deaths") for request in self.requests
+        ]
         return sum(int(text(count) or "0") for count in counts)
 
     @contextmanager
     def no_starts(self) -> Iterator[Path]:
-        """Let no process of the fleet start until the end of the block; yield a file with the configuration."""
+        """Let no process of the fleet start until the end of the block; yield a file with the
+        configuration.
+        """
         good, copy = self.up.resolved.read_text(), self.up.folder / "copy.yaml"
         copy.write_text(good)
         self.up.resolved.write_text("graph: [")
@@ -98,35 +121,56 @@ class SpanFleet:
         """Wait until so many workers are listed, and each anchor has a route of listed ones."""
 
         def is_complete() -> bool:
-            is_whole = len(self.anchors) == num_anchors and len(self.span_workers) == num_span_workers
+            is_whole = (
+                len(self.anchors) == num_anchors and len(self.span_workers) == num_span_workers
+            )
             return is_whole and len(self.live_routes()) == num_anchors
 
-        wait_until(is_complete, f"{num_anchors} anchors with routes and {num_span_workers} span workers", PATIENCE_S)
+        wait_until(
+            is_complete,
+            f"{num_anchors} anchors with routes and {num_span_workers} span workers",
+            PATIENCE_S,
+        )
 
 
 @contextmanager
-def span_fleet(folder: Path, anchor: str, workers: Sequence[str], *settings: str, num_layers: int = 3) -> Iterator[SpanFleet]:
-    """Run a fleet of the graph `text` with real layers, whose answers keep pace with their clients."""
+def span_fleet(
+    folder: Path, anchor: str, workers: Sequence[str], *settings: str, num_layers: int = 3
+) -> Iterator[SpanFleet]:
+    """Run a fleet of the graph `text` with real layers, whose answers keep pace with their
+    clients.
+    """
     write_tiny_checkpoint(folder / "checkpoint", num_layers=num_layers)
-    spans = f"stages.{STAGE}.spans={{anchor: '{anchor}', workers: [{', '.join(repr(span) for span in workers)}]}}"
+    spans = (
+        f"stages.{STAGE}.spans={{anchor: '{anchor}', workers: "
+        f"[{', '.join(repr(span) for span in workers)}]}}"
+    )
     with fleet_of_spans(folder, spans, *settings) as fleet:
         yield fleet
 
 
 @contextmanager
-def automatic_fleet(folder: Path, anchor: str, num_workers: int, num_layers: int) -> Iterator[SpanFleet]:
+def automatic_fleet(
+    folder: Path, anchor: str, num_workers: int, num_layers: int
+) -> Iterator[SpanFleet]:
     """Run a fleet whose span workers divide the layers that the anchor lacks."""
     write_tiny_checkpoint(folder / "checkpoint", num_layers=num_layers)
     with fleet_of_spans(
-        folder, f"stages.{STAGE}.spans={{anchor: '{anchor}', workers: auto, replicas: {num_workers}}}"
-    ) as fleet:  # fmt: skip
+        folder,
+        f"stages.{STAGE}.spans={{anchor: '{anchor}', workers: auto, replicas: {num_workers}}}",
+    ) as fleet:
         yield fleet
 
 
 @contextmanager
 def fleet_of_spans(folder: Path, spans: str, *settings: str) -> Iterator[SpanFleet]:
     """Run a fleet with the checkpoint in `folder`. `spans`: the setting that divides its layers."""
-    common = (f"checkpoint={folder / 'checkpoint'}", "numerics=invariant", "transfer.kind=redis", "web.port=0")
+    common = (
+        f"checkpoint={folder / 'checkpoint'}",
+        "numerics=invariant",
+        "transfer.kind=redis",
+        "web.port=0",
+    )
     with (
         fleet_up(folder, *common, *in_step(GRAPHS["text"]), spans, *settings) as up,
         connect(up.redis_url) as control,
@@ -142,9 +186,14 @@ def fleet_of_spans(folder: Path, spans: str, *settings: str) -> Iterator[SpanFle
 def seeded_spec(config: FleetConfig, seed: int) -> RequestSpec:
     """A sampled answer of `NUM_TOKENS`; prompts differ in length."""
     return RequestSpec(
-        id=new_request_id(), graph=config.graph, prompt_ids=tuple(range(5, 17 + seed)), outputs=tuple(GRAPHS["text"].media),
-        sampling={STAGE: Sampling(temperature=0.9, max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True)},
-    )  # fmt: skip
+        id=new_request_id(),
+        graph=config.graph,
+        prompt_ids=tuple(range(5, 17 + seed)),
+        outputs=tuple(GRAPHS["text"].media),
+        sampling={
+            STAGE: Sampling(temperature=0.9, max_tokens=NUM_TOKENS, seed=seed, ignore_eos=True)
+        },
+    )
 
 
 async def answer_streams(fleet: SpanFleet, disturb: Callable[[], None]) -> list[EdgeArrays]:
@@ -153,8 +202,10 @@ async def answer_streams(fleet: SpanFleet, disturb: Callable[[], None]) -> list[
 
 async def answer_seeds(
     redis_url: str, config: FleetConfig, disturb: Callable[[], None], requests: list[RequestId]
-) -> list[EdgeArrays]:  # fmt: skip
-    """Receive `NUM_STREAMS` answers at a time; call `disturb` in the middle of the first one. `requests`: receives their ids."""
+) -> list[EdgeArrays]:
+    """Receive `NUM_STREAMS` answers at a time; call `disturb` in the middle of the first one.
+    `requests`: receives their ids.
+    """
 
     def after_chunk(_edge: object, index: int) -> None:
         if index == DISTURBED_AT:
@@ -164,7 +215,9 @@ async def answer_seeds(
         specs = [seeded_spec(config, seed) for seed in range(NUM_STREAMS)]
         requests[:] = [spec.id for spec in specs]
         others = [answer(client, spec) for spec in specs[1:]]
-        answers = await asyncio.gather(answer_disturbed(client, specs[0], None, after_chunk), *others)
+        answers = await asyncio.gather(
+            answer_disturbed(client, specs[0], None, after_chunk), *others
+        )
         await wait_none_live(client)
     return list(answers)
 

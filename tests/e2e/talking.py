@@ -1,4 +1,6 @@
-"""Shared by tests of the Voice page on a real fleet: the fleet, a page with a microphone, and interruptions."""
+"""Shared by tests of the Voice page on a real fleet: the fleet, a page with a microphone, and
+interruptions.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +13,8 @@ import numpy as np
 import soxr
 from playwright.sync_api import Page, expect
 
-from fleet.lab.client.chat import ChatCall, ChatMessage, OutputAudio
 from fleet.config.schema import WebConfig
+from fleet.lab.client.chat import ChatCall, ChatMessage, OutputAudio
 from fleet.processing.voice_onset import LeadingSilenceTrimmer
 from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.e2e.gateways import Switch
@@ -25,32 +27,48 @@ QUESTION, ANSWER = "what is the opposite of hot", "the opposite of hot is cold"
 LONG = "count to twenty"
 """A question whose answer is eleven seconds of speech."""
 LEAD_IN_S = 1.0
-LIVE_PAGE_CUT = ("ERR_INCOMPLETE_CHUNKED_ENCODING", "htmx:sse:error", "ERR_EMPTY_RESPONSE", "ERR_CONNECTION_RESET")
+LIVE_PAGE_CUT = (
+    "ERR_INCOMPLETE_CHUNKED_ENCODING",
+    "htmx:sse:error",
+    "ERR_EMPTY_RESPONSE",
+    "ERR_CONNECTION_RESET",
+)
 """Errors of the browser for an event stream that is cut, as some tests do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceFleet(ProcessFleet):
-    """A fleet whose browsers connect to `switch`, which forwards to its gateway unless a test sets another one."""
+    """A fleet whose browsers connect to `switch`, which forwards to its gateway unless a test sets
+    another one.
+    """
 
     switch: Switch
 
     def audio(self, request: str) -> Pcm:
         """Return an answer's audio from the log, without the leading silence that is not sent."""
         silence = LeadingSilenceTrimmer(speech_samples.RATE_HZ, WebConfig().max_leading_silence_ms)
-        return np.frombuffer(silence.feed(self.api.answer_audio(request)[44:]) + silence.finish(), "<i2")
+        return np.frombuffer(
+            silence.feed(self.api.answer_audio(request)[44:]) + silence.finish(), "<i2"
+        )
 
     def trace(self, answer: dict[str, Any]) -> dict[str, Any]:
         return self.get(f"/v1/fleet/requests/{answer['requestId']}")
 
     def ask(self, question: str, voice: str) -> tuple[str, Pcm]:
         """Return the transcript and the audio of the answer to a typed question."""
-        messages, audio = (ChatMessage(role="user", content=question),), OutputAudio(voice=voice, format="pcm16")
-        answer = self.api.chat(ChatCall(model="pocket", messages=messages, modalities=("text", "audio"), audio=audio))
+        messages, audio = (
+            (ChatMessage(role="user", content=question),),
+            OutputAudio(voice=voice, format="pcm16"),
+        )
+        answer = self.api.chat(
+            ChatCall(model="pocket", messages=messages, modalities=("text", "audio"), audio=audio)
+        )
         return answer.transcript.strip(), np.frombuffer(answer.audio or b"", "<i2")
 
     def worker(self, role: str) -> dict[str, Any]:
-        return next(worker for worker in self.get("/v1/fleet/workers")["data"] if worker["role"] == role)
+        return next(
+            worker for worker in self.get("/v1/fleet/workers")["data"] if worker["role"] == role
+        )
 
 
 @contextmanager
@@ -67,14 +85,18 @@ def silence(seconds: float) -> Pcm:
 def speech(text: str) -> Pcm:
     """Return a spoken text at the microphone's rate."""
     pcm = np.frombuffer(speech_samples.speech(text), "<i2").astype(np.float32)
-    return np.clip(soxr.resample(pcm, speech_samples.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(np.int16)
+    return np.clip(soxr.resample(pcm, speech_samples.RATE_HZ, MIC_RATE_HZ), -32767, 32767).astype(
+        np.int16
+    )
 
 
 @contextmanager
 def microphone(browsers: Browsers, fleet: VoiceFleet) -> Iterator[Page]:
     """Open a page, ready to talk, whose microphone holds the question once, after `LEAD_IN_S`."""
     pcm = np.concatenate([silence(LEAD_IN_S), speech(QUESTION), silence(120)])
-    with visiting(browsers.with_microphone("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True) as page:
+    with visiting(
+        browsers.with_microphone("question", pcm), fleet.switch.url, LIVE_PAGE_CUT, bypass_csp=True
+    ) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         probe.prepare(page)
         yield page
@@ -83,7 +105,10 @@ def microphone(browsers: Browsers, fleet: VoiceFleet) -> Iterator[Page]:
 def answers(page: Page) -> list[dict[str, Any]]:
     """Return the page's answers, oldest first."""
     answers = "fleetVoice.conversation.responses.byId.values()"
-    wanted = "({ responseId, requestId, serial, text, historyText, received, played, cut, done, underruns, itemId })"
+    wanted = (
+        "({ responseId, requestId, serial, text, historyText, received, played, cut, done, "
+        "underruns, itemId })"
+    )
     return cast("list[dict[str, Any]]", js(page, f"[...{answers}].map({wanted} => {wanted})"))
 
 

@@ -1,4 +1,6 @@
-"""A gateway under attack keeps its memory, its lease and its streams, and frees everything afterwards."""
+"""A gateway under attack keeps its memory, its lease and its streams, and frees everything
+afterwards.
+"""
 
 import asyncio
 import math
@@ -14,11 +16,11 @@ import psutil
 import pytest
 import redis
 
-from fleet.lab.client.chat import read_stream
-from fleet.lab.client.errors import StreamError
 from fleet.control import keys
 from fleet.control.connect import connect
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from fleet.lab.client.chat import read_stream
+from fleet.lab.client.errors import StreamError
 from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, fleet_up, worker_ids
 from tests.support import REPO, await_until, cli_env, command_line, wait_until
 
@@ -29,25 +31,38 @@ DRAWING = [stage for stage in GRAPH.stages if stage.default_sampling]
 SHORT_S = 5.0
 """Duration of the attack without `--attack-s`."""
 MAX_RSS, MAX_LEFT_RSS, ABORT_RSS = 600 << 20, 250 << 20, 3 << 30
-"""Resident memory of the gateway: the bound; the bound of what remains above its start after the attack (the allocator keeps what
-decoding one long clip needed); and the size at which the attack is stopped to protect the machine."""
+"""Resident memory of the gateway: the bound; the bound of what remains above its start after the
+attack (the allocator keeps what decoding one long clip needed); and the size at which the attack is
+stopped to protect the machine.
+"""
 MAX_HEALTH_MS = 200.0
 FREED_S = 35.0
-"""Time from the end of the attack until the gateway has closed what attackers still hold; its longest time-out is 30 s."""
+"""Time from the end of the attack until the gateway has closed what attackers still hold; its
+longest time-out is 30 s.
+"""
 NUM_STREAMS, FRAMES, STEP_MS, PROBE_S = 4, 25, 40, 0.05
 SETTINGS = (
     *FAKE,
     *(f"stages.{stage.name}.extra.step_ms={STEP_MS}" for stage in DRAWING),
     *(f"stages.{stage.name}.sampling.max_tokens={FRAMES}" for stage in DRAWING),
-)  # fmt: skip
-SHORT_TIMEOUTS = ("web.header_timeout_s=4", "web.body_timeout_s=4", "web.send_timeout_s=1", "lease.gateway_timeout_s=4")
-"""Longer than a stall of this process, whose own requests must not be refused, on a busy machine."""
+)
+SHORT_TIMEOUTS = (
+    "web.header_timeout_s=4",
+    "web.body_timeout_s=4",
+    "web.send_timeout_s=1",
+    "lease.gateway_timeout_s=4",
+)
+"""Longer than a stall of this process, whose own requests must not be refused, on a busy
+machine.
+"""
 Stream = tuple[str, bytes]
 
 
 @dataclass(slots=True, kw_only=True)
 class Attacked:
-    """The attacked fleet and the observations. `health_ms`: duration of each probe, infinite if it was not answered."""
+    """The attacked fleet and the observations. `health_ms`: duration of each probe, infinite if it
+    was not answered.
+    """
 
     url: str
     model: str
@@ -78,16 +93,24 @@ def attacked(tmp_path: Path, attack_s: float | None) -> Iterator[Attacked]:
         fleet_up(tmp_path, *SETTINGS, *(SHORT_TIMEOUTS if attack_s is None else ())) as fleet,
         connect(fleet.redis_url) as control,
     ):
-        (gateway,) = [process for process in fleet.family() if command_line(process)[-1:] == ("web",)]
+        (gateway,) = [
+            process for process in fleet.family() if command_line(process)[-1:] == ("web",)
+        ]
         yield Attacked(url=fleet.url, model=fleet.api.model(), process=gateway, control=control)
 
 
 async def listen(attacked: Attacked, seed: int) -> Stream:
-    """Return the text and audio of a streamed answer. Raises: HTTPError, AssertionError, StreamError if it is incomplete."""
+    """Return the text and audio of a streamed answer. Raises: HTTPError, AssertionError,
+    StreamError if it is incomplete.
+    """
     body = {
-        "model": attacked.model, "stream": True, "seed": seed, "modalities": ["text", "audio"],
-        "audio": {"voice": "chelsie", "format": "pcm16"}, "messages": [{"role": "user", "content": f"question {seed}"}],
-    }  # fmt: skip
+        "model": attacked.model,
+        "stream": True,
+        "seed": seed,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "chelsie", "format": "pcm16"},
+        "messages": [{"role": "user", "content": f"question {seed}"}],
+    }
     async with (
         httpx.AsyncClient(timeout=PATIENCE_S) as client,
         client.stream("POST", f"{attacked.url}/v1/chat/completions", json=body) as answer,
@@ -107,11 +130,15 @@ async def listen_on(attacked: Attacked, seed: int, expected: Stream, over: async
             continue
         attacked.streams.append(got)
         if got != expected:
-            attacked.faults.append(f"stream {seed} differs: {len(got[0])} characters, {len(got[1])} bytes of audio")
+            attacked.faults.append(
+                f"stream {seed} differs: {len(got[0])} characters, {len(got[1])} bytes of audio"
+            )
 
 
 async def probe_health(attacked: Attacked, over: asyncio.Event) -> None:
-    """Request /health at a steady rate, each time on a new connection, without waiting for earlier answers."""
+    """Request /health at a steady rate, each time on a new connection, without waiting for earlier
+    answers.
+    """
     probes: list[asyncio.Task[float]] = []
     while not over.is_set():
         probes.append(asyncio.create_task(health_ms(attacked)))
@@ -154,9 +181,17 @@ async def pause() -> None:
 async def attackers_of(attacked: Attacked, seconds: float) -> AsyncGenerator[Process]:
     """Run the attackers until the end of the block."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.e2e.attackers", str(attacked.port), str(seconds), attacked.model,
-        cwd=REPO, env=cli_env(), stdin=PIPE, stdout=PIPE,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "tests.e2e.attackers",
+        str(attacked.port),
+        str(seconds),
+        attacked.model,
+        cwd=REPO,
+        env=cli_env(),
+        stdin=PIPE,
+        stdout=PIPE,
+    )
     assert process.stdout is not None
     try:
         assert await asyncio.wait_for(process.stdout.readline(), START_S) == b"attacking\n"
@@ -167,7 +202,9 @@ async def attackers_of(attacked: Attacked, seconds: float) -> AsyncGenerator[Pro
         await process.wait()
 
 
-async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attacked: Attacked, attack_s: float | None) -> None:
+async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(
+    attacked: Attacked, attack_s: float | None
+) -> None:
     """`--attack-s 60` extends the attack, and checks the latency of /health."""
     expected = await asyncio.gather(*(listen(attacked, seed) for seed in range(NUM_STREAMS)))
     assert all(audio for _, audio in expected) and len(set(expected)) == NUM_STREAMS
@@ -175,7 +212,10 @@ async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attac
     async with attackers_of(attacked, attack_s or SHORT_S) as attackers:
         assert attackers.stdout is not None
         seen = [
-            *(asyncio.ensure_future(listen_on(attacked, seed, expected[seed], over)) for seed in range(NUM_STREAMS)),
+            *(
+                asyncio.ensure_future(listen_on(attacked, seed, expected[seed], over))
+                for seed in range(NUM_STREAMS)
+            ),
             asyncio.ensure_future(probe_health(attacked, over)),
             asyncio.ensure_future(watch_memory(attacked, attackers, over)),
         ]
@@ -183,13 +223,19 @@ async def test_attacked_gateway_keeps_its_memory_its_lease_and_its_streams(attac
         over.set()
         await asyncio.gather(*seen)
         report(attacked, before, sent)
-        assert worker_ids(attacked.control) == members and not attacked.control.exists(keys.GONE), "a lease lapsed"
+        assert worker_ids(attacked.control) == members and not attacked.control.exists(keys.GONE), (
+            "a lease lapsed"
+        )
         assert not attacked.faults, attacked.faults[:10]
         assert len(attacked.streams) >= NUM_STREAMS
         assert attacked.max_rss <= MAX_RSS
         assert attack_s is None or percentile(attacked.health_ms, 0.99) <= MAX_HEALTH_MS
         # attackers keep their connections open: the gateway must close them by itself
-        await await_until(lambda: asyncio.to_thread(lambda: attacked.connections() == 0), "connections to be closed", FREED_S)
+        await await_until(
+            lambda: asyncio.to_thread(lambda: attacked.connections() == 0),
+            "connections to be closed",
+            FREED_S,
+        )
     wait_until(lambda: attacked.control.scard(keys.LIVE) == 0, "requests to end", FREED_S)
     wait_until(lambda: attacked.rss() <= before + MAX_LEFT_RSS, "memory to be freed", FREED_S)
     assert await listen(attacked, 0) == expected[0]
@@ -201,8 +247,14 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def report(attacked: Attacked, before: int, sent: str) -> None:
     """Print the measurements; pytest shows them if the test fails, or with `-rP`."""
-    health = f"median {percentile(attacked.health_ms, 0.5):.0f} ms, p99 {percentile(attacked.health_ms, 0.99):.0f} ms"
+    health = (
+        f"median {percentile(attacked.health_ms, 0.5):.0f} ms, p99 "
+        f"{percentile(attacked.health_ms, 0.99):.0f} ms"
+    )
     unanswered = sum(math.isinf(one) for one in attacked.health_ms)
-    print(f"\nmemory {before >> 20} MiB, then at most {attacked.max_rss >> 20} MiB, then {attacked.rss() >> 20} MiB")
+    print(
+        f"\nmemory {before >> 20} MiB, then at most {attacked.max_rss >> 20} MiB, then "
+        f"{attacked.rss() >> 20} MiB"
+    )
     print(f"/health {health} over {len(attacked.health_ms)} connections, {unanswered} unanswered")
     print(f"{len(attacked.streams)} streams, {len(attacked.faults)} faults; sent {sent}")

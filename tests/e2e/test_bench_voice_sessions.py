@@ -23,7 +23,17 @@ class BenchReportFile(msgspec.Struct):
 def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path) -> None:
     """Underruns depend on the machine; they are measured, not tested."""
     out = tmp_path / "out.json"
-    arguments = ["--voice", "--sessions", str(SESSIONS), "--engine", "fake", "--requests", str(TURNS), "--json", str(out)]
+    arguments = [
+        "--voice",
+        "--sessions",
+        str(SESSIONS),
+        "--engine",
+        "fake",
+        "--requests",
+        str(TURNS),
+        "--json",
+        str(out),
+    ]
     done = run_cli("bench", *arguments, cwd=tmp_path, timeout_s=110)
     assert done.returncode == 0, done.stderr
     found = msgspec.json.decode(out.read_bytes(), type=BenchReportFile).report.voice_sessions

@@ -1,4 +1,6 @@
-"""The `fleet` command as its users see it: help, one line for each mistake, signals and exit statuses."""
+"""The `fleet` command as its users see it: help, one line for each mistake, signals and exit
+statuses.
+"""
 
 import contextlib
 import json
@@ -20,16 +22,42 @@ from fleet.cli.checkpoint import write_tiny
 from fleet.cli.main import app
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, server_command
-from fleet.process.free_ports import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.support import Running, call_cli, cli_env, redis_answers, run_cli, set_options, start_cli, wait_until
+from fleet.process.free_ports import free_port
+from tests.support import (
+    Running,
+    call_cli,
+    cli_env,
+    redis_answers,
+    run_cli,
+    set_options,
+    start_cli,
+    wait_until,
+)
 
 NOWHERE = "redis://127.0.0.1:1"
 COMMANDS = (
-    ("up",), ("redis",), ("conductor",), ("worker",), ("web",), ("status",), ("config",), ("doctor",), ("jobs",), ("jobs", "add"),
-    ("jobs", "list"), ("checkpoint", "tiny"), ("spans", "plan"),
-)  # fmt: skip
-DURABLE = {"appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction", "bind": "127.0.0.1", "save": ""}
+    ("up",),
+    ("redis",),
+    ("conductor",),
+    ("worker",),
+    ("web",),
+    ("status",),
+    ("config",),
+    ("doctor",),
+    ("jobs",),
+    ("jobs", "add"),
+    ("jobs", "list"),
+    ("checkpoint", "tiny"),
+    ("spans", "plan"),
+)
+DURABLE = {
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "maxmemory-policy": "noeviction",
+    "bind": "127.0.0.1",
+    "save": "",
+}
 
 
 @pytest.fixture
@@ -41,7 +69,11 @@ def used_port() -> Iterator[int]:
 
 
 def redis_options(folder: Path, port: int | None = None) -> list[str]:
-    return ["--set", f"redis.data_dir={folder}", *([] if port is None else ["--set", f"redis.port={port}"])]
+    return [
+        "--set",
+        f"redis.data_dir={folder}",
+        *([] if port is None else ["--set", f"redis.port={port}"]),
+    ]
 
 
 def ping(folder: Path) -> bool:
@@ -91,7 +123,9 @@ def test_mistake_is_one_line_and_status_1(command: str, message: str, tmp_path: 
 
 @pytest.mark.one_in(2, "damaged checkpoints")
 @pytest.mark.parametrize(("graph", "role"), [("text", "lm"), ("qwen3_omni", "thinker")])
-def test_worker_with_damaged_checkpoint_ends_with_one_line(graph: str, role: str, redis_url: str, tmp_path: Path) -> None:
+def test_worker_with_damaged_checkpoint_ends_with_one_line(
+    graph: str, role: str, redis_url: str, tmp_path: Path
+) -> None:
     folder = write_tiny(graph, tmp_path / "damaged", 0)
     for shard in folder.glob("*.safetensors"):
         os.truncate(shard, shard.stat().st_size - 100)
@@ -105,13 +139,22 @@ def test_worker_with_damaged_checkpoint_ends_with_one_line(graph: str, role: str
 @pytest.mark.parametrize(
     ("words", "settings", "message"),
     [
-        ("lm --replica 2", ("stages.lm.device=[cuda:70, cuda:71]",), r"device: 'cuda:71' does not exist here"),
-        ("lm.decode", ("device=cpu", "stages.lm.split={}", "transfer.request_cap_mib=1"),
-            r"transfer.request_cap_mib: 1 MiB holds the keys and values of a prompt of \d+ tokens in lm, and "
-            r"limits.max_prompt_tokens is 8192; set at least \d+ or null, or limits.max_prompt_tokens to at most \d+"),
+        (
+            "lm --replica 2",
+            ("stages.lm.device=[cuda:70, cuda:71]",),
+            r"device: 'cuda:71' does not exist here",
+        ),
+        (
+            "lm.decode",
+            ("device=cpu", "stages.lm.split={}", "transfer.request_cap_mib=1"),
+            r"transfer.request_cap_mib: 1 MiB holds the keys and values of a prompt of \d+ "
+            r"tokens in lm, and "
+            r"limits.max_prompt_tokens is 8192; set at least \d+ or null, or "
+            r"limits.max_prompt_tokens to at most \d+",
+        ),
     ],
     ids=["the GPU of its number", "no room for a hand-off"],
-)  # fmt: skip
+)
 def test_worker_that_cannot_serve_its_settings_ends_with_one_line(
     words: str, settings: tuple[str, ...], message: str, redis_url: str, tmp_path: Path
 ) -> None:
@@ -135,7 +178,11 @@ def test_unreachable_redis_is_one_line(command: str, tmp_path: Path) -> None:
 def guarded_port(tmp_path: Path) -> Iterator[int]:
     """Port of a Redis whose password is "right"."""
     port = free_port()
-    command = [*server_command(find_server(), ServerOptions(data_dir=tmp_path, port=port)), "--requirepass", "right"]
+    command = [
+        *server_command(find_server(), ServerOptions(data_dir=tmp_path, port=port)),
+        "--requirepass",
+        "right",
+    ]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
         wait_until(lambda: redis_answers(f"redis://:right@127.0.0.1:{port}"), "Redis to answer")
         yield port
@@ -144,12 +191,21 @@ def guarded_port(tmp_path: Path) -> Iterator[int]:
 
 @pytest.mark.parametrize(
     ("user", "message"),
-    [(":wrong@", "refuses the password in REDIS_URL"), ("", "asks for a password and REDIS_URL has none")],
+    [
+        (":wrong@", "refuses the password in REDIS_URL"),
+        ("", "asks for a password and REDIS_URL has none"),
+    ],
 )
-def test_wrong_redis_password_is_reported_without_waiting(user: str, message: str, guarded_port: int, tmp_path: Path) -> None:
-    """`worker` waits ten seconds for a Redis that does not answer, but not for one that refuses the password."""
+def test_wrong_redis_password_is_reported_without_waiting(
+    user: str, message: str, guarded_port: int, tmp_path: Path
+) -> None:
+    """`worker` waits ten seconds for a Redis that does not answer, but not for one that refuses the
+    password.
+    """
     for command in (["status"], ["worker", GRAPHS[DEFAULT_GRAPH].stages[0].name]):
-        done = call_cli(*command, cwd=tmp_path, env={"REDIS_URL": f"redis://{user}127.0.0.1:{guarded_port}"})
+        done = call_cli(
+            *command, cwd=tmp_path, env={"REDIS_URL": f"redis://{user}127.0.0.1:{guarded_port}"}
+        )
         assert done.returncode == 1
         assert len(done.stderr.splitlines()) == 1, done.stderr
         assert message in done.stderr and "redis://:PASSWORD@HOST:PORT" in done.stderr
@@ -157,9 +213,14 @@ def test_wrong_redis_password_is_reported_without_waiting(user: str, message: st
 
 
 def test_unneeded_redis_password_is_reported(redis_url: str, tmp_path: Path) -> None:
-    done = call_cli("status", cwd=tmp_path, env={"REDIS_URL": redis_url.replace("//", "//:needless@")})
+    done = call_cli(
+        "status", cwd=tmp_path, env={"REDIS_URL": redis_url.replace("//", "//:needless@")}
+    )
     assert done.returncode == 1
-    assert "has no password set and REDIS_URL gives one" in done.stderr and "needless" not in done.stderr
+    assert (
+        "has no password set and REDIS_URL gives one" in done.stderr
+        and "needless" not in done.stderr
+    )
 
 
 def test_config_output_is_a_valid_equal_configuration(tmp_path: Path) -> None:
@@ -201,7 +262,10 @@ def test_redis_returns_the_memory_of_large_values(tmp_path: Path) -> None:
                 client.set(f"small {number}", bytes(small))
             client.delete(*(f"large {number}" for number in range(num_values)))
             unused = num_values * large // 4
-            wait_until(lambda: process.memory_info().rss < before + num_values * small + unused, "the memory to be returned")
+            wait_until(
+                lambda: process.memory_info().rss < before + num_values * small + unused,
+                "the memory to be returned",
+            )
 
 
 def test_redis_reads_append_only_file_of_older_server(tmp_path: Path) -> None:
@@ -209,7 +273,9 @@ def test_redis_reads_append_only_file_of_older_server(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     file = data / "appendonly.aof"
-    file.write_bytes(b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*3\r\n$3\r\nSET\r\n$4\r\nkept\r\n$3\r\nyes\r\n")
+    file.write_bytes(
+        b"*2\r\n$6\r\nSELECT\r\n$1\r\n0\r\n*3\r\n$3\r\nSET\r\n$4\r\nkept\r\n$3\r\nyes\r\n"
+    )
     with start_cli("redis", *redis_options(data), cwd=tmp_path):
         wait_until(lambda: ping(data), "Redis to answer")
         with redis.Redis.from_url(embedded_url(data), decode_responses=True) as client:
@@ -222,7 +288,10 @@ def test_second_redis_on_the_same_folder_is_refused(tmp_path: Path) -> None:
         wait_until(lambda: ping(data), "Redis to answer")
         second = call_cli("redis", *redis_options(data, free_port()), cwd=tmp_path)
         assert second.returncode == 1
-        assert f"{tmp_path / 'data'} is already served by process {server.process.pid}" in second.stderr
+        assert (
+            f"{tmp_path / 'data'} is already served by process {server.process.pid}"
+            in second.stderr
+        )
         assert ping(data), "the first server is not affected"
 
 
@@ -231,13 +300,17 @@ def test_port_in_use_is_reported(tmp_path: Path, used_port: int) -> None:
     for done in (run_cli("redis", *data, cwd=tmp_path), call_cli("up", *data, cwd=tmp_path)):
         assert done.returncode == 1
         assert f"redis.port: 127.0.0.1:{used_port} cannot be listened on" in done.stderr
-    done = call_cli("up", *redis_options(tmp_path / "data"), "--set", f"web.port={used_port}", cwd=tmp_path)
+    done = call_cli(
+        "up", *redis_options(tmp_path / "data"), "--set", f"web.port={used_port}", cwd=tmp_path
+    )
     assert done.returncode == 1
     assert f"web.port: 127.0.0.1:{used_port} cannot be listened on" in done.stderr
 
 
 def test_redis_command_idles_if_redis_url_is_set(tmp_path: Path) -> None:
-    with start_cli("redis", cwd=tmp_path, env={"REDIS_URL": "redis://:secret@elsewhere:6379"}) as idle:
+    with start_cli(
+        "redis", cwd=tmp_path, env={"REDIS_URL": "redis://:secret@elsewhere:6379"}
+    ) as idle:
         idle.wait_for("REDIS_URL names a server; there is nothing to run here")
         assert "secret" not in idle.output()
         assert idle.stop() == 0
@@ -282,7 +355,16 @@ def test_status_of_empty_fleet_lists_missing_roles(redis_url: str, tmp_path: Pat
     env = {"REDIS_URL": redis_url}
     shown = json.loads(call_cli("status", "--json", cwd=tmp_path, env=env).stdout)
     roles = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
-    counts = ("queue_depth", "lag", "workers", "draining", "standby", "starting", "running", "capacity")
+    counts = (
+        "queue_depth",
+        "lag",
+        "workers",
+        "draining",
+        "standby",
+        "starting",
+        "running",
+        "capacity",
+    )
     idle = {**dict.fromkeys(counts, 0), "oldest_s": 0.0, "loaded_percent": None, "gap": ""}
     assert shown.pop("roles") == [{"role": role, **idle} for role in roles]
     empty = {"workers": [], "refused": {}, "routes": [], "unused_span_workers": []}
@@ -296,7 +378,8 @@ def test_status_of_empty_fleet_lists_missing_roles(redis_url: str, tmp_path: Pat
 def test_status_on_a_terminal_refreshes_until_interrupted(redis_url: str, tmp_path: Path) -> None:
     reader, terminal = os.openpty()
     env = cli_env({"REDIS_URL": redis_url, "TERM": "xterm"})
-    # The tests may be a shell's background job, which ignores Ctrl-C, as would the processes that it starts.
+    # The tests may be a shell's background job, which ignores Ctrl-C, as would the processes that
+    # it starts.
     command = ["env", "--default-signal=INT", sys.executable, "-m", "fleet.cli", "status"]
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=terminal, stderr=terminal)
     seen = bytearray()

@@ -1,4 +1,6 @@
-"""Redis as `deploy/` runs it: its certificate, its users, and a fleet with a job worker that uses both."""
+"""Redis as `deploy/` runs it: its certificate, its users, and a fleet with a job worker that uses
+both.
+"""
 
 import re
 import signal
@@ -24,13 +26,32 @@ pytestmark = pytest.mark.one_file_in(4, "processes")
 
 @pytest.fixture
 def port(tmp_path: Path) -> Iterator[int]:
-    """Start a server with the users of the example and an unrestricted `tester`; yield its port, which has no TLS."""
+    """Start a server with the users of the example and an unrestricted `tester`; yield its port,
+    which has no TLS.
+    """
     users, port = tmp_path / "users.acl", free_port()
-    users.write_text(documents("Secret")["fleet-redis-users"]["stringData"]["users.acl"] + "user tester on nopass ~* &* +@all\n")
-    command = [str(find_server()), "--port", str(port), "--bind", "127.0.0.1", "--aclfile", str(users), "--dir", str(tmp_path)]
+    users.write_text(
+        documents("Secret")["fleet-redis-users"]["stringData"]["users.acl"]
+        + "user tester on nopass ~* &* +@all\n"
+    )
+    command = [
+        str(find_server()),
+        "--port",
+        str(port),
+        "--bind",
+        "127.0.0.1",
+        "--aclfile",
+        str(users),
+        "--dir",
+        str(tmp_path),
+    ]
     process = subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: redis_answers(f"redis://tester:any@127.0.0.1:{port}"), "Redis to answer", timeout_s=20)
+        wait_until(
+            lambda: redis_answers(f"redis://tester:any@127.0.0.1:{port}"),
+            "Redis to answer",
+            timeout_s=20,
+        )
         yield port
     finally:
         process.send_signal(signal.SIGKILL)
@@ -39,10 +60,14 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def url(port: int, tmp_path: Path) -> Iterator[str]:
-    """Yield the REDIS_URL of the example, at that server, with certificates made by the commands of deploy/README.md."""
+    """Yield the REDIS_URL of the example, at that server, with certificates made by the commands of
+    deploy/README.md.
+    """
     tls = tmp_path / "tls"
     tls.mkdir()
-    commands = "\n".join(re.findall(r"^(openssl (?:req|x509) .*)$", (DEPLOY / "README.md").read_text(), re.MULTILINE))
+    commands = "\n".join(
+        re.findall(r"^(openssl (?:req|x509) .*)$", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    )
     commands = commands.replace("DNS:redis,", "DNS:localhost,")
     subprocess.run(["bash", "-ec", commands], cwd=tls, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -54,15 +79,23 @@ def url(port: int, tmp_path: Path) -> Iterator[str]:
         yield deployed.replace("/etc/redis-tls", str(tls))
 
 
-async def test_fleet_and_job_worker_run_with_the_deployed_redis_user(url: str, port: int, tmp_path: Path) -> None:
+async def test_fleet_and_job_worker_run_with_the_deployed_redis_user(
+    url: str, port: int, tmp_path: Path
+) -> None:
     with redis.Redis.from_url(url) as connection, thread_fleet(url) as fleet:
         async with gateway(fleet) as client:
             spec = fake_spec(fleet)
             got = await answer(client, spec)
             assert set(got) == set(spec.outputs) and all(len(array) for array in got.values())
         job = jobs.submit(connection, "bench", {"measure": "serving", "requests": 1})
-        with start_cli("jobs", "--url", "http://127.0.0.1:1", cwd=tmp_path, env={"REDIS_URL": url}) as worker:
-            wait_until(lambda: jobs.jobs(connection)[0].state == "failed", "the job to be run", timeout_s=60)
+        with start_cli(
+            "jobs", "--url", "http://127.0.0.1:1", cwd=tmp_path, env={"REDIS_URL": url}
+        ) as worker:
+            wait_until(
+                lambda: jobs.jobs(connection)[0].state == "failed",
+                "the job to be run",
+                timeout_s=60,
+            )
             assert worker.stop() == 0
         ended = jobs.job(connection, job.id)
         assert ended is not None and "127.0.0.1:1" in ended.error
@@ -73,14 +106,33 @@ async def test_fleet_and_job_worker_run_with_the_deployed_redis_user(url: str, p
 def test_deployed_redis_user_is_denied_administration_and_other_keys(url: str, port: int) -> None:
     with redis.Redis.from_url(url) as client:
         for command in (
-            ("CONFIG", "GET", "*"), ("CONFIG", "SET", "dir", "/tmp"), ("MODULE", "LIST"), ("ACL", "LIST"), ("SAVE",),
-            ("FLUSHALL",), ("KEYS", "*"), ("REPLICAOF", "127.0.0.1", "1"), ("SHUTDOWN",), ("MONITOR",), ("FUNCTION", "LIST"),
-            ("GET", "other"), ("SET", "other", "1"), ("PUBLISH", "other", "1"), ("EVAL", "return redis.call('GET', 'a')", "0"),
-        ):  # fmt: skip
+            ("CONFIG", "GET", "*"),
+            ("CONFIG", "SET", "dir", "/tmp"),
+            ("MODULE", "LIST"),
+            ("ACL", "LIST"),
+            ("SAVE",),
+            ("FLUSHALL",),
+            ("KEYS", "*"),
+            ("REPLICAOF", "127.0.0.1", "1"),
+            ("SHUTDOWN",),
+            ("MONITOR",),
+            ("FUNCTION", "LIST"),
+            ("GET", "other"),
+            ("SET", "other", "1"),
+            ("PUBLISH", "other", "1"),
+            ("EVAL", "return redis.call('GET', 'a')", "0"),
+        ):
             with pytest.raises(redis.ResponseError, match="(?i)permission|can't run this command"):
                 client.execute_command(*command)
-    for wrong in ("redis://127.0.0.1", "redis://:change-me@127.0.0.1", "redis://fleet:wrong@127.0.0.1"):
-        with redis.Redis.from_url(f"{wrong}:{port}") as client, pytest.raises((AuthenticationError, NoPermissionError)):
+    for wrong in (
+        "redis://127.0.0.1",
+        "redis://:change-me@127.0.0.1",
+        "redis://fleet:wrong@127.0.0.1",
+    ):
+        with (
+            redis.Redis.from_url(f"{wrong}:{port}") as client,
+            pytest.raises((AuthenticationError, NoPermissionError)),
+        ):
             client.ping()
 
 
@@ -89,5 +141,8 @@ def test_deployed_redis_url_accepts_no_other_certificate(url: str) -> None:
     name = url.replace("@localhost:", "@127.0.0.1:")
     authority = re.sub(r"\?.*", "", url)
     for wrong in (name, authority):
-        with redis.Redis.from_url(wrong) as client, pytest.raises(redis.ConnectionError, match="(?i)certificate"):
+        with (
+            redis.Redis.from_url(wrong) as client,
+            pytest.raises(redis.ConnectionError, match="(?i)certificate"),
+        ):
             client.ping()

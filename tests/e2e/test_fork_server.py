@@ -1,4 +1,6 @@
-"""Workers of a fleet with torch as forks of one process: killed, restarted and serving; with that process killed too."""
+"""Workers of a fleet with torch as forks of one process: killed, restarted and serving; with that
+process killed too.
+"""
 
 import signal
 from collections.abc import Iterator
@@ -45,13 +47,25 @@ def kill(control: redis.Redis, role: str) -> WorkerId:
 
 def answer_of(fleet: ProcessFleet) -> Any:
     messages = [{"role": "user", "content": "hello"}]
-    body = {"model": fleet.get("/v1/models")["data"][0]["id"], "messages": messages, "max_tokens": 5, "temperature": 0}
-    answer = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=PATIENCE_S).raise_for_status()
+    body = {
+        "model": fleet.get("/v1/models")["data"][0]["id"],
+        "messages": messages,
+        "max_tokens": 5,
+        "temperature": 0,
+    }
+    answer = httpx.post(
+        f"{fleet.url}/v1/chat/completions", json=body, timeout=PATIENCE_S
+    ).raise_for_status()
     return answer.json()["choices"]
 
 
-def test_killed_workers_are_forked_again_and_give_the_same_answer(fleet: ProcessFleet, control: redis.Redis) -> None:
-    expected, servers = answer_of(fleet), {server_of(worker_of(control, role)).pid for role in ROLES}
+def test_killed_workers_are_forked_again_and_give_the_same_answer(
+    fleet: ProcessFleet, control: redis.Redis
+) -> None:
+    expected, servers = (
+        answer_of(fleet),
+        {server_of(worker_of(control, role)).pid for role in ROLES},
+    )
     assert len(servers) == 1, "one server forks the workers of all keepers"
     for role in ROLES:
         assert server_of(kill(control, role)).pid in servers
@@ -78,4 +92,6 @@ def test_worker_and_fork_server_end_with_a_killed_keeper(redis_url: str, tmp_pat
         server = worker.parent()
         assert server is not None and MODULE in server.cmdline()
         kept.stop(signal.SIGKILL)
-        wait_until(lambda: not worker.is_running() and not server.is_running(), "worker and server to end")
+        wait_until(
+            lambda: not worker.is_running() and not server.is_running(), "worker and server to end"
+        )

@@ -37,7 +37,9 @@ def connection(redis_url: str) -> Iterator[Redis]:
 
 @contextmanager
 def hanging_job(folder: Path, redis_url: str) -> Iterator[tuple[Running, list[psutil.Process]]]:
-    """Run a worker whose first job hangs on a gateway that never answers; yield it and its processes while it hangs."""
+    """Run a worker whose first job hangs on a gateway that never answers; yield it and its
+    processes while it hangs.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = f"web.port={server.getsockname()[1]}"
         with start_cli("jobs", "--set", port, cwd=folder, env={"REDIS_URL": redis_url}) as worker:
@@ -46,9 +48,13 @@ def hanging_job(folder: Path, redis_url: str) -> Iterator[tuple[Running, list[ps
                 yield worker, psutil.Process(worker.process.pid).children(recursive=True)
 
 
-def test_job_submitted_by_command_is_run_and_its_failure_listed(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_job_submitted_by_command_is_run_and_its_failure_listed(
+    connection: Redis, redis_url: str, tmp_path: Path
+) -> None:
     env = {"REDIS_URL": redis_url}
-    job = run_cli("jobs", "submit", "bench", "requests=2", "check=true", cwd=tmp_path, env=env).stdout.strip()
+    job = run_cli(
+        "jobs", "submit", "bench", "requests=2", "check=true", cwd=tmp_path, env=env
+    ).stdout.strip()
     assert run_cli("jobs", "list", cwd=tmp_path, env=env).stdout == f"{job}  bench    queued\n"
     assert jobs(connection)[0].arguments == BenchArguments(requests=2, check=True).as_json()
     with start_cli("jobs", "--url", "http://127.0.0.1:1", cwd=tmp_path, env=env) as worker:
@@ -75,22 +81,43 @@ def test_job_command_refuses_wrong_arguments(
     assert not jobs(connection)
 
 
-def test_finished_job_leaves_its_report_in_its_own_folder(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_finished_job_leaves_its_report_in_its_own_folder(
+    connection: Redis, redis_url: str, tmp_path: Path
+) -> None:
     job = submit(connection, "bench", {"measure": "hop", "hops": 20})
     data_dir = tmp_path / "data"
-    with start_cli("jobs", "--set", f"data_dir={data_dir}", cwd=tmp_path, env={"REDIS_URL": redis_url}):
-        wait_until(lambda: view(connection, job.id).state in ("finished", "failed"), "the job to end", timeout_s=60)
-        wait_until(lambda: not (data_dir / "jobs" / job.id / "tmp").exists(), "temporary files to be removed")
+    with start_cli(
+        "jobs", "--set", f"data_dir={data_dir}", cwd=tmp_path, env={"REDIS_URL": redis_url}
+    ):
+        wait_until(
+            lambda: view(connection, job.id).state in ("finished", "failed"),
+            "the job to end",
+            timeout_s=60,
+        )
+        wait_until(
+            lambda: not (data_dir / "jobs" / job.id / "tmp").exists(),
+            "temporary files to be removed",
+        )
     done = view(connection, job.id)
     assert done.state == "finished", done.traceback
-    assert done.files == ("report.json", "report.png") and "hop" in str(json.loads(done.result)["output"])
+    assert done.files == ("report.json", "report.png") and "hop" in str(
+        json.loads(done.result)["output"]
+    )
     assert json.loads(read_file(data_dir, job.id, "report.json"))["report"]["hops"]
     assert read_file(data_dir, job.id, "report.png").startswith(b"\x89PNG")
-    assert [path for path in tmp_path.rglob("*") if path.is_file() and path.parent != data_dir / "jobs" / job.id] == []
+    assert [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.parent != data_dir / "jobs" / job.id
+    ] == []
 
 
-def test_job_records_not_written_by_submit_are_refused(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    """Records of an older version and hand-written ones: code, callbacks, an id that is a path, no JSON."""
+def test_job_records_not_written_by_submit_are_refused(
+    connection: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    """Records of an older version and hand-written ones: code, callbacks, an id that is a path, no
+    JSON.
+    """
     queue, bench, target = open_queue(connection), FUNCTIONS["bench"], tmp_path / "written"
     limits = {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
     records = [
@@ -105,8 +132,14 @@ def test_job_records_not_written_by_submit_are_refused(connection: Redis, redis_
     connection.hset(garbled.key, "data", b"no JSON")
     with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
         for record in (*records, garbled):
-            wait_until(lambda record=record: view(connection, record.id).state == "failed", f"{record.id} to fail", timeout_s=30)
-            assert view(connection, record.id).error.startswith("refused, and not run: "), view(connection, record.id)
+            wait_until(
+                lambda record=record: view(connection, record.id).state == "failed",
+                f"{record.id} to fail",
+                timeout_s=30,
+            )
+            assert view(connection, record.id).error.startswith("refused, and not run: "), view(
+                connection, record.id
+            )
         assert worker.stop() == 0
     assert not target.exists() and not (tmp_path / ".fleet").exists()
 
@@ -118,7 +151,9 @@ FORMS: dict[str, dict[str, object]] = {
     "a function": {"data": [PLANTED, None, [], {}]},
     "a function of a library": {"data": ["subprocess.getoutput", None, ["touch written"], {}]},
     "a function of the operating system": {"data": ["os.system", None, ["touch written"], {}]},
-    "a function of another function's module": {"data": ["fleet.jobs.bench.subprocess.getoutput", None, ["touch written"], {}]},
+    "a function of another function's module": {
+        "data": ["fleet.jobs.bench.subprocess.getoutput", None, ["touch written"], {}]
+    },
     "a builtin": {"data": ["exec", None, ["open('written', 'w')"], {}]},
     "a method of a class": {"data": ["pathlib.Path.touch", None, ["written"], {}]},
     "a method of an instance": {"data": ["format", "{0}", ["x"], {}]},
@@ -126,7 +161,11 @@ FORMS: dict[str, dict[str, object]] = {
     "a kind with an instance": {"data": [BENCH, {"run": 1}, [HOP], {}]},
     "a function that is no text": {"data": [[BENCH], None, [HOP], {}]},
     "pickled data": {"data": PICKLED},
-    "a pickled meta and result": {"data": [PLANTED, None, [], {}], "meta": PICKLED, "result": PICKLED},
+    "a pickled meta and result": {
+        "data": [PLANTED, None, [], {}],
+        "meta": PICKLED,
+        "result": PICKLED,
+    },
     "a call after success": {"success_callback_name": PLANTED},
     "a call after failure": {"failure_callback_name": PLANTED},
     "a call after a stop": {"stopped_callback_name": PLANTED},
@@ -137,16 +176,27 @@ FORMS: dict[str, dict[str, object]] = {
 """Fields of a record that replace those written by `submit`."""
 
 
-def test_job_record_or_command_of_any_form_runs_no_code(connection: Redis, redis_url: str, tmp_path: Path) -> None:
-    (tmp_path / "planted.py").write_text("open('written', 'w')\ndef run(*arguments, **named): ...\n")
-    queue, limits = open_queue(connection), {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600}
+def test_job_record_or_command_of_any_form_runs_no_code(
+    connection: Redis, redis_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "planted.py").write_text(
+        "open('written', 'w')\ndef run(*arguments, **named): ...\n"
+    )
+    queue, limits = (
+        open_queue(connection),
+        {"job_timeout": 60, "result_ttl": 600, "failure_ttl": 600},
+    )
     refused: dict[str, str] = {}
     for form, fields in FORMS.items():
         record = queue.enqueue(BENCH, HOP, **limits)
         for name, value in fields.items():
-            connection.hset(record.key, name, value if isinstance(value, bytes | str) else json.dumps(value))
+            connection.hset(
+                record.key, name, value if isinstance(value, bytes | str) else json.dumps(value)
+            )
         refused[form] = record.id
-    after = queue.enqueue(PLANTED, depends_on=Dependency(refused["a function"], allow_failure=True), **limits)
+    after = queue.enqueue(
+        PLANTED, depends_on=Dependency(refused["a function"], allow_failure=True), **limits
+    )
     refused["a job that waited for another"] = after.id
     abandoned = queue.enqueue(BENCH, HOP, on_failure=Callback(PLANTED), **limits)
     queue.remove(abandoned.id)
@@ -154,16 +204,30 @@ def test_job_record_or_command_of_any_form_runs_no_code(connection: Redis, redis
     later = queue.enqueue_in(datetime.timedelta(0), PLANTED, **limits)
     with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
         for form, id in refused.items():
-            wait_until(lambda id=id: view(connection, id).state == "failed", f"{form} to fail", timeout_s=30)
-            assert view(connection, id).error.startswith("refused, and not run: "), (form, view(connection, id))
-        wait_until(lambda: view(connection, abandoned.id).state == "failed", "the abandoned job to be given up")
+            wait_until(
+                lambda id=id: view(connection, id).state == "failed",
+                f"{form} to fail",
+                timeout_s=30,
+            )
+            assert view(connection, id).error.startswith("refused, and not run: "), (
+                form,
+                view(connection, id),
+            )
+        wait_until(
+            lambda: view(connection, abandoned.id).state == "failed",
+            "the abandoned job to be given up",
+        )
         (name,) = [one.name for one in Worker.all(connection=connection)]
         for command in (PLANTED, "import", "stop-job", "kill-horse"):
             assert send_command(connection, name, command, function=PLANTED, job_id=PLANTED) is None
         # Handled later, the last command would end the next job, as it is meant to.
         worker.wait_for("kill horse command ignored")
         last = submit(connection, "bench", {"measure": "hop", "hops": 20})
-        wait_until(lambda: view(connection, last.id).state == "finished", "the worker to go on", timeout_s=60)
+        wait_until(
+            lambda: view(connection, last.id).state == "finished",
+            "the worker to go on",
+            timeout_s=60,
+        )
         assert worker.stop() == 0
     assert view(connection, later.id).state == "scheduled"
     for id in (*refused.values(), later.id):
@@ -173,7 +237,9 @@ def test_job_record_or_command_of_any_form_runs_no_code(connection: Redis, redis
 
 def test_discarded_exception_of_a_stop_signal_still_ends_the_worker(connection: Redis) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    worker = JobWorker([QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
+    worker = JobWorker(
+        [QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord
+    )
     try:
         with suppress(StopRequested):
             worker.request_stop(signal.SIGTERM, None)
@@ -184,26 +250,45 @@ def test_discarded_exception_of_a_stop_signal_still_ends_the_worker(connection: 
             signal.signal(number, handler)
 
 
-def test_stopped_job_worker_fails_its_job(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_stopped_job_worker_fails_its_job(
+    connection: Redis, redis_url: str, tmp_path: Path
+) -> None:
     hanging = submit(connection, "bench", {})
     with hanging_job(tmp_path, redis_url) as (worker, family):
         assert worker.stop() == 0
     assert view(connection, hanging.id).state == "failed"
-    wait_until(lambda: not any(process.is_running() for process in family), "the job's process to be gone")
+    wait_until(
+        lambda: not any(process.is_running() for process in family), "the job's process to be gone"
+    )
 
 
-def test_running_job_is_stopped_with_its_processes(connection: Redis, redis_url: str, tmp_path: Path) -> None:
+def test_running_job_is_stopped_with_its_processes(
+    connection: Redis, redis_url: str, tmp_path: Path
+) -> None:
     """The benchmark hangs on a server that never answers, until it is stopped."""
     hanging = submit(connection, "bench", {})
     waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
     with hanging_job(tmp_path, redis_url) as (worker, family):
-        assert any("bench" in command_line(process) for process in family), "the benchmark is a process of its own"
+        assert any("bench" in command_line(process) for process in family), (
+            "the benchmark is a process of its own"
+        )
         with pytest.raises(Conflict, match="runs; stop it first"):
             delete(connection, hanging.id)
         stop(connection, hanging.id)
-        wait_until(lambda: view(connection, hanging.id).state == "stopped", "the job to be stopped", timeout_s=30)
-        wait_until(lambda: not any(process.is_running() for process in family), "all of its processes to be gone")
-        wait_until(lambda: view(connection, waiting.id).state == "finished", "the next job to run", timeout_s=60)
+        wait_until(
+            lambda: view(connection, hanging.id).state == "stopped",
+            "the job to be stopped",
+            timeout_s=30,
+        )
+        wait_until(
+            lambda: not any(process.is_running() for process in family),
+            "all of its processes to be gone",
+        )
+        wait_until(
+            lambda: view(connection, waiting.id).state == "finished",
+            "the next job to run",
+            timeout_s=60,
+        )
         with pytest.raises(Conflict, match="ended already: stopped"):
             stop(connection, hanging.id)
         delete(connection, hanging.id)
@@ -220,13 +305,19 @@ def test_job_of_a_killed_worker_ends_with_it_and_is_failed_by_the_next_one(
     waiting = submit(connection, "bench", {"measure": "hop", "hops": 20})
     with start_cli("jobs", cwd=tmp_path, env={"REDIS_URL": redis_url}) as worker:
         root = psutil.Process(worker.process.pid)
-        wait_until(lambda: len(root.children(recursive=True)) >= 4, "the benchmark to start its processes", timeout_s=60)
+        wait_until(
+            lambda: len(root.children(recursive=True)) >= 4,
+            "the benchmark to start its processes",
+            timeout_s=60,
+        )
         family = root.children(recursive=True)
         killed = [root, *root.children()] if with_child else [root]
         try:
             for process in killed:
                 process.kill()
-            wait_until(lambda: not any(map(command_line, family)), "all processes of the job to be gone")
+            wait_until(
+                lambda: not any(map(command_line, family)), "all processes of the job to be gone"
+            )
         finally:
             for process in filter(command_line, family):
                 process.kill()
@@ -235,7 +326,11 @@ def test_job_of_a_killed_worker_ends_with_it_and_is_failed_by_the_next_one(
         wait_until(lambda: view(connection, lost.id).state == "failed", "the lost job to fail")
         assert f"process {root.pid}" in view(connection, lost.id).error
         assert "/retry" in view(connection, lost.id).error
-        wait_until(lambda: view(connection, waiting.id).state == "finished", "the next job to run", timeout_s=60)
+        wait_until(
+            lambda: view(connection, waiting.id).state == "finished",
+            "the next job to run",
+            timeout_s=60,
+        )
         assert worker.stop() == 0
     assert not list(tmp_path.glob(f"**/jobs/{lost.id}/tmp"))
 

@@ -1,4 +1,6 @@
-"""A worker that is lost during an answer: frozen past its lease and resumed, or killed beside a standby worker."""
+"""A worker that is lost during an answer: frozen past its lease and resumed, or killed beside a
+standby worker.
+"""
 
 import json
 from collections.abc import Callable
@@ -15,7 +17,16 @@ from fleet.control.connect import connect, run, text
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from tests.e2e.fleets import FAKE, PATIENCE_S, START_S, ProcessFleet, fleet_up, owner_of, process_of, worker_ids
+from tests.e2e.fleets import (
+    FAKE,
+    PATIENCE_S,
+    START_S,
+    ProcessFleet,
+    fleet_up,
+    owner_of,
+    process_of,
+    worker_ids,
+)
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, gateway_at, in_step
 from tests.support import run_cli, stream_entries, wait_until
 
@@ -27,8 +38,12 @@ OUT = GRAPH.edges_from(STAGE)[0]
 NUM_TOKENS = 40
 
 
-async def compare_disturbed_answer(fleet: ProcessFleet, disturb: Callable[[RequestId], None]) -> RequestId:
-    """Call `disturb` in the middle of an answer, which must equal an undisturbed one; return its request."""
+async def compare_disturbed_answer(
+    fleet: ProcessFleet, disturb: Callable[[RequestId], None]
+) -> RequestId:
+    """Call `disturb` in the middle of an answer, which must equal an undisturbed one; return its
+    request.
+    """
     async with gateway_at(fleet.redis_url, fleet.config) as client:
         expected = await answer(client, fake_spec_of(fleet.config, num_tokens=NUM_TOKENS))
         spec = fake_spec_of(fleet.config, num_tokens=NUM_TOKENS)
@@ -52,14 +67,25 @@ def wait_for_another_owner(control: redis.Redis, request: RequestId, lost: Worke
 
 
 def output_log(control: redis.Redis, request: RequestId) -> list[Chunk]:
-    return [decode_chunk(fields[b"h"]) for _, fields in stream_entries(control, keys.edge(request, OUT.name))]
+    return [
+        decode_chunk(fields[b"h"])
+        for _, fields in stream_entries(control, keys.edge(request, OUT.name))
+    ]
 
 
 def late_write(control: redis.Redis, request: RequestId, epoch: Epoch) -> str:
     """Append as the owner at `epoch`, and return the reply of the script."""
-    chunk = Chunk(request=request, edge=OUT.name, index=len(output_log(control, request)), epoch=epoch)
+    chunk = Chunk(
+        request=request, edge=OUT.name, index=len(output_log(control, request)), epoch=epoch
+    )
     late = scripts.Append(
-        stage=STAGE, consumer=StageName(OUT.target), chunk=chunk, location={}, event=None, finish=False, num_items=1
+        stage=STAGE,
+        consumer=StageName(OUT.target),
+        chunk=chunk,
+        location={},
+        event=None,
+        finish=False,
+        num_items=1,
     )
     return text(cast("list[bytes]", run(control, scripts.append([late])))[0])
 
@@ -68,7 +94,11 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path)
     """SIGSTOP the task's owner until another has claimed the task, then SIGCONT."""
     settings = (*FAKE, "lease.worker_ttl_s=1", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
-        wait_until(lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2, "both replicas", START_S)
+        wait_until(
+            lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2,
+            "both replicas",
+            START_S,
+        )
         frozen: list[tuple[WorkerId, Epoch]] = []
 
         def freeze(request: RequestId) -> None:
@@ -76,7 +106,9 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path)
             frozen.append((stale, epoch))
             process_of(stale).suspend()
             try:
-                wait_until(lambda: stale not in worker_ids(control), "its lease to lapse", PATIENCE_S)
+                wait_until(
+                    lambda: stale not in worker_ids(control), "its lease to lapse", PATIENCE_S
+                )
                 wait_for_another_owner(control, request, stale)
                 assert late_write(control, request, epoch) == "stale"
             finally:
@@ -91,7 +123,11 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path)
         fleet.running.wait_for("it was fenced; the worker joins again", timeout_s=PATIENCE_S)
 
         def rejoined() -> list[WorkerId]:
-            return [worker for worker in worker_ids(control) if place_of(worker) == place_of(stale) and worker != stale]
+            return [
+                worker
+                for worker in worker_ids(control)
+                if place_of(worker) == place_of(stale) and worker != stale
+            ]
 
         assert len(wait_until(rejoined, "the worker to rejoin", PATIENCE_S)) == 1
 
@@ -100,7 +136,11 @@ async def test_answer_needs_no_conductor_even_if_a_worker_is_killed(tmp_path: Pa
     """SIGSTOP the conductor; SIGKILL the task's owner, which its keeper fences."""
     settings = (*FAKE, "lease.worker_ttl_s=3600", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
-        wait_until(lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2, "both replicas", START_S)
+        wait_until(
+            lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2,
+            "both replicas",
+            START_S,
+        )
         leader = WorkerId(text(control.get(keys.CONDUCTOR)).partition("|")[0])
 
         def kill(request: RequestId) -> None:
@@ -111,7 +151,11 @@ async def test_answer_needs_no_conductor_even_if_a_worker_is_killed(tmp_path: Pa
         process_of(leader).suspend()
         try:
             request = await compare_disturbed_answer(fleet, kill)
-            wait_until(lambda: not control.sismember(keys.LIVE, request), "the request to be closed", PATIENCE_S)
+            wait_until(
+                lambda: not control.sismember(keys.LIVE, request),
+                "the request to be closed",
+                PATIENCE_S,
+            )
             assert text(control.hget(keys.request(request), "state")) == "finished"
         finally:
             process_of(leader).resume()
@@ -119,17 +163,29 @@ async def test_answer_needs_no_conductor_even_if_a_worker_is_killed(tmp_path: Pa
 
 def reported_workers(fleet: ProcessFleet, *, standby: bool) -> set[str]:
     """Return the stage's active or standby workers, as `fleet status` reports them."""
-    workers = json.loads(run_cli("status", "--json", cwd=fleet.folder, env=fleet.env).stdout)["workers"]
-    return {worker["id"] for worker in workers if worker["role"] == STAGE and worker["standby"] is standby}
+    workers = json.loads(run_cli("status", "--json", cwd=fleet.folder, env=fleet.env).stdout)[
+        "workers"
+    ]
+    return {
+        worker["id"]
+        for worker in workers
+        if worker["role"] == STAGE and worker["standby"] is standby
+    }
 
 
-async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(tmp_path: Path) -> None:
-    """The answer resumes without a load, since the lease outlasts the test and the standby was loaded."""
+async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(
+    tmp_path: Path,
+) -> None:
+    """The answer resumes without a load, since the lease outlasts the test and the standby was
+    loaded.
+    """
     settings = (*FAKE, "lease.worker_ttl_s=3600", f"stages.{STAGE}.standby=1", *in_step(GRAPH))
     stands_by = rf"worker {STAGE}@\S+ stands by\n"
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
         fleet.running.wait_for(stands_by, timeout_s=START_S)
-        (first,), (second,) = (reported_workers(fleet, standby=standby) for standby in (False, True))
+        (first,), (second,) = (
+            reported_workers(fleet, standby=standby) for standby in (False, True)
+        )
         owners: list[str] = []
 
         def kill(request: RequestId) -> None:

@@ -1,4 +1,5 @@
-"""Pocket through the API of `fleet up`, without a named checkpoint: spoken questions, speech, transcription, and the demo.
+"""Pocket through the API of `fleet up`, without a named checkpoint: spoken questions, speech,
+transcription, and the demo.
 
 The correctness of answers is measured by `fleet pocket eval`.
 """
@@ -26,9 +27,16 @@ from tests.support import run_cli, start_cli
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
 OPTIONS = ("--set", "web.port=0")
-QUESTIONS = ("what day comes after monday", "what is your name", "what is the opposite of hot", "what is the capital of france")
+QUESTIONS = (
+    "what day comes after monday",
+    "what is your name",
+    "what is the opposite of hot",
+    "what is the capital of france",
+)
 UNDERSTOOD = 0.5
-"""Share of recognised words; the teacher's own speech has about 0.85, speech played backwards nearly none."""
+"""Share of recognised words; the teacher's own speech has about 0.85, speech played backwards
+nearly none.
+"""
 
 Samples = NDArray[np.float32]
 
@@ -54,7 +62,9 @@ def ask_spoken(url: str, question: SynthesizedSpeech, voice: str) -> tuple[str, 
         )
     message = answer.choices[0].message
     assert message.audio is not None and message.audio.transcript
-    samples, rate_hz = soundfile.read(io.BytesIO(base64.b64decode(message.audio.data)), dtype="float32")
+    samples, rate_hz = soundfile.read(
+        io.BytesIO(base64.b64decode(message.audio.data)), dtype="float32"
+    )
     assert rate_hz == SAMPLE_RATE_HZ
     return spoken(message.audio.transcript), np.asarray(samples, np.float32)
 
@@ -66,30 +76,47 @@ def understood(texts: Sequence[str], recognised: Sequence[str]) -> float:
 
 
 def test_spoken_question_is_answered_in_intelligible_speech(url: str) -> None:
-    """The recogniser has a language model, but not the texts; played backwards, the speech is not recognised."""
+    """The recogniser has a language model, but not the texts; played backwards, the speech is not
+    recognised.
+    """
     voices = [sorted(VOICES)[index % len(VOICES)] for index in range(len(QUESTIONS))]
     questions = speak_all([(text, Voice()) for text in QUESTIONS])
-    answers = [ask_spoken(url, question, voice) for question, voice in zip(questions, voices, strict=True)]
+    answers = [
+        ask_spoken(url, question, voice) for question, voice in zip(questions, voices, strict=True)
+    ]
     texts = [text for text, _ in answers]
     recogniser = Recogniser("bigram")
-    recognised = [recogniser.words(samples, SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)]
+    recognised = [
+        recogniser.words(samples, SAMPLE_RATE_HZ, voice)
+        for (_, samples), voice in zip(answers, voices, strict=True)
+    ]
     assert understood(texts, recognised) > UNDERSTOOD, list(zip(texts, recognised, strict=True))
     backwards = [
-        recogniser.words(samples[::-1], SAMPLE_RATE_HZ, voice) for (_, samples), voice in zip(answers, voices, strict=True)
+        recogniser.words(samples[::-1], SAMPLE_RATE_HZ, voice)
+        for (_, samples), voice in zip(answers, voices, strict=True)
     ]
     assert understood(texts, backwards) < UNDERSTOOD, list(zip(texts, backwards, strict=True))
 
 
 def test_text_is_spoken_and_transcribed_again(url: str) -> None:
     """The texts share no words with Pocket's own answers."""
-    texts = ("We go to the garden with Peter.", "The blue brush is under the house.", "Anna sees the horse today!")
+    texts = (
+        "We go to the garden with Peter.",
+        "The blue brush is under the house.",
+        "Anna sees the horse today!",
+    )
     with OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         model = client.models.list().data[0].id
         speech = [
-            client.audio.speech.create(model=model, voice="nova", input=text, response_format="mp3", extra_body={"seed": 1})
+            client.audio.speech.create(
+                model=model, voice="nova", input=text, response_format="mp3", extra_body={"seed": 1}
+            )
             for text in texts
         ]
-        recognised = [client.audio.transcriptions.create(model=model, file=("a.mp3", sound.read())).text for sound in speech]
+        recognised = [
+            client.audio.transcriptions.create(model=model, file=("a.mp3", sound.read())).text
+            for sound in speech
+        ]
     assert understood([spoken(text) for text in texts], recognised) > UNDERSTOOD, recognised
 
 

@@ -1,4 +1,6 @@
-"""Isolation of a fleet on its machine: other users reach neither Redis nor files; processes have only secrets they use."""
+"""Isolation of a fleet on its machine: other users reach neither Redis nor files; processes have
+only secrets they use.
+"""
 
 import os
 import pwd
@@ -18,8 +20,8 @@ import redis
 from fleet.control import keys
 from fleet.control.connect import pairs, text
 from fleet.control.embedded import embedded_url, read_password
-from fleet.process.free_ports import free_port
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from fleet.process.free_ports import free_port
 from tests.e2e.fleets import FAKE, ProcessFleet, fleet_up, worker_ids
 from tests.support import command_line, redis_answers, run_cli, set_options, start_cli, wait_until
 
@@ -28,10 +30,17 @@ pytestmark = pytest.mark.one_file_in(4, "processes")
 ADDRESSES = ("session_address", "span_address")
 ROLE = GRAPHS[DEFAULT_GRAPH].stages[0].name
 SECRETS = {
-    "FLEET_API_KEY": "key-of-the-api", "HF_TOKEN": "token-of-the-hub", "AWS_SECRET_ACCESS_KEY": "key-of-a-cloud",
+    "FLEET_API_KEY": "key-of-the-api",
+    "HF_TOKEN": "token-of-the-hub",
+    "AWS_SECRET_ACCESS_KEY": "key-of-a-cloud",
     "DATABASE_URL": "postgres://user:word-of-a-database@db/x",
-}  # fmt: skip
-PASSED_ON = {"HF_HOME": "/tmp/no-hub", "UCX_TLS": "tcp", "CUDA_VISIBLE_DEVICES": "", "HTTPS_PROXY": "http://proxy:3128"}
+}
+PASSED_ON = {
+    "HF_HOME": "/tmp/no-hub",
+    "UCX_TLS": "tcp",
+    "CUDA_VISIBLE_DEVICES": "",
+    "HTTPS_PROXY": "http://proxy:3128",
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +53,9 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def fleet(folder: Path) -> Iterator[ProcessFleet]:
-    """Run `fleet up` with defaults, in a data folder that an older version left open to other users."""
+    """Run `fleet up` with defaults, in a data folder that an older version left open to other
+    users.
+    """
     redis_folder = folder / ".fleet" / "redis"
     redis_folder.mkdir(parents=True)
     (redis_folder / "server.lock").write_text("")
@@ -58,7 +69,9 @@ def fleet(folder: Path) -> Iterator[ProcessFleet]:
 
 @contextmanager
 def another_user() -> Iterator[None]:
-    """Run the block as user `nobody` if this process is root; otherwise unchanged, and only the modes are checked."""
+    """Run the block as user `nobody` if this process is root; otherwise unchanged, and only the
+    modes are checked.
+    """
     if os.geteuid() != 0:
         yield
         return
@@ -75,7 +88,9 @@ def another_user() -> Iterator[None]:
 
 
 def commands_of(fleet: ProcessFleet) -> dict[str, psutil.Process]:
-    """Return the fleet's processes without keepers, by command: `redis`, `conductor`, `web`, `worker ROLE`, `jobs`."""
+    """Return the fleet's processes without keepers, by command: `redis`, `conductor`, `web`,
+    `worker ROLE`, `jobs`.
+    """
     found: dict[str, psutil.Process] = {}
     for process in fleet.family():
         line = process.cmdline()
@@ -87,25 +102,47 @@ def commands_of(fleet: ProcessFleet) -> dict[str, psutil.Process]:
 
 
 def test_fleet_listens_only_with_its_gateway_on_loopback(fleet: ProcessFleet) -> None:
-    found = [one for process in fleet.family() for one in process.net_connections("inet") if one.status == psutil.CONN_LISTEN]
+    found = [
+        one
+        for process in fleet.family()
+        for one in process.net_connections("inet")
+        if one.status == psutil.CONN_LISTEN
+    ]
     assert [f"http://{one.laddr.ip}:{one.laddr.port}" for one in found] == [fleet.url]
 
 
 def test_fleet_on_torch_listens_only_with_its_gateway(tmp_path: Path) -> None:
-    """Workers that save conversations, and those with a span of the layers, accept connections by Unix sockets."""
+    """Workers that save conversations, and those with a span of the layers, accept connections by
+    Unix sockets.
+    """
     spans = "stages.thinker.spans={anchor: '0:0', workers: ['1:output']}"
     with fleet_up(tmp_path, "device=cpu", "web.port=0", spans) as fleet:
         found = [one for process in fleet.family() for one in process.net_connections("inet")]
         listening = [one.laddr for one in found if one.status == psutil.CONN_LISTEN]
         assert [f"http://{address.ip}:{address.port}" for address in listening] == [fleet.url]
         with redis.Redis.from_url(fleet.redis_url) as control:
-            records = [pairs(control.hgetall(keys.worker(worker))) for worker in worker_ids(control)]
-        addresses = [text(record[name]) for record in records for name in ADDRESSES if name in record]
+            records = [
+                pairs(control.hgetall(keys.worker(worker))) for worker in worker_ids(control)
+            ]
+        addresses = [
+            text(record[name]) for record in records for name in ADDRESSES if name in record
+        ]
         sockets = fleet.folder / ".fleet" / "sockets"
-        assert len(addresses) == 3 and all(address.startswith(f"unix:{sockets}/") for address in addresses), addresses
+        assert len(addresses) == 3 and all(
+            address.startswith(f"unix:{sockets}/") for address in addresses
+        ), addresses
         assert stat.S_IMODE(sockets.stat().st_mode) == 0o700
         assert {stat.S_IMODE(path.stat().st_mode) for path in sockets.iterdir()} == {0o600}
-        refused = run_cli("session", "save", "unknown", "s.safetensors", "--stage", "thinker", cwd=tmp_path, env=fleet.env)
+        refused = run_cli(
+            "session",
+            "save",
+            "unknown",
+            "s.safetensors",
+            "--stage",
+            "thinker",
+            cwd=tmp_path,
+            env=fleet.env,
+        )
         assert "caches a conversation" in refused.stderr
         doctor = run_cli("doctor", cwd=tmp_path, env=fleet.env)
         assert re.search(r"^OK +listeners +.*no network socket", doctor.stdout, re.M), doctor.stdout
@@ -114,7 +151,9 @@ def test_fleet_on_torch_listens_only_with_its_gateway(tmp_path: Path) -> None:
 def test_data_folder_is_closed_to_other_users(fleet: ProcessFleet, folder: Path) -> None:
     assert fleet.running.process.poll() is None
     found = [folder / ".fleet", *(folder / ".fleet").rglob("*")]
-    assert {"redis", "redis.sock", "server.lock", "resolved.yaml", "appendonlydir"} <= {path.name for path in found}
+    assert {"redis", "redis.sock", "server.lock", "resolved.yaml", "appendonlydir"} <= {
+        path.name for path in found
+    }
     modes = {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in found}
     assert {path: oct(mode) for path, mode in modes.items() if mode & 0o077} == {}
 
@@ -147,7 +186,9 @@ def test_processes_have_only_the_secrets_they_use(fleet: ProcessFleet) -> None:
     assert all(env.items() >= PASSED_ON.items() and env["PATH"] for env in environments.values())
 
 
-@pytest.mark.parametrize(("command", "keepers"), [("conductor", 0), (f"worker {ROLE}", 0), (f"worker {ROLE}", 1)])
+@pytest.mark.parametrize(
+    ("command", "keepers"), [("conductor", 0), (f"worker {ROLE}", 0), (f"worker {ROLE}", 1)]
+)
 def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
     redis_url: str, tmp_path: Path, command: str, keepers: int
 ) -> None:
@@ -159,18 +200,25 @@ def test_command_started_by_hand_drops_the_secrets_it_does_not_use(
         processes = [started, *started.children()]
         assert len(processes) == 1 + keepers
         for process in processes:
-            assert set(process.environ()) & set(SECRETS) == ({"HF_TOKEN"} if "worker" in command else set())
+            assert set(process.environ()) & set(SECRETS) == (
+                {"HF_TOKEN"} if "worker" in command else set()
+            )
             assert process.environ().items() >= (PASSED_ON | {"REDIS_URL": redis_url}).items()
         assert running.stop() == 0
 
 
-def test_command_in_another_folder_names_the_searched_folder(fleet: ProcessFleet, tmp_path: Path) -> None:
+def test_command_in_another_folder_names_the_searched_folder(
+    fleet: ProcessFleet, tmp_path: Path
+) -> None:
     assert fleet.running.process.poll() is None
     done = run_cli("status", "--once", cwd=tmp_path)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     error = done.stderr.splitlines()[-1]
     assert f"looked for in {tmp_path}/.fleet/redis" in error
-    assert all(remedy in error for remedy in ("the folder where it was started", "--set data_dir=DIR", "REDIS_URL"))
+    assert all(
+        remedy in error
+        for remedy in ("the folder where it was started", "--set data_dir=DIR", "REDIS_URL")
+    )
 
 
 def test_redis_with_a_port_requires_the_password_of_its_private_file(tmp_path: Path) -> None:
@@ -180,12 +228,16 @@ def test_redis_with_a_port_requires_the_password_of_its_private_file(tmp_path: P
     def serve() -> str | None:
         with start_cli("redis", *options, cwd=tmp_path) as server:
             with redis.Redis(port=port) as stranger:
-                wait_until(lambda: is_refused(stranger), "a client without the password to be refused")
+                wait_until(
+                    lambda: is_refused(stranger), "a client without the password to be refused"
+                )
             password = read_password(data)
             assert password and redis_answers(f"redis://:{password}@127.0.0.1:{port}")
             line = psutil.Process(server.process.pid).cmdline()
             assert f"127.0.0.1:{port}" in " ".join(line) and password not in " ".join(line)
-            assert run_cli("status", "--once", cwd=tmp_path).returncode == 0, "a command without --set finds server and password"
+            assert run_cli("status", "--once", cwd=tmp_path).returncode == 0, (
+                "a command without --set finds server and password"
+            )
             assert server.stop() == 0 and password not in server.output()
         assert stat.S_IMODE((data / "password").stat().st_mode) == 0o600
         return password
@@ -210,7 +262,9 @@ def test_redis_is_found_in_a_folder_with_a_path_too_long_for_a_socket(tmp_path: 
     deep.mkdir(parents=True)
     options = ["--set", f"redis.port={free_port()}"]
     with start_cli("redis", *options, cwd=deep) as server:
-        wait_until(lambda: (deep / ".fleet" / "redis" / "redis.sock").exists(), "the server to listen")
+        wait_until(
+            lambda: (deep / ".fleet" / "redis" / "redis.sock").exists(), "the server to listen"
+        )
         for _ in range(2):
             assert run_cli("status", "--once", cwd=deep).returncode == 0
         assert server.stop() == 0
@@ -221,7 +275,10 @@ def test_fleet_with_a_port_stores_no_password(tmp_path: Path) -> None:
         password, port = read_password(tmp_path / ".fleet" / "redis"), fleet.config.redis.port
         assert password and redis_answers(f"redis://:{password}@127.0.0.1:{port}")
         assert not redis_answers(f"redis://127.0.0.1:{port}")
-        lines, resolved = [" ".join(command_line(process)) for process in fleet.family()], fleet.resolved.read_text()
+        lines, resolved = (
+            [" ".join(command_line(process)) for process in fleet.family()],
+            fleet.resolved.read_text(),
+        )
         assert fleet.running.stop(timeout_s=30) == 0
     assert not [text for text in (resolved, fleet.running.output(), *lines) if password in text]
     assert sys.executable in " ".join(lines)

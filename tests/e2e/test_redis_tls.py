@@ -1,4 +1,6 @@
-"""Redis over TLS, with an authority and client certificates of the operator: every process of a fleet, and clear refusals."""
+"""Redis over TLS, with an authority and client certificates of the operator: every process of a
+fleet, and clear refusals.
+"""
 
 import os
 import re
@@ -29,7 +31,9 @@ COMPLETE = CERTIFICATE + "&ssl_keyfile={0}/client.key"
 
 @contextmanager
 def tls_port(folder: Path, server: RedisProcess, certificate: tuple[Path, Path]) -> Iterator[str]:
-    """Serve TLS in front of a server that is built without it, and require certificates of clients; yield the address."""
+    """Serve TLS in front of a server that is built without it, and require certificates of clients;
+    yield the address.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     context.load_verify_locations(folder / "ca.crt")
@@ -58,22 +62,36 @@ def test_every_process_of_a_fleet_uses_redis_over_tls(address: str, tmp_path: Pa
         fleet.wait_for("fleet: ready at", timeout_s=120)
         worker = fleet.wait_for(r"worker (thinker@\S+:(\d+):\S+) is ready")
         os.kill(int(worker[2]), signal.SIGKILL)
-        fleet.wait_for(rf"(?s)was killed by SIGKILL.*worker thinker@(?!\S+:{worker[2]}:)\S+ is ready", timeout_s=120)
+        fleet.wait_for(
+            rf"(?s)was killed by SIGKILL.*worker thinker@(?!\S+:{worker[2]}:)\S+ is ready",
+            timeout_s=120,
+        )
         logged = call_cli("status", cwd=tmp_path, env=env)
-        assert logged.returncode == 0 and call_cli("jobs", "list", cwd=tmp_path, env=env).returncode == 0
+        assert (
+            logged.returncode == 0
+            and call_cli("jobs", "list", cwd=tmp_path, env=env).returncode == 0
+        )
         checked = call_cli("doctor", *set_options(*SETTINGS), cwd=tmp_path, env=env)
-        assert re.search(r"(?m)^OK +Redis server ", checked.stdout) and re.search(r"(?m)^OK +Redis client ", checked.stdout)
+        assert re.search(r"(?m)^OK +Redis server ", checked.stdout) and re.search(
+            r"(?m)^OK +Redis client ", checked.stdout
+        )
         assert fleet.stop() == 0
 
 
-async def test_asynchronous_connection_uses_the_authority_and_the_certificate(address: str, tmp_path: Path) -> None:
+async def test_asynchronous_connection_uses_the_authority_and_the_certificate(
+    address: str, tmp_path: Path
+) -> None:
     client = connect_async(address + COMPLETE.format(tmp_path))
     assert await client.ping()
     await client.aclose()
 
 
-def test_session_tickets_are_not_taken_for_a_reply(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server sends them behind the handshake; they may arrive before the first call, or after it."""
+def test_session_tickets_are_not_taken_for_a_reply(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server sends them behind the handshake; they may arrive before the first call, or after
+    it.
+    """
     connect_socket = Connection.connect
 
     def connect_and_wait(self: Connection) -> None:
@@ -88,12 +106,25 @@ def test_session_tickets_are_not_taken_for_a_reply(address: str, tmp_path: Path,
 @pytest.mark.parametrize(
     ("options", "host", "message"),
     [
-        ("", "localhost", r"certificate of Redis is refused \(.*\): name the authority that signed it: add \?ssl_ca_certs=FILE"),
+        (
+            "",
+            "localhost",
+            r"certificate of Redis is refused \(.*\): name the authority that signed it: add "
+            r"\?ssl_ca_certs=FILE",
+        ),
         (COMPLETE, "127.0.0.1", "write the address with a name that is in the certificate"),
-        ("?ssl_ca_certs={0}/none.crt", "localhost", r"a file after the `\?` .* cannot be read \(No such file or directory\)"),
-        (CERTIFICATE + "&ssl_keyfile={0}/server.key", "localhost", "is not the key of ssl_certfile"),
+        (
+            "?ssl_ca_certs={0}/none.crt",
+            "localhost",
+            r"a file after the `\?` .* cannot be read \(No such file or directory\)",
+        ),
+        (
+            CERTIFICATE + "&ssl_keyfile={0}/server.key",
+            "localhost",
+            "is not the key of ssl_certfile",
+        ),
     ],
-)  # fmt: skip
+)
 def test_refused_certificate_is_an_error_with_the_remedy_without_waiting(
     options: str, host: str, message: str, address: str, tmp_path: Path
 ) -> None:
@@ -101,14 +132,20 @@ def test_refused_certificate_is_an_error_with_the_remedy_without_waiting(
         connect(address.replace("localhost", host) + options.format(tmp_path), patience_s=600)
 
 
-def test_expired_certificate_of_redis_is_named(own_redis: RedisProcess, authority: Authority, tmp_path: Path) -> None:
+def test_expired_certificate_of_redis_is_named(
+    own_redis: RedisProcess, authority: Authority, tmp_path: Path
+) -> None:
     with tls_port(tmp_path, own_redis, authority.issue("old", -2 * DAY)) as address:
         url = address + COMPLETE.format(tmp_path)
-        with pytest.raises(ConfigError, match="certificate has expired.*: renew it, and restart Redis"):
+        with pytest.raises(
+            ConfigError, match="certificate has expired.*: renew it, and restart Redis"
+        ):
             connect(url, patience_s=600)
         done = call_cli("doctor", *set_options(*SETTINGS), cwd=tmp_path, env={"REDIS_URL": url})
     assert done.returncode == 1
-    assert re.search(r"(?m)^REFUSED +Redis server +REDIS_URL: the certificate of Redis .* expired", done.stdout)
+    assert re.search(
+        r"(?m)^REFUSED +Redis server +REDIS_URL: the certificate of Redis .* expired", done.stdout
+    )
 
 
 def test_missing_certificate_of_the_client_is_named(address: str, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Kill of the only workers of two roles, one of them half of a split stage: requests during the restart are answered."""
+"""Kill of the only workers of two roles, one of them half of a split stage: requests during the
+restart are answered.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -32,9 +34,13 @@ def fleet(tmp_path: Path) -> Iterator[ProcessFleet]:
 
 async def ask(client: AsyncOpenAI) -> str:
     answer = await client.chat.completions.create(
-        model="pocket", messages=[{"role": "user", "content": "hello"}], max_tokens=5, timeout=PATIENCE_S,
-        modalities=["text", "audio"], audio={"voice": "chelsie", "format": "pcm16"},
-    )  # fmt: skip
+        model="pocket",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=5,
+        timeout=PATIENCE_S,
+        modalities=["text", "audio"],
+        audio={"voice": "chelsie", "format": "pcm16"},
+    )
     return answer.choices[0].finish_reason
 
 
@@ -47,7 +53,9 @@ async def take_turn(connection: Any) -> str:
     return str(details["reason"] or details)
 
 
-async def test_requests_and_voice_turns_during_a_restart_are_answered(fleet: ProcessFleet, control: redis.Redis) -> None:
+async def test_requests_and_voice_turns_during_a_restart_are_answered(
+    fleet: ProcessFleet, control: redis.Redis
+) -> None:
     good = fleet.resolved.read_text()
     async with (
         httpx.AsyncClient(base_url=fleet.url) as http,
@@ -59,7 +67,9 @@ async def test_requests_and_voice_turns_during_a_restart_are_answered(fleet: Pro
             return (await http.get("/ready")).json()["missing"] == list(ROLES)
 
         async def submitted() -> bool:
-            assert not any(turn.done() for turn in turns), [turn.result() for turn in turns if turn.done()]
+            assert not any(turn.done() for turn in turns), [
+                turn.result() for turn in turns if turn.done()
+            ]
             return len((await http.get("/v1/fleet/requests")).json()["data"]) == len(turns)
 
         workers = (await http.get("/v1/fleet/workers")).json()["data"]
@@ -68,12 +78,17 @@ async def test_requests_and_voice_turns_during_a_restart_are_answered(fleet: Pro
             if worker["role"] in ROLES:
                 psutil.Process(worker["pid"]).kill()
         await await_until(missing, "the deaths to be seen", PATIENCE_S)
-        turns = [asyncio.create_task(turn) for turn in (take_turn(connection), *(ask(client) for _ in range(NUM_REQUESTS)))]
+        turns = [
+            asyncio.create_task(turn)
+            for turn in (take_turn(connection), *(ask(client) for _ in range(NUM_REQUESTS)))
+        ]
         await await_until(submitted, "every request to be admitted", PATIENCE_S)
         fleet.resolved.write_text(good)
         voice, *chats = await asyncio.gather(*turns)
     assert (voice, chats) == ("max_output_tokens", ["length"] * NUM_REQUESTS)
     for role in ROLES:
         fields = cast("dict[bytes, bytes]", control.hgetall(keys.availability(RoleName(role))))
-        assert set(fields) == {b"workers", b"took_us"}, "the start is over, and its duration is recorded"
+        assert set(fields) == {b"workers", b"took_us"}, (
+            "the start is over, and its duration is recorded"
+        )
     assert fleet.running.stop(timeout_s=30) == 0

@@ -1,6 +1,8 @@
-"""A divided language model over three network namespaces whose links have a delay of 10 ms, one way; links that are cut.
+"""A divided language model over three network namespaces whose links have a delay of 10 ms, one
+way; links that are cut.
 
-Answers are byte-equal to those of the whole model in one process. Rows use no shared memory: they are counted on the links.
+Answers are byte-equal to those of the whole model in one process. Rows use no shared memory: they
+are counted on the links.
 """
 
 import asyncio
@@ -30,8 +32,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=[0, 1], ids=["connections", "ucx"])
-def linked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) -> Iterator[LinkedFleet]:
-    """A fleet whose rows travel on the connections, and one whose passes of 1 KiB and more are read by NIXL, over TCP."""
+def linked(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
+) -> Iterator[LinkedFleet]:
+    """A fleet whose rows travel on the connections, and one whose passes of 1 KiB and more are read
+    by NIXL, over TCP.
+    """
     with linked_fleet(tmp_path_factory.mktemp("linked"), checkpoint, request.param) as fleet:
         yield fleet
 
@@ -45,7 +51,9 @@ def whole_answers(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) ->
         config = load_config(None, (*whole_settings(checkpoint), "transfer.kind=redis"))
 
         async def answer_all() -> list[EdgeArrays]:
-            async with open_processes(server.url, config, lambda config, stage: build_stage(config, stage, checkpoint)):
+            async with open_processes(
+                server.url, config, lambda config, stage: build_stage(config, stage, checkpoint)
+            ):
                 return await answer_seeds(server.url, config, lambda: None, [])
 
         return asyncio.run(answer_all())
@@ -61,20 +69,30 @@ def assert_whole(answers: list[EdgeArrays], whole: list[EdgeArrays], fleet: Link
     assert not read_letters(fleet.control)
 
 
-async def check_rows(linked: LinkedFleet, whole_answers: list[EdgeArrays], checkpoint: Path) -> None:
+async def check_rows(
+    linked: LinkedFleet, whole_answers: list[EdgeArrays], checkpoint: Path
+) -> None:
     """Compare answers, whose rows must have crossed the links."""
     first, second = (linked.namespace_of(worker) for worker in linked.route().values())
     links = ((ANCHOR, first), (first, second), (second, ANCHOR))
     before = [linked.num_row_bytes(*link) for link in links]
-    assert_whole(await answer_seeds(linked.url, linked.config, lambda: None, linked.requests), whole_answers, linked)
+    assert_whole(
+        await answer_seeds(linked.url, linked.config, lambda: None, linked.requests),
+        whole_answers,
+        linked,
+    )
     after = [linked.num_row_bytes(*link) for link in links]
     sizes = json.loads((checkpoint / "config.json").read_text())
-    num_prompt_rows = sum(len(seeded_spec(linked.config, seed).prompt_ids) for seed in range(NUM_STREAMS))
+    num_prompt_rows = sum(
+        len(seeded_spec(linked.config, seed).prompt_ids) for seed in range(NUM_STREAMS)
+    )
     row_bytes, logits_bytes = FLOAT_BYTES * sizes["hidden_size"], FLOAT_BYTES * sizes["vocab_size"]
     num_rows = num_prompt_rows + NUM_STREAMS * (NUM_TOKENS - 1)
     least = [row_bytes * num_rows, row_bytes * num_rows, logits_bytes * NUM_STREAMS * NUM_TOKENS]
     for number, needed in enumerate(least):
-        on_connections, by_ucx = (now - earlier for now, earlier in zip(after[number], before[number], strict=True))
+        on_connections, by_ucx = (
+            now - earlier for now, earlier in zip(after[number], before[number], strict=True)
+        )
         assert on_connections + by_ucx >= needed
         if not linked.nixl_kib:
             assert not by_ucx
@@ -85,7 +103,9 @@ async def check_rows(linked: LinkedFleet, whole_answers: list[EdgeArrays], check
 async def test_rows_cross_the_links_and_one_that_is_cut_beyond_the_lease_loses_no_answer(
     linked: LinkedFleet, whole_answers: list[EdgeArrays], checkpoint: Path
 ) -> None:
-    """The worker that is cut off has sent passes that arrive once its place has been given to another one, and are refused."""
+    """The worker that is cut off has sent passes that arrive once its place has been given to
+    another one, and are refused.
+    """
     await check_rows(linked, whole_answers, checkpoint)
     before, generation = linked.route(), linked.generation
     cut, last = before["1:1"], before["2:output"]
@@ -95,7 +115,11 @@ async def test_rows_cross_the_links_and_one_that_is_cut_beyond_the_lease_loses_n
 
     def cut_and_heal() -> None:
         linked.links.cut(place, others[1])
-        wait_until(lambda: linked.num_lost_bytes(place, others[1]), "a pass to be lost on the link", PATIENCE_S)
+        wait_until(
+            lambda: linked.num_lost_bytes(place, others[1]),
+            "a pass to be lost on the link",
+            PATIENCE_S,
+        )
         linked.links.cut(place, ANCHOR)
         wait_until(lambda: cut not in worker_ids(linked.control), "its lease to lapse", PATIENCE_S)
         wait_until(lambda: cut not in linked.route().values(), "a route without it", PATIENCE_S)
@@ -104,9 +128,17 @@ async def test_rows_cross_the_links_and_one_that_is_cut_beyond_the_lease_loses_n
         for other in others:
             linked.links.heal(place, other)
 
-    assert_whole(await answer_seeds(linked.url, linked.config, cut_and_heal, linked.requests), whole_answers, linked)
+    assert_whole(
+        await answer_seeds(linked.url, linked.config, cut_and_heal, linked.requests),
+        whole_answers,
+        linked,
+    )
     refused = f"messages of route {generation} from {cut} arrive late, and are refused"
-    if linked.nixl_kib:  # the pass is on the connection, its rows are not: the agent that would send them may be closed
-        refused += f"|the connection from {cut}, of a route that has ended, is closed .NIXL could not start a read"
+    # the pass is on the connection, its rows are not: the agent that would send them may be closed
+    if linked.nixl_kib:
+        refused += (
+            f"|the connection from {cut}, of a route that has ended, is closed .NIXL "
+            "could not start a read"
+        )
     log_of_last.wait_for(refused)
     log.wait_for("it was fenced")

@@ -1,4 +1,5 @@
-"""Loss of span workers, anchors, the conductor and Redis in mid-answer, by signals to real processes.
+"""Loss of span workers, anchors, the conductor and Redis in mid-answer, by signals to real
+processes.
 
 The answers are byte-equal to those of an undisturbed run.
 """
@@ -21,7 +22,14 @@ from fleet.core.ids import RoleName, WorkerId, place_of
 from fleet.worker.loop import IDLE_BLOCK_MS
 from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
 from tests.e2e.saving import DisturbedSaves
-from tests.e2e.span_fleets import NUM_STREAMS, SPAN_ROLE, STAGE, SpanFleet, compare_disturbed_streams, span_fleet
+from tests.e2e.span_fleets import (
+    NUM_STREAMS,
+    SPAN_ROLE,
+    STAGE,
+    SpanFleet,
+    compare_disturbed_streams,
+    span_fleet,
+)
 from tests.support import redis_answers, run_cli, wait_until
 
 pytestmark = pytest.mark.one_file_in(3, "spans of processes")
@@ -40,8 +48,15 @@ def forward_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
 
 @pytest.fixture(scope="module")
 def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
-    """Two span workers before the anchor, and one that stands by. Rows of prompts and of several answers are read by NIXL."""
-    own = ("stages.lm.spans.standby=1", SHORT_LEASE, "transfer.kind=nixl", "stages.lm.spans.nixl_kib=1")
+    """Two span workers before the anchor, and one that stands by. Rows of prompts and of several
+    answers are read by NIXL.
+    """
+    own = (
+        "stages.lm.spans.standby=1",
+        SHORT_LEASE,
+        "transfer.kind=nixl",
+        "stages.lm.spans.nixl_kib=1",
+    )
     with span_fleet(tmp_path_factory.mktemp("reverse"), *REVERSE, *own) as fleet:
         yield fleet
 
@@ -49,7 +64,9 @@ def reverse_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
 @pytest.fixture(scope="module")
 def two_anchors_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
     """Two anchors, each with one span worker."""
-    with span_fleet(tmp_path_factory.mktemp("two"), "0:0", ("1:output",), "stages.lm.replicas=2") as fleet:
+    with span_fleet(
+        tmp_path_factory.mktemp("two"), "0:0", ("1:output",), "stages.lm.replicas=2"
+    ) as fleet:
         yield fleet
 
 
@@ -75,11 +92,17 @@ def checked(fleet: SpanFleet, num_span_workers: int, num_anchors: int = 1) -> It
     ours = [text(key) for key in fleet.control.scan_iter(match=f"{PREFIX}*")]
     assert not [key for key in ours if row_of(key) is None]
     assert not fleet.control.scard(keys.LIVE)
-    assert not any(fleet.control.scard(keys.worker_tasks(worker)) for worker in worker_ids(fleet.control))
+    assert not any(
+        fleet.control.scard(keys.worker_tasks(worker)) for worker in worker_ids(fleet.control)
+    )
 
 
 def wait_unlisted(control: redis.Redis, *workers: WorkerId) -> None:
-    wait_until(lambda: not set(workers) & worker_ids(control), f"{', '.join(workers)} to be unlisted", PATIENCE_S)
+    wait_until(
+        lambda: not set(workers) & worker_ids(control),
+        f"{', '.join(workers)} to be unlisted",
+        PATIENCE_S,
+    )
 
 
 def kill_workers(fleet: SpanFleet, *spans: str) -> Callable[[], None]:
@@ -99,15 +122,21 @@ def moved_spans(before: dict[str, WorkerId], after: dict[str, WorkerId]) -> set[
     return {span for span, worker in after.items() if before[span] != worker}
 
 
-@pytest.mark.parametrize("spans", [("1:1",), ("2:2",), ("3:output",), ("1:1", "2:2", "3:output")], ids=" ".join)
-async def test_killed_span_workers_of_three_change_no_answer(forward: SpanFleet, spans: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "spans", [("1:1",), ("2:2",), ("3:output",), ("1:1", "2:2", "3:output")], ids=" ".join
+)
+async def test_killed_span_workers_of_three_change_no_answer(
+    forward: SpanFleet, spans: tuple[str, ...]
+) -> None:
     before = forward.route()
     await compare_disturbed_streams(forward, kill_workers(forward, *spans))
     assert moved_spans(before, forward.route()) == set(spans)
 
 
 @pytest.mark.parametrize("spans", [("0:0",), ("1:1",), ("0:0", "1:1")], ids=" ".join)
-async def test_killed_span_workers_before_the_anchor_change_no_answer(reverse: SpanFleet, spans: tuple[str, ...]) -> None:
+async def test_killed_span_workers_before_the_anchor_change_no_answer(
+    reverse: SpanFleet, spans: tuple[str, ...]
+) -> None:
     before = reverse.route()
     await compare_disturbed_streams(reverse, kill_workers(reverse, *spans))
     assert moved_spans(before, reverse.route()) == set(spans)
@@ -118,7 +147,9 @@ async def test_large_rows_between_processes_are_read_by_nixl(reverse: SpanFleet)
     await compare_disturbed_streams(reverse, kill_workers(reverse, "1:1"))
 
     def counts() -> list[int]:
-        found = re.findall(r"NIXL read (\d+) blocks from \S+ and (\d+) for it", reverse.up.running.output())
+        found = re.findall(
+            r"NIXL read (\d+) blocks from \S+ and (\d+) for it", reverse.up.running.output()
+        )
         return [sum(int(pair[way]) for pair in found) for way in (0, 1)]
 
     wait_until(lambda: all(counts()), "blocks of a closed connection")
@@ -139,7 +170,9 @@ async def test_killed_anchor_leaves_span_workers_loaded(forward: SpanFleet) -> N
 
 
 @pytest.mark.parametrize("span", ["0:0", "1:1"])
-async def test_frozen_span_worker_is_replaced_and_joins_again(reverse: SpanFleet, span: str) -> None:
+async def test_frozen_span_worker_is_replaced_and_joins_again(
+    reverse: SpanFleet, span: str
+) -> None:
     """SIGSTOP until a route without it is set up, then SIGCONT while the answers continue."""
     before = reverse.route()
     frozen = before[span]
@@ -148,7 +181,9 @@ async def test_frozen_span_worker_is_replaced_and_joins_again(reverse: SpanFleet
         process_of(frozen).suspend()
         try:
             wait_unlisted(reverse.control, frozen)
-            wait_until(lambda: frozen not in reverse.route().values(), "a route without it", PATIENCE_S)
+            wait_until(
+                lambda: frozen not in reverse.route().values(), "a route without it", PATIENCE_S
+            )
         finally:
             process_of(frozen).resume()
 
@@ -180,13 +215,20 @@ async def test_drained_span_worker_is_replaced_while_it_computes(reverse: SpanFl
 
     def drain() -> None:
         reverse.order(drained, "drain").raise_for_status()
-        wait_until(lambda: moved_spans(before, reverse.route()) == {"0:0"}, "a route without the drained worker", PATIENCE_S)
+        wait_until(
+            lambda: moved_spans(before, reverse.route()) == {"0:0"},
+            "a route without the drained worker",
+            PATIENCE_S,
+        )
 
     await compare_disturbed_streams(reverse, drain)
     assert drained in reverse.span_workers and not reverse.num_deaths()
     for action in ("drain", "stop"):
         refused = reverse.order(other, action)
-        assert refused.status_code == 409 and f"start one with `fleet worker {SPAN_ROLE}`" in refused.text
+        assert (
+            refused.status_code == 409
+            and f"start one with `fleet worker {SPAN_ROLE}`" in refused.text
+        )
     reverse.order(drained, "resume").raise_for_status()
     await compare_disturbed_streams(reverse, lambda: None)
     assert other in reverse.route().values()
@@ -215,7 +257,9 @@ async def test_killed_conductor_and_restarted_redis_change_no_answer(forward: Sp
 
     def kill_redis() -> None:
         psutil.Process(forward.control.info("server")["process_id"]).kill()
-        wait_until(lambda: redis_answers(forward.up.redis_url), "Redis to be started again", PATIENCE_S)
+        wait_until(
+            lambda: redis_answers(forward.up.redis_url), "Redis to be started again", PATIENCE_S
+        )
 
     await compare_disturbed_streams(forward, kill_redis)
 
@@ -226,8 +270,15 @@ async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> Non
     (anchor,) = forward.anchors
 
     def reads_no_grants() -> bool:
-        readers = cast("list[dict[str, object]]", forward.control.xinfo_consumers(keys.role(RoleName(STAGE)), keys.GROUP))
-        return all(int(text(each["idle"])) > 4 * IDLE_BLOCK_MS for each in readers if text(each["name"]) == anchor)
+        readers = cast(
+            "list[dict[str, object]]",
+            forward.control.xinfo_consumers(keys.role(RoleName(STAGE)), keys.GROUP),
+        )
+        return all(
+            int(text(each["idle"])) > 4 * IDLE_BLOCK_MS
+            for each in readers
+            if text(each["name"]) == anchor
+        )
 
     def is_waiting() -> bool:
         assert not forward.control.scard(keys.worker_tasks(anchor))
@@ -262,7 +313,9 @@ async def test_tasks_of_a_killed_anchor_continue_on_another(two_anchors: SpanFle
     two_anchors.wait_complete(2, 2)
 
 
-async def test_tasks_of_an_anchor_without_layers_continue_on_another(two_anchors: SpanFleet) -> None:
+async def test_tasks_of_an_anchor_without_layers_continue_on_another(
+    two_anchors: SpanFleet,
+) -> None:
     anchor, other = two_anchors.anchors
     (lost,), kept = two_anchors.route_of(anchor).values(), two_anchors.route_of(other)
 
@@ -277,17 +330,24 @@ async def test_tasks_of_an_anchor_without_layers_continue_on_another(two_anchors
 
 
 def assert_saved(saves: DisturbedSaves, num_faults: int) -> None:
-    """Check that each save was whole or failed with an error that says why, and that the last files were loaded again."""
+    """Check that each save was whole or failed with an error that says why, and that the last files
+    were loaded again.
+    """
     report = saves.report
     assert report is not None and not report.wrong and report.whole and report.struck >= num_faults
     reasons = set(report.struck_failed) | set(report.unstruck_failed)
     assert all(
-        re.match("(session_interrupted|span_prefix_mismatch|span_unreachable|not_found|invalid_value): .", each)
+        re.match(
+            "(session_interrupted|span_prefix_mismatch|span_unreachable|not_found|invalid_value): .",
+            each,
+        )
         for each in reasons
     )
 
 
-def test_conversations_are_saved_whole_or_not_at_all_while_workers_are_killed(forward: SpanFleet, tmp_path: Path) -> None:
+def test_conversations_are_saved_whole_or_not_at_all_while_workers_are_killed(
+    forward: SpanFleet, tmp_path: Path
+) -> None:
     def kill(worker: WorkerId) -> None:
         process_of(worker).kill()
         wait_unlisted(forward.control, worker)
@@ -301,7 +361,9 @@ def test_conversations_are_saved_whole_or_not_at_all_while_workers_are_killed(fo
     assert_saved(saves, 2)
 
 
-def test_conversations_are_saved_whole_or_not_at_all_while_workers_are_frozen(reverse: SpanFleet, tmp_path: Path) -> None:
+def test_conversations_are_saved_whole_or_not_at_all_while_workers_are_frozen(
+    reverse: SpanFleet, tmp_path: Path
+) -> None:
     def freeze(worker: WorkerId) -> None:
         process_of(worker).suspend()
         try:

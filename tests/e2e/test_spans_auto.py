@@ -1,4 +1,5 @@
-"""Span workers that come and go while they divide the layers by their number: real processes, answers in progress.
+"""Span workers that come and go while they divide the layers by their number: real processes,
+answers in progress.
 
 The answers are byte-equal to those before.
 """
@@ -23,7 +24,9 @@ FORWARD, REVERSE = (
 
 
 @pytest.fixture(scope="module", params=[FORWARD, REVERSE])
-def auto_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpanFleet]:
+def auto_up(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SpanFleet]:
     """An anchor and two span workers."""
     with automatic_fleet(tmp_path_factory.mktemp("auto"), request.param, 2, NUM_LAYERS) as fleet:
         yield fleet
@@ -31,7 +34,9 @@ def auto_up(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture
 def auto(auto_up: SpanFleet) -> SpanFleet:
-    """Two span workers, or three after the test in which a third one comes: all of them share the layers."""
+    """Two span workers, or three after the test in which a third one comes: all of them share the
+    layers.
+    """
     wait_divided(auto_up, len(auto_up.span_workers))
     return auto_up
 
@@ -42,12 +47,16 @@ def sizes(route: dict[str, WorkerId]) -> list[int]:
     return [span.final - span.first + 1 for span in spans]
 
 
-def wait_divided(fleet: SpanFleet, num_workers: int, without: WorkerId | None = None) -> dict[str, WorkerId]:
+def wait_divided(
+    fleet: SpanFleet, num_workers: int, without: WorkerId | None = None
+) -> dict[str, WorkerId]:
     """Wait for a route of so many workers that has all layers but the anchor's, once."""
 
     def is_divided() -> bool:
         return any(
-            len(route) == num_workers and without not in route.values() and sum(sizes(route)) == NUM_LAYERS - 1
+            len(route) == num_workers
+            and without not in route.values()
+            and sum(sizes(route)) == NUM_LAYERS - 1
             for route in fleet.live_routes()
         )
 
@@ -81,13 +90,17 @@ async def test_third_span_worker_shares_the_layers_until_it_is_drained(auto: Spa
     await compare_disturbed_streams(auto, lambda: None)
 
 
-async def test_layers_of_a_killed_span_worker_are_shared_by_the_others_until_it_returns(auto: SpanFleet) -> None:
+async def test_layers_of_a_killed_span_worker_are_shared_by_the_others_until_it_returns(
+    auto: SpanFleet,
+) -> None:
     before = auto.route()
     killed = next(iter(before.values()))
 
     def kill() -> None:
         process_of(killed).kill()
-        wait_until(lambda: killed not in worker_ids(auto.control), f"{killed} to be unlisted", PATIENCE_S)
+        wait_until(
+            lambda: killed not in worker_ids(auto.control), f"{killed} to be unlisted", PATIENCE_S
+        )
         wait_divided(auto, len(before) - 1)
 
     with auto.no_starts():
@@ -97,13 +110,17 @@ async def test_layers_of_a_killed_span_worker_are_shared_by_the_others_until_it_
     await compare_disturbed_streams(auto, lambda: None)
 
 
-async def test_successor_of_a_killed_anchor_uses_the_layers_that_are_loaded(auto: SpanFleet) -> None:
+async def test_successor_of_a_killed_anchor_uses_the_layers_that_are_loaded(
+    auto: SpanFleet,
+) -> None:
     (anchor,), before = auto.anchors, auto.route()
     num_loads = auto.up.running.output().count("loading layers")
 
     def kill() -> None:
         process_of(anchor).kill()
-        wait_until(lambda: anchor not in worker_ids(auto.control), f"{anchor} to be unlisted", PATIENCE_S)
+        wait_until(
+            lambda: anchor not in worker_ids(auto.control), f"{anchor} to be unlisted", PATIENCE_S
+        )
 
     await compare_disturbed_streams(auto, kill)
     assert auto.route() == before
@@ -115,7 +132,11 @@ def test_last_span_worker_cannot_be_drained(auto: SpanFleet) -> None:
     missing = "1 to 7" if any("output" in span for span in auto.route()) else "0 to 6"
     for worker in others:
         auto.order(worker, "drain").raise_for_status()
-        wait_until(lambda worker=worker: worker not in auto.route().values(), "a route without it", PATIENCE_S)
+        wait_until(
+            lambda worker=worker: worker not in auto.route().values(),
+            "a route without it",
+            PATIENCE_S,
+        )
     refused = auto.order(last, "drain")
     assert refused.status_code == 409
     assert f"without it no span worker has layers {missing} of lm" in refused.text

@@ -1,4 +1,6 @@
-"""The fleet of configs/spans_omni.yaml: speech as of whole stages, also when a span worker is killed in mid-answer."""
+"""The fleet of configs/spans_omni.yaml: speech as of whole stages, also when a span worker is
+killed in mid-answer.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -17,8 +19,25 @@ from fleet.core.request import RequestSpec
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
 from tests.e2e.fleets import fleet_up, owner_of, process_of
 from tests.e2e.span_fleets import SpanFleet
-from tests.harness import EdgeArrays, answer, answer_disturbed, assert_same, gateway_at, in_step, wait_none_live
-from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, spec_of, speech_like, user, wav_part
+from tests.harness import (
+    EdgeArrays,
+    answer,
+    answer_disturbed,
+    assert_same,
+    gateway_at,
+    in_step,
+    wait_none_live,
+)
+from tests.oracle.cases import (
+    AUDIO,
+    TEXT,
+    Case,
+    make_frontend,
+    spec_of,
+    speech_like,
+    user,
+    wav_part,
+)
 from tests.oracle.twins import speaking_stages, speaking_twin
 from tests.support import REPO, wait_until
 
@@ -26,15 +45,28 @@ pytestmark = pytest.mark.one_file_in(3, "spans of processes")
 
 CONFIG = REPO / "configs" / "spans_omni.yaml"
 CASES = (
-    Case(name="audio", messages=(user("What do you hear?", wav_part(speech_like(0.9, 2))),), tokens=16, frames=61),
-    Case(name="text", messages=(user("What is the opposite of hot?"),), tokens=16, frames=61, voice="chelsie"),
+    Case(
+        name="audio",
+        messages=(user("What do you hear?", wav_part(speech_like(0.9, 2))),),
+        tokens=16,
+        frames=61,
+    ),
+    Case(
+        name="text",
+        messages=(user("What is the opposite of hot?"),),
+        tokens=16,
+        frames=61,
+        voice="chelsie",
+    ),
 )
 """So long that no stage has ended when its span worker is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DividedFleet:
-    """`stages`: the divided ones. `expected`: the answers of whole stages in one process, by case."""
+    """`stages`: the divided ones. `expected`: the answers of whole stages in one process, by
+    case.
+    """
 
     stages: dict[StageName, SpanFleet]
     specs: list[RequestSpec]
@@ -47,8 +79,12 @@ class DividedFleet:
         blobs = [self.blobs.get(spec.id) for spec in self.specs]
         up = self.stages[THINKER].up
         async with gateway_at(up.redis_url, up.config) as client:
-            first = answer_disturbed(client, specs[0], blobs[0], lambda edge, index: disturb(specs[0].id, edge, index))
-            others = [answer(client, spec, blob) for spec, blob in zip(specs[1:], blobs[1:], strict=True)]
+            first = answer_disturbed(
+                client, specs[0], blobs[0], lambda edge, index: disturb(specs[0].id, edge, index)
+            )
+            others = [
+                answer(client, spec, blob) for spec, blob in zip(specs[1:], blobs[1:], strict=True)
+            ]
             received = await asyncio.gather(first, *others)
             await wait_none_live(client)
         return list(received)
@@ -58,15 +94,21 @@ class DividedFleet:
 def divided(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DividedFleet]:
     settings = ("numerics=invariant", "transfer.kind=redis", "web.port=0", *in_step(QWEN3_OMNI))
     with (
-        fleet_up(tmp_path_factory.mktemp("omni"), *settings, options=("--config", str(CONFIG))) as up,
+        fleet_up(
+            tmp_path_factory.mktemp("omni"), *settings, options=("--config", str(CONFIG))
+        ) as up,
         connect(up.redis_url) as control,
         ExitStack() as extras,
     ):
         stages = {
-            stage: SpanFleet(up=up, config=up.config, control=control, extras=extras, stage=stage) for stage in (THINKER, TALKER)
+            stage: SpanFleet(up=up, config=up.config, control=control, extras=extras, stage=stage)
+            for stage in (THINKER, TALKER)
         }
         checkpoint = resolve_checkpoint(up.config)
-        asked = [endless(*spec_of(case, make_frontend(checkpoint), temperature=0.9, seed=5)) for case in CASES]
+        asked = [
+            endless(*spec_of(case, make_frontend(checkpoint), temperature=0.9, seed=5))
+            for case in CASES
+        ]
         blobs = {spec.id: blob for spec, blob in asked if blob is not None}
         fleet = DividedFleet(stages=stages, specs=[spec for spec, _ in asked], blobs=blobs)
         fleet.expected.extend(answers_of_whole_stages(checkpoint, fleet))
@@ -84,7 +126,10 @@ def answers_of_whole_stages(checkpoint: Path, fleet: DividedFleet) -> list[EdgeA
     answers = speaking_twin(built).run(fleet.specs, fleet.blobs)
     names = {TEXT: "ids", AUDIO: "pcm"}
     return [
-        {edge: np.concatenate([arrays[name] for arrays in answers[spec.id][edge]]) for edge, name in names.items()}
+        {
+            edge: np.concatenate([arrays[name] for arrays in answers[spec.id][edge]])
+            for edge, name in names.items()
+        }
         for spec in fleet.specs
     ]
 
@@ -101,8 +146,12 @@ async def test_speech_of_divided_stages_is_that_of_whole_ones(divided: DividedFl
     assert_expected(divided, await divided.answers(lambda *_: None))
 
 
-@pytest.mark.parametrize(("stage", "at"), [(THINKER, (TEXT, 4)), (TALKER, (AUDIO, 1))], ids=[THINKER, TALKER])
-async def test_killed_span_worker_changes_no_sample(divided: DividedFleet, stage: StageName, at: tuple[object, int]) -> None:
+@pytest.mark.parametrize(
+    ("stage", "at"), [(THINKER, (TEXT, 4)), (TALKER, (AUDIO, 1))], ids=[THINKER, TALKER]
+)
+async def test_killed_span_worker_changes_no_sample(
+    divided: DividedFleet, stage: StageName, at: tuple[object, int]
+) -> None:
     """SIGKILL in the middle of an answer."""
     fleet = divided.stages[stage]
     fleet.wait_complete(1, 1)

@@ -1,4 +1,6 @@
-"""A fleet of processes whose drafter is switched by the command and by the API; its answers stay the same."""
+"""A fleet of processes whose drafter is switched by the command and by the API; its answers stay
+the same.
+"""
 
 import re
 from collections.abc import Iterator
@@ -25,10 +27,19 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
 def answer(fleet: ProcessFleet, number: int, **more: object) -> str:
     """Return the text of an answer, sampled with a seed of its own."""
     body = {
-        "model": fleet.api.model(), "messages": [{"role": "user", "content": f"Question {number}: one two one two one"}],
-        "max_tokens": NUM_TOKENS, "temperature": 0.7, "seed": number, "fleet": {"lm": {"ignore_eos": True}}, **more,
-    }  # fmt: skip
-    reply = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60).raise_for_status().json()
+        "model": fleet.api.model(),
+        "messages": [{"role": "user", "content": f"Question {number}: one two one two one"}],
+        "max_tokens": NUM_TOKENS,
+        "temperature": 0.7,
+        "seed": number,
+        "fleet": {"lm": {"ignore_eos": True}},
+        **more,
+    }
+    reply = (
+        httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60)
+        .raise_for_status()
+        .json()
+    )
     return str(reply["choices"][0]["message"]["content"])
 
 
@@ -44,13 +55,19 @@ def drafters(fleet: ProcessFleet) -> set[str]:
 
 
 def acceptance_lengths(fleet: ProcessFleet) -> list[float | None]:
-    return [worker["acceptance_length"] for worker in fleet.get("/v1/fleet/drafters")["data"][0]["workers"]]
+    return [
+        worker["acceptance_length"]
+        for worker in fleet.get("/v1/fleet/drafters")["data"][0]["workers"]
+    ]
 
 
 def use(fleet: ProcessFleet, drafter: str) -> None:
     result = run_cli("draft", "use", drafter, cwd=fleet.folder, env=fleet.env)
     assert result.returncode == 0, result.stderr
-    wait_until(lambda: drafters(fleet) == {"off" if drafter == "configured" else drafter}, f"the worker to draft with {drafter}")
+    wait_until(
+        lambda: drafters(fleet) == {"off" if drafter == "configured" else drafter},
+        f"the worker to draft with {drafter}",
+    )
 
 
 def test_answers_are_equal_with_every_drafter_and_the_switch_is_shown(fleet: ProcessFleet) -> None:
@@ -58,7 +75,10 @@ def test_answers_are_equal_with_every_drafter_and_the_switch_is_shown(fleet: Pro
     for drafter in ("auto", "ngram", "suffix"):
         use(fleet, drafter)
         assert answers(fleet) == expected and answers(fleet) == expected
-    wait_until(lambda: any((length or 0) > 1 for length in acceptance_lengths(fleet)), "the worker to publish its counts")
+    wait_until(
+        lambda: any((length or 0) > 1 for length in acceptance_lengths(fleet)),
+        "the worker to publish its counts",
+    )
     listed = run_cli("draft", "list", cwd=fleet.folder, env={**fleet.env, "COLUMNS": "200"}).stdout
     assert re.search(r"suffix +│ +[1-4]\.\d\d", listed), listed
     httpx.post(f"{fleet.url}/v1/fleet/drafters/lm/configured").raise_for_status()

@@ -27,10 +27,18 @@ from tests.web.realtime.speech_samples import RATE_HZ, spoken
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
 SETTINGS = (
-    "checkpoint=tiny", "device=cpu", "web.port=0", "transfer.kind=nixl",
+    "checkpoint=tiny",
+    "device=cpu",
+    "web.port=0",
+    "transfer.kind=nixl",
     "web.max_leading_silence_ms=null",  # samples are counted and compared
-)  # fmt: skip
-SIX_SECONDS = {"fleet": {"thinker": {"temperature": 0, "max_tokens": 24}, "talker": {"temperature": 0, "max_tokens": 76}}}
+)
+SIX_SECONDS = {
+    "fleet": {
+        "thinker": {"temperature": 0, "max_tokens": 24},
+        "talker": {"temperature": 0, "max_tokens": 76},
+    }
+}
 """Greedy, since one of a hundred sampled texts leads the Talker to its end token earlier."""
 NUM_REQUESTS, NUM_THOROUGH_REQUESTS = 100, 300
 MAX_ROUNDING = 2
@@ -57,7 +65,13 @@ def spoken_question() -> dict[str, object]:
     buffer = io.BytesIO()
     soundfile.write(buffer, speech_like(1.5, 3), 16000, format="WAV")
     audio = {"data": base64.b64encode(buffer.getvalue()).decode(), "format": "wav"}
-    return {"role": "user", "content": [{"type": "input_audio", "input_audio": audio}, {"type": "text", "text": "What?"}]}
+    return {
+        "role": "user",
+        "content": [
+            {"type": "input_audio", "input_audio": audio},
+            {"type": "text", "text": "What?"},
+        ],
+    }
 
 
 def test_spoken_question_is_answered_in_text_and_speech(model: str, client: OpenAI) -> None:
@@ -80,7 +94,9 @@ def test_spoken_question_is_answered_in_text_and_speech(model: str, client: Open
 
 
 def test_chat_audio_streams_while_it_is_generated(model: str, client: OpenAI) -> None:
-    """The first audio of a six-second answer arrives in the first quarter of its time, along with text."""
+    """The first audio of a six-second answer arrives in the first quarter of its time, along with
+    text.
+    """
     shares: list[float] = []
     for _ in range(5):
         began, first, num_samples, words = time.perf_counter(), None, 0, ""
@@ -103,31 +119,50 @@ def test_chat_audio_streams_while_it_is_generated(model: str, client: OpenAI) ->
         assert first is not None and words
         assert num_samples == 75 * 1920 - 555
         shares.append(first / (time.perf_counter() - began))
-    assert sorted(shares)[len(shares) // 2] < 0.25, f"first audio after these shares of the whole time: {shares}"
+    assert sorted(shares)[len(shares) // 2] < 0.25, (
+        f"first audio after these shares of the whole time: {shares}"
+    )
 
 
 def test_speech_streams_while_it_is_generated(model: str, client: OpenAI) -> None:
-    """The first byte of six seconds arrives in the first quarter of their time, as audio and as events."""
+    """The first byte of six seconds arrives in the first quarter of their time, as audio and as
+    events.
+    """
     shares: list[float] = []
     for number in range(6):
         began, first, audio = time.perf_counter(), None, b""
         with client.audio.speech.with_streaming_response.create(
-            model=model, voice="chelsie", input="Say this.", response_format="pcm",
-            stream_format="sse" if number % 2 else "audio", extra_body=SIX_SECONDS,
-        ) as answer:  # fmt: skip
+            model=model,
+            voice="chelsie",
+            input="Say this.",
+            response_format="pcm",
+            stream_format="sse" if number % 2 else "audio",
+            extra_body=SIX_SECONDS,
+        ) as answer:
             if number % 2:
-                events = [(time.perf_counter(), json.loads(line[6:])) for line in answer.iter_lines() if line]
-                first, audio = events[0][0] - began, b"".join(base64.b64decode(e.get("audio", "")) for _, e in events)
+                events = [
+                    (time.perf_counter(), json.loads(line[6:]))
+                    for line in answer.iter_lines()
+                    if line
+                ]
+                first, audio = (
+                    events[0][0] - began,
+                    b"".join(base64.b64decode(e.get("audio", "")) for _, e in events),
+                )
             else:
                 for data in answer.iter_bytes():
                     first = first or time.perf_counter() - began
                     audio += data
         assert first is not None and len(audio) == 2 * (75 * 1920 - 555)
         shares.append(first / (time.perf_counter() - began))
-    assert sorted(shares)[len(shares) // 2] < 0.25, f"first byte after these shares of the whole time: {shares}"
+    assert sorted(shares)[len(shares) // 2] < 0.25, (
+        f"first byte after these shares of the whole time: {shares}"
+    )
 
 
-def test_disconnect_from_a_long_speech_frees_everything(fleet: ProcessFleet, model: str, control: redis.Redis) -> None:
+def test_disconnect_from_a_long_speech_frees_everything(
+    fleet: ProcessFleet, model: str, control: redis.Redis
+) -> None:
     body = {"model": model, "input": "A sentence of many. " * 40, "response_format": "mp3"}
     for _ in range(4):
         with httpx.stream("POST", f"{fleet.url}/v1/audio/speech", json=body, timeout=60) as answer:
@@ -145,20 +180,32 @@ def test_transcription_is_returned_whole_and_streamed(model: str, client: OpenAI
     assert whole.text == done.text == "".join(delta.delta for delta in deltas) and len(deltas) > 2
 
 
-def speech_body(model: str, message: Mapping[str, object], max_frames: int, **settings: object) -> dict[str, object]:
+def speech_body(
+    model: str, message: Mapping[str, object], max_frames: int, **settings: object
+) -> dict[str, object]:
     return {
-        "model": model, "messages": [message], "modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"},
-        "fleet": {"talker": {"max_tokens": max_frames}}, **settings,
-    }  # fmt: skip
+        "model": model,
+        "messages": [message],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "ethan", "format": "pcm16"},
+        "fleet": {"talker": {"max_tokens": max_frames}},
+        **settings,
+    }
 
 
 def test_greedy_and_seeded_answers_are_reproducible(fleet: ProcessFleet, model: str) -> None:
     """With `numerics: fast` the audio may differ in rounding, since batches depend on timing."""
 
     def ask(**settings: object) -> tuple[str, NDArray[np.int16]]:
-        body = speech_body(model, {"role": "user", "content": "Again?"}, 12, max_tokens=12, **settings)
-        message = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60).json()["choices"][0]["message"]
-        return message["content"], np.frombuffer(base64.b64decode(message["audio"]["data"]), np.int16)
+        body = speech_body(
+            model, {"role": "user", "content": "Again?"}, 12, max_tokens=12, **settings
+        )
+        message = httpx.post(f"{fleet.url}/v1/chat/completions", json=body, timeout=60).json()[
+            "choices"
+        ][0]["message"]
+        return message["content"], np.frombuffer(
+            base64.b64decode(message["audio"]["data"]), np.int16
+        )
 
     def same(one: tuple[str, NDArray[np.int16]], other: tuple[str, NDArray[np.int16]]) -> bool:
         alike = one[0] == other[0] and len(one[1]) == len(other[1])
@@ -172,10 +219,15 @@ def test_greedy_and_seeded_answers_are_reproducible(fleet: ProcessFleet, model: 
 def test_many_requests_a_third_of_them_disconnected_free_everything(
     fleet: ProcessFleet, model: str, control: redis.Redis, thorough: bool
 ) -> None:
-    """Clients disconnect at random moments; pools and arenas are empty afterwards, and every remaining key expires."""
+    """Clients disconnect at random moments; pools and arenas are empty afterwards, and every
+    remaining key expires.
+    """
     num_requests = NUM_THOROUGH_REQUESTS if thorough else NUM_REQUESTS
     rng = random.Random(11)
-    plans = [(number, rng.random() < 1 / 3, rng.uniform(0.0, 0.25), rng.random() < 0.3) for number in range(num_requests)]
+    plans = [
+        (number, rng.random() < 1 / 3, rng.uniform(0.0, 0.25), rng.random() < 0.3)
+        for number in range(num_requests)
+    ]
     with ThreadPoolExecutor(max_workers=12) as pool:
         outcomes = list(pool.map(lambda plan: one_of_many(fleet.url, model, *plan), plans))
     assert {outcome for outcome in outcomes if outcome not in ("left", "whole")} == set()
@@ -188,7 +240,9 @@ def test_many_requests_a_third_of_them_disconnected_free_everything(
         assert row.life != "retention" or control.ttl(key) != NEVER_EXPIRES, f"{key} never expires"
 
 
-def one_of_many(url: str, model: str, number: int, leaves: bool, after_s: float, spoken: bool) -> str:
+def one_of_many(
+    url: str, model: str, number: int, leaves: bool, after_s: float, spoken: bool
+) -> str:
     message = spoken_question() if spoken else {"role": "user", "content": f"Question {number}"}
     body = speech_body(model, message, 4 + number % 20, stream=True, max_tokens=4 + number % 12)
     began, whole = time.monotonic(), False
@@ -206,10 +260,17 @@ def one_of_many(url: str, model: str, number: int, leaves: bool, after_s: float,
 
 def wait_until_freed(control: redis.Redis) -> None:
     wait_until(lambda: not control.scard(keys.LIVE), "every request to end", timeout_s=60)
-    wait_until(lambda: not any(map(int, holdings(control))), "pools and arenas to be empty", timeout_s=60)
+    wait_until(
+        lambda: not any(map(int, holdings(control))), "pools and arenas to be empty", timeout_s=60
+    )
 
 
 def holdings(control: redis.Redis) -> list[bytes]:
     """Return the counts of tasks, pages and arena slots that the workers report."""
-    reports = [control.hmget(keys.worker(worker), ["running", "pages_used", "slots_used"]) for worker in worker_ids(control)]
-    return [count for report in cast("list[list[bytes | None]]", reports) for count in report if count]
+    reports = [
+        control.hmget(keys.worker(worker), ["running", "pages_used", "slots_used"])
+        for worker in worker_ids(control)
+    ]
+    return [
+        count for report in cast("list[list[bytes | None]]", reports) for count in report if count
+    ]

@@ -1,4 +1,6 @@
-"""A fleet of processes that trains a draft head: runs survive the death of every process that takes part, and leave nothing."""
+"""A fleet of processes that trains a draft head: runs survive the death of every process that takes
+part, and leave nothing.
+"""
 
 import json
 import os
@@ -20,11 +22,19 @@ from tests.support import Running, run_cli, start_cli, wait_until
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
 SETTINGS = (
-    "graph=text", "checkpoint=tiny", "web.port=0",
-    "training.enabled=true", "training.window_samples=2", "training.batch_samples=2",
-    "training.passes=1", "training.max_in_flight=4", "training.held_out=0.2", "stages.trainer.standby=1",
-    "stages.lm.speculation.drafter=eagle3", "lease.gateway_timeout_s=2",
-)  # fmt: skip
+    "graph=text",
+    "checkpoint=tiny",
+    "web.port=0",
+    "training.enabled=true",
+    "training.window_samples=2",
+    "training.batch_samples=2",
+    "training.passes=1",
+    "training.max_in_flight=4",
+    "training.held_out=0.2",
+    "stages.trainer.standby=1",
+    "stages.lm.speculation.drafter=eagle3",
+    "lease.gateway_timeout_s=2",
+)
 NUM_SAMPLES = 40
 
 
@@ -37,7 +47,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
 @pytest.fixture(scope="module")
 def pool(fleet: ProcessFleet) -> Path:
     path = fleet.folder / "pool.jsonl"
-    lines = ({"prompt": f"question {number}", "answer": f"the answer is {number}"} for number in range(NUM_SAMPLES))
+    lines = (
+        {"prompt": f"question {number}", "answer": f"the answer is {number}"}
+        for number in range(NUM_SAMPLES)
+    )
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
 
@@ -51,25 +64,42 @@ def training(fleet: ProcessFleet, pool: Path) -> Iterator[Running]:
 
 
 def pid_of(fleet: ProcessFleet, role: str) -> int:
-    """Return the process of the active trainer, of the worker that computes captures, of the conductor or of Redis."""
+    """Return the process of the active trainer, of the worker that computes captures, of the
+    conductor or of Redis.
+    """
     if role in ("conductor", "redis"):
         with connect(fleet.redis_url) as control:
             leader = WorkerId(text(control.get(keys.CONDUCTOR)).partition("|")[0])
-            return place_of(leader)[1] if role == "conductor" else int(control.info("server")["process_id"])
+            return (
+                place_of(leader)[1]
+                if role == "conductor"
+                else int(control.info("server")["process_id"])
+            )
     trainer = fleet.get("/v1/fleet/training")["trainer"]
-    worker = trainer if role == "trainer" else fleet.get("/v1/fleet/drafters")["data"][0]["workers"][0]["worker"]
+    worker = (
+        trainer
+        if role == "trainer"
+        else fleet.get("/v1/fleet/drafters")["data"][0]["workers"][0]["worker"]
+    )
     return place_of(WorkerId(worker))[1]
 
 
 def assert_finished(run: Running) -> int:
     """Return the number of the version that the run made."""
-    done = run.wait_for(rf"finished: {NUM_SAMPLES} of {NUM_SAMPLES} samples trained on, \d+ windows, version (\d+)", timeout_s=90)
+    done = run.wait_for(
+        rf"finished: {NUM_SAMPLES} of {NUM_SAMPLES} samples trained on, \d+ windows, version (\d+)",
+        timeout_s=90,
+    )
     assert run.process.wait(timeout=30) == 0
     return int(done[1])
 
 
 def wait_for_nothing_live(fleet: ProcessFleet) -> None:
-    wait_until(lambda: not fleet.get("/v1/fleet/requests?state=running")["data"], "no request to be open", 30)
+    wait_until(
+        lambda: not fleet.get("/v1/fleet/requests?state=running")["data"],
+        "no request to be open",
+        30,
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +112,9 @@ def wait_for_nothing_live(fleet: ProcessFleet) -> None:
         ("redis", signal.SIGKILL),
     ],
 )
-def test_b7_run_survives_a_lost_process(fleet: ProcessFleet, pool: Path, role: str, signum: signal.Signals) -> None:
+def test_b7_run_survives_a_lost_process(
+    fleet: ProcessFleet, pool: Path, role: str, signum: signal.Signals
+) -> None:
     with training(fleet, pool) as run:
         pid = pid_of(fleet, role)
         os.kill(pid, signum)
@@ -114,30 +146,56 @@ def test_stopped_run_makes_no_version(fleet: ProcessFleet, pool: Path) -> None:
 def test_version_is_promoted_and_rolled_back_by_command(fleet: ProcessFleet, pool: Path) -> None:
     with training(fleet, pool) as run:
         number = assert_finished(run)
-    assert run_cli("draft", "promote", str(number), cwd=fleet.folder, env=fleet.env).stdout == f"version {number}\n"
+    assert (
+        run_cli("draft", "promote", str(number), cwd=fleet.folder, env=fleet.env).stdout
+        == f"version {number}\n"
+    )
 
     def versions() -> set[int]:
-        return {each["figures"]["version"] for each in fleet.get("/v1/fleet/drafters")["data"][0]["workers"]}
+        return {
+            each["figures"]["version"]
+            for each in fleet.get("/v1/fleet/drafters")["data"][0]["workers"]
+        }
 
     wait_until(lambda: versions() == {number}, "the worker to draft with it", 20)
-    listed = run_cli("draft", "versions", cwd=fleet.folder, env={**fleet.env, "COLUMNS": "200"}).stdout
+    listed = run_cli(
+        "draft", "versions", cwd=fleet.folder, env={**fleet.env, "COLUMNS": "200"}
+    ).stdout
     assert re.search(rf"│ {number} +│ \* ", listed), listed
     assert run_cli("draft", "rollback", cwd=fleet.folder, env=fleet.env).returncode == 0
     wait_until(lambda: number not in versions(), "the worker to draft with the one before", 20)
-    (sha256,) = [each["sha256"] for each in fleet.get("/v1/fleet/training")["versions"] if each["number"] == number]
-    added = run_cli("draft", "add", str(fleet.config.drafts_dir / VERSIONS / sha256), cwd=fleet.folder, env=fleet.env)
+    (sha256,) = [
+        each["sha256"]
+        for each in fleet.get("/v1/fleet/training")["versions"]
+        if each["number"] == number
+    ]
+    added = run_cli(
+        "draft",
+        "add",
+        str(fleet.config.drafts_dir / VERSIONS / sha256),
+        cwd=fleet.folder,
+        env=fleet.env,
+    )
     assert added.stdout == f"version {number}\n", "equal bytes are one version"
     exported = run_cli("draft", "export", str(number), "out", cwd=fleet.folder, env=fleet.env)
-    assert exported.returncode == 0 and (fleet.folder / "out" / "config.json").is_file(), exported.stderr
+    assert exported.returncode == 0 and (fleet.folder / "out" / "config.json").is_file(), (
+        exported.stderr
+    )
     refused = run_cli("draft", "promote", "999", cwd=fleet.folder, env=fleet.env)
-    assert refused.returncode == 1 and refused.stderr.splitlines()[-1].startswith("fleet: no version 999"), refused.stderr
+    assert refused.returncode == 1 and refused.stderr.splitlines()[-1].startswith(
+        "fleet: no version 999"
+    ), refused.stderr
 
 
 def test_samples_are_forgotten_by_command(fleet: ProcessFleet, pool: Path) -> None:
     with training(fleet, pool) as run:
         assert_finished(run)
     assert run_cli("train", "forget", cwd=fleet.folder, env=fleet.env).returncode == 0
-    wait_until(lambda: fleet.get("/v1/fleet/training")["figures"]["replay_samples"] == 0, "no sample to be held", 20)
+    wait_until(
+        lambda: fleet.get("/v1/fleet/training")["figures"]["replay_samples"] == 0,
+        "no sample to be held",
+        20,
+    )
 
 
 @pytest.mark.parametrize(
@@ -147,10 +205,15 @@ def test_samples_are_forgotten_by_command(fleet: ProcessFleet, pool: Path) -> No
         ("{", "pool.jsonl:1: no JSON"),
         ('{"answer": "b"}', "pool.jsonl:1: needs either prompt or messages"),
         ('{"prompt": "a", "reply": "b"}', "pool.jsonl:1: unknown field reply"),
-        ('{"messages": [{"role": "robot", "content": "a"}]}', "pool.jsonl:1: prompt, and each message's content, must be text"),
+        (
+            '{"messages": [{"role": "robot", "content": "a"}]}',
+            "pool.jsonl:1: prompt, and each message's content, must be text",
+        ),
     ],
 )
-def test_wrong_line_of_a_pool_is_named(fleet: ProcessFleet, tmp_path: Path, line: str, cause: str) -> None:
+def test_wrong_line_of_a_pool_is_named(
+    fleet: ProcessFleet, tmp_path: Path, line: str, cause: str
+) -> None:
     path = tmp_path / "pool.jsonl"
     path.write_text(line + "\n")
     done = run_cli("train", "--pool", str(path), cwd=fleet.folder, env=fleet.env)

@@ -1,4 +1,6 @@
-"""`fleet up`: a whole fleet from one command, the death of a worker, and the end of every process."""
+"""`fleet up`: a whole fleet from one command, the death of a worker, and the end of every
+process.
+"""
 
 import json
 from pathlib import Path
@@ -26,12 +28,19 @@ def test_fleet_up_serves_restarts_a_killed_worker_and_leaves_no_process(tmp_path
         killed = next(process for process in fleet.family() if process.pid == pids[ROLES[0]])
         killed.kill()
         fleet.running.wait_for(f"worker {ROLES[0]} was killed by SIGKILL; restarting it")
-        wait_until(lambda: _pid_of(ROLES[0], fleet) not in (None, killed.pid), "another worker to join", timeout_s=30)
+        wait_until(
+            lambda: _pid_of(ROLES[0], fleet) not in (None, killed.pid),
+            "another worker to join",
+            timeout_s=30,
+        )
 
         family = fleet.family()
         assert fleet.running.stop(timeout_s=30) == 0
     assert fleet.running.output().count("fleet: ready at") == 1
-    wait_until(lambda: not [process for process in family if process.is_running()], "every process to be gone")
+    wait_until(
+        lambda: not [process for process in family if process.is_running()],
+        "every process to be gone",
+    )
 
 
 def _status(fleet: ProcessFleet) -> dict[str, Any]:
@@ -49,7 +58,9 @@ def test_process_that_cannot_start_is_named_and_stops_the_fleet(tmp_path: Path) 
     done = run_cli("up", *set_options(*settings), cwd=tmp_path)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
-    assert any(last.startswith(f"fleet: {role}.1 ended, ") for role in ROLES) or last.startswith("fleet: web ended, ")
+    assert any(last.startswith(f"fleet: {role}.1 ended, ") for role in ROLES) or last.startswith(
+        "fleet: web ended, "
+    )
     assert "everything else was stopped" in last
 
 
@@ -57,7 +68,11 @@ def test_served_data_folder_is_refused_before_any_change(tmp_path: Path) -> None
     data = tmp_path / "served"
     with start_cli("redis", "--set", f"redis.data_dir={data}", cwd=tmp_path) as holder:
         wait_until(lambda: redis_answers(embedded_url(data)), "the first server to hold the folder")
-        settings = (*FAKE, f"redis.data_dir={data}", f"checkpoint={_weightless(tmp_path / 'checkpoint')}")
+        settings = (
+            *FAKE,
+            f"redis.data_dir={data}",
+            f"checkpoint={_weightless(tmp_path / 'checkpoint')}",
+        )
         done = run_cli("up", *set_options(*settings), cwd=tmp_path)
     assert done.returncode == 1
     assert f"{data} is already served by process {holder.process.pid}" in done.stderr

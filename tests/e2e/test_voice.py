@@ -1,4 +1,6 @@
-"""A spoken conversation with Pocket over `WS /v1/realtime`: an answer, a barge-in, and the history after it."""
+"""A spoken conversation with Pocket over `WS /v1/realtime`: an answer, a barge-in, and the history
+after it.
+"""
 
 import asyncio
 import base64
@@ -40,7 +42,9 @@ class RealtimeTalk:
         for number, block in enumerate(blocks(pcm, BLOCK_MS), 1):
             await self._connection.input_audio_buffer.append(audio=base64.b64encode(block).decode())
             tick = loop.create_future()
-            loop.call_later(max(0.0, began + number * BLOCK_MS / 1000 - time.monotonic()), tick.set_result, None)
+            loop.call_later(
+                max(0.0, began + number * BLOCK_MS / 1000 - time.monotonic()), tick.set_result, None
+            )
             await tick
 
     async def until(self, kind: str) -> dict[str, Any]:
@@ -52,14 +56,20 @@ class RealtimeTalk:
                 return event
 
     def audio(self, response: str) -> bytes:
-        deltas = [e["delta"] for e in self.events if e["type"] == "response.output_audio.delta" and e["response_id"] == response]
+        deltas = [
+            e["delta"]
+            for e in self.events
+            if e["type"] == "response.output_audio.delta" and e["response_id"] == response
+        ]
         return b"".join(base64.b64decode(delta) for delta in deltas)
 
 
 @asynccontextmanager
 async def open_session(url: str) -> AsyncIterator[RealtimeTalk]:
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-        async with client.realtime.connect(model="pocket", extra_query={"fleet": "1"}) as connection:
+        async with client.realtime.connect(
+            model="pocket", extra_query={"fleet": "1"}
+        ) as connection:
             yield RealtimeTalk(connection)
 
 
@@ -71,7 +81,9 @@ async def test_spoken_question_is_answered_in_audio_without_seams(url: str) -> N
     assert done["output"][0]["content"][0]["transcript"] == ANSWER
     streamed = one.audio(done["id"])
     assert len(streamed) > RATE_HZ
-    assert [part["name"] for part in timing["parts"]][:2] == ["endpointing", "queue"] and timing["voice_to_voice_ms"] > 0
+    assert [part["name"] for part in timing["parts"]][:2] == ["endpointing", "queue"] and timing[
+        "voice_to_voice_ms"
+    ] > 0
     # The log of the same request holds the same audio.
     assert ApiClient(url).answer_audio(timing["request_id"])[-len(streamed) :] == streamed
 
@@ -79,7 +91,8 @@ async def test_spoken_question_is_answered_in_audio_without_seams(url: str) -> N
 async def test_barge_in_stops_every_stage_and_history_keeps_only_heard_words(url: str) -> None:
     async with open_session(url) as one:
         await one.speak(silence(300) + speech(QUESTION) + silence(900))
-        await one.until("response.done")  # its prefix is cached; that of a cancelled first turn is not
+        # its prefix is cached; that of a cancelled first turn is not
+        await one.until("response.done")
         await one.speak(silence(1_200) + speech("what day comes after monday") + silence(700))
         await one.until("response.output_audio.delta")
         await one.speak(speech(QUESTION) + silence(900))
@@ -91,5 +104,7 @@ async def test_barge_in_stops_every_stage_and_history_keeps_only_heard_words(url
     assert cut["status"] == "cancelled" and cut["status_details"]["reason"] == "turn_detected"
     assert done["status"] == "completed" and done["output"][0]["content"][0]["transcript"] == ANSWER
     assert cut["output"][0]["content"][0]["transcript"].startswith(item["content"][0]["transcript"])
-    assert done["usage"]["input_token_details"]["cached_tokens"] > 0, "the first turn is not recomputed"
+    assert done["usage"]["input_token_details"]["cached_tokens"] > 0, (
+        "the first turn is not recomputed"
+    )
     wait_until(lambda: ApiClient(url).resources_in_use().tasks == 0, "every stage to be idle")

@@ -1,4 +1,6 @@
-"""The Voice page in Chromium on a real fleet: a spoken question, a barge-in, a lost connection, a killed worker."""
+"""The Voice page in Chromium on a real fleet: a spoken question, a barge-in, a lost connection, a
+killed worker.
+"""
 
 import json
 import os
@@ -12,10 +14,29 @@ from playwright.sync_api import Page, expect
 
 from tests.e2e.aligned import word_ends
 from tests.e2e.gateways import another_gateway
-from tests.e2e.talking import ANSWER, LEAD_IN_S, LONG, QUESTION, VoiceFleet, answers, interrupt, microphone, speech, talking_fleet
+from tests.e2e.talking import (
+    ANSWER,
+    LEAD_IN_S,
+    LONG,
+    QUESTION,
+    VoiceFleet,
+    answers,
+    interrupt,
+    microphone,
+    speech,
+    talking_fleet,
+)
 from tests.support import wait_until
 from tests.web.voice import probe
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, js, note_states, noted_states, wait_js
+from tests.web.voice.browsers import (
+    MIC_RATE_HZ,
+    Browsers,
+    ask,
+    js,
+    note_states,
+    noted_states,
+    wait_js,
+)
 
 pytestmark = pytest.mark.one_file_in(4, "answers of processes")
 
@@ -24,7 +45,17 @@ COUNT = "count from one to thirty"
 """A question whose answer is five seconds of speech."""
 VOICE = "ethan"
 STAGE = "talker"
-SPLIT = ("endpointing", "queue", "thinker", "talker", "code2wav", "gateway", "silence", "network", "buffer")
+SPLIT = (
+    "endpointing",
+    "queue",
+    "thinker",
+    "talker",
+    "code2wav",
+    "gateway",
+    "silence",
+    "network",
+    "buffer",
+)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +72,11 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browsers]:
 
 def wait_until_played(page: Page) -> None:
     """Wait until the last answer has been played to its end."""
-    wait_js(page, "fleetVoice.conversation.current?.done && !fleetVoice.player.playing && !fleetVoice.conversation.current.live")
+    wait_js(
+        page,
+        "fleetVoice.conversation.current?.done && !fleetVoice.player.playing && "
+        "!fleetVoice.conversation.current.live",
+    )
 
 
 def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, Any]) -> None:
@@ -50,7 +85,9 @@ def assert_played_completely(page: Page, fleet: VoiceFleet, answer: dict[str, An
     assert float(np.sqrt(np.mean(whole.astype(np.float64) ** 2))) > 300, "the audio is silent"
     probe.wait_until_recorded(page)
     probe.assert_played(
-        probe.read_recording(page, "player"), whole, probe.find_runs(probe.playback_events(page), answer["serial"])
+        probe.read_recording(page, "player"),
+        whole,
+        probe.find_runs(probe.playback_events(page), answer["serial"]),
     )
     assert answer["text"].strip() == fleet.trace(answer)["answer"].strip()
 
@@ -66,7 +103,10 @@ def test_spoken_question_is_answered_in_the_browser(browsers: Browsers, fleet: V
         wait_until_played(page)
         expect(page.locator("#state")).to_have_text("Listening")
         label = latency.get_attribute("aria-label") or ""
-        shown = tuple(part.rpartition(" ms")[0].rpartition(" ")[0] for part in label.partition(": ")[2].split(", "))
+        shown = tuple(
+            part.rpartition(" ms")[0].rpartition(" ")[0]
+            for part in label.partition(": ")[2].split(", ")
+        )
         assert label.startswith("Voice to voice") and shown == SPLIT, label
         (answer,) = answers(page)
         assert_played_completely(page, fleet, answer)
@@ -75,7 +115,9 @@ def test_spoken_question_is_answered_in_the_browser(browsers: Browsers, fleet: V
         expect(page.locator("#text")).to_contain_text(ANSWER)
 
 
-def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browsers: Browsers, fleet: VoiceFleet) -> None:
+def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(
+    browsers: Browsers, fleet: VoiceFleet
+) -> None:
     with microphone(browsers, fleet) as page:
         page.locator("#choices summary").click()
         page.locator("#voice").select_option(VOICE)
@@ -108,7 +150,9 @@ def test_barge_in_silences_the_answer_and_history_keeps_only_heard_words(browser
     assert num_played - 2 <= len(cut["historyText"].split()) <= num_played, (cut, num_played)
 
 
-def test_push_to_talk_question_is_answered_after_release(browsers: Browsers, fleet: VoiceFleet) -> None:
+def test_push_to_talk_question_is_answered_after_release(
+    browsers: Browsers, fleet: VoiceFleet
+) -> None:
     with microphone(browsers, fleet) as page:
         page.locator("#choices summary").click()
         page.locator("#push-to-talk").check()
@@ -142,8 +186,14 @@ def test_answer_resumes_after_a_cut_connection(browsers: Browsers, fleet: VoiceF
         expect(page.locator(".reason")).to_have_count(0)
 
 
-def test_answer_resumes_at_another_gateway_after_a_kill(browsers: Browsers, fleet: VoiceFleet) -> None:
-    with another_gateway(fleet) as (gateway, port), fleet.switch.leading_to(port), microphone(browsers, fleet) as page:
+def test_answer_resumes_at_another_gateway_after_a_kill(
+    browsers: Browsers, fleet: VoiceFleet
+) -> None:
+    with (
+        another_gateway(fleet) as (gateway, port),
+        fleet.switch.leading_to(port),
+        microphone(browsers, fleet) as page,
+    ):
         ask(page, COUNT)
         wait_js(page, f"fleetVoice.player.totalPlayed > {RATE_HZ}")
         (before,) = answers(page)
@@ -173,7 +223,10 @@ def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: Voice
         for page in (overview, workers):
             expect(page.locator("#link")).to_have_text("live")
         ask(voice, LONG)
-        wait_js(voice, "fleetVoice.conversation.current?.audible && fleetVoice.conversation.current.requestId")
+        wait_js(
+            voice,
+            "fleetVoice.conversation.current?.audible && fleetVoice.conversation.current.requestId",
+        )
         os.kill(killed["pid"], signal.SIGKILL)
         (answer,) = answers(voice)
         request.goto(f"{fleet.switch.url}/requests/{answer['requestId']}")
@@ -189,5 +242,7 @@ def test_console_shows_a_worker_die_and_restart(browsers: Browsers, fleet: Voice
         expect(workers.locator("#workers")).to_contain_text(str(successor["pid"]))
         for worker in (killed, successor):
             expect(request.locator("#history")).to_contain_text(worker["id"])
-        assert [js(page, "window.opened") for page in (overview, workers, request)] == [1, 1, 1], "no page was reloaded"
+        assert [js(page, "window.opened") for page in (overview, workers, request)] == [1, 1, 1], (
+            "no page was reloaded"
+        )
         assert_played_completely(voice, fleet, answers(voice)[0])

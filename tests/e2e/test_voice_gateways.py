@@ -1,4 +1,6 @@
-"""A voice session whose gateway is killed during an answer resumes at another: no sample and no history is lost."""
+"""A voice session whose gateway is killed during an answer resumes at another: no sample and no
+history is lost.
+"""
 
 import base64
 import io
@@ -26,17 +28,32 @@ GRAPH = GRAPHS[DEFAULT_GRAPH]
 FRAMES, STEP_MS = 75, 40
 """Six seconds of audio, generated in three."""
 SETTINGS = (
-    *FAKE, "web.max_leading_silence_ms=null",
-    *(f"stages.{stage.name}.extra.step_ms={STEP_MS}" for stage in GRAPH.stages if stage.default_sampling),
-    *(f"stages.{s.name}.sampling.max_tokens={24 if s.main else FRAMES}" for s in GRAPH.stages if s.default_sampling),
-)  # fmt: skip
+    *FAKE,
+    "web.max_leading_silence_ms=null",
+    *(
+        f"stages.{stage.name}.extra.step_ms={STEP_MS}"
+        for stage in GRAPH.stages
+        if stage.default_sampling
+    ),
+    *(
+        f"stages.{s.name}.sampling.max_tokens={24 if s.main else FRAMES}"
+        for s in GRAPH.stages
+        if s.default_sampling
+    ),
+)
 QUESTION = "what is the opposite of hot"
 
 
 @pytest.fixture
 def gateways(tmp_path: Path) -> Iterator[tuple[Running, int, int]]:
-    """Start two gateways beside that of `fleet up`; yield the first one, its port, and that of the second."""
-    with fleet_up(tmp_path, *SETTINGS) as fleet, another_gateway(fleet) as (first, port), another_gateway(fleet) as (_, other):
+    """Start two gateways beside that of `fleet up`; yield the first one, its port, and that of the
+    second.
+    """
+    with (
+        fleet_up(tmp_path, *SETTINGS) as fleet,
+        another_gateway(fleet) as (first, port),
+        another_gateway(fleet) as (_, other),
+    ):
         yield first, port, other
 
 
@@ -47,7 +64,11 @@ def address(port: int, **query: object) -> str:
 
 def audio_of(client: SocketClient) -> bytes:
     """Return the audio that has arrived."""
-    return b"".join(base64.b64decode(event["delta"]) for event in client.events if event["type"] == "response.output_audio.delta")
+    return b"".join(
+        base64.b64decode(event["delta"])
+        for event in client.events
+        if event["type"] == "response.output_audio.delta"
+    )
 
 
 async def item_of(client: SocketClient, item_id: str) -> dict[str, Any]:
@@ -55,7 +76,9 @@ async def item_of(client: SocketClient, item_id: str) -> dict[str, Any]:
     return (await client.until("conversation.item.retrieved"))["item"]
 
 
-async def test_voice_session_resumes_at_another_gateway_after_kill_9(gateways: tuple[Running, int, int]) -> None:
+async def test_voice_session_resumes_at_another_gateway_after_kill_9(
+    gateways: tuple[Running, int, int],
+) -> None:
     first, port, second_port = gateways
     async with (
         connect(address(port), max_size=None) as socket,
@@ -63,8 +86,13 @@ async def test_voice_session_resumes_at_another_gateway_after_kill_9(gateways: t
     ):
         client = SocketClient(socket)
         session = (await client.until("session.created"))["session"]["id"]
-        await client.send("session.update", session={"type": "realtime", "audio": {"input": {"turn_detection": None}}})
-        await client.send("input_audio_buffer.append", audio=base64.b64encode(speech(QUESTION)).decode())
+        await client.send(
+            "session.update",
+            session={"type": "realtime", "audio": {"input": {"turn_detection": None}}},
+        )
+        await client.send(
+            "input_audio_buffer.append", audio=base64.b64encode(speech(QUESTION)).decode()
+        )
         await client.send("input_audio_buffer.commit")
         spoken = (await client.until("conversation.item.added"))["item"]["id"]
         await client.send("response.create")
@@ -90,17 +118,26 @@ async def test_voice_session_resumes_at_another_gateway_after_kill_9(gateways: t
             again = SocketClient(other)
             resumed = await again.until("fleet.resumed")
             done = (await again.until("response.done"))["response"]
-            whole = wave.open(io.BytesIO((await http.get(f"/v1/fleet/requests/{request}/audio")).content)).readframes(10**9)
-            assert resumed["session_id"] == session and resumed["response_id"] == done["id"] == response
+            whole = wave.open(
+                io.BytesIO((await http.get(f"/v1/fleet/requests/{request}/audio")).content)
+            ).readframes(10**9)
+            assert (
+                resumed["session_id"] == session
+                and resumed["response_id"] == done["id"] == response
+            )
             assert audio_of(again) and audio_of(client) + audio_of(again) == whole
             await take_another_turn(again, http, done, spoken)
     assert "error" not in [*client.kinds(), *again.kinds()]
 
 
-async def take_another_turn(client: SocketClient, http: httpx.AsyncClient, done: dict[str, Any], spoken: str) -> None:
+async def take_another_turn(
+    client: SocketClient, http: httpx.AsyncClient, done: dict[str, Any], spoken: str
+) -> None:
     """The answer has the whole history: the spoken question, its answer, and the new question."""
     (answer,) = done["output"]
-    assert (await item_of(client, answer["id"]))["content"][0]["transcript"] == answer["content"][0]["transcript"]
+    assert (await item_of(client, answer["id"]))["content"][0]["transcript"] == answer["content"][
+        0
+    ]["transcript"]
     question = base64.b64decode((await item_of(client, spoken))["content"][0]["audio"])
     assert abs(len(question) - len(speech(QUESTION))) < 2 * RATE_HZ // 10
     before = len(audio_of(client))
@@ -110,6 +147,8 @@ async def take_another_turn(client: SocketClient, http: httpx.AsyncClient, done:
     assert len(audio_of(client)) > before and after["output"]
     used = after["usage"]["input_token_details"]
     assert used["audio_tokens"] == done["usage"]["input_token_details"]["audio_tokens"] > 0
-    assert used["text_tokens"] > done["usage"]["input_token_details"]["text_tokens"] + len("and of cold?".split())
+    assert used["text_tokens"] > done["usage"]["input_token_details"]["text_tokens"] + len(
+        "and of cold?".split()
+    )
     trace = (await http.get(f"/v1/fleet/requests/{request}")).text
     assert "and of cold?" in trace

@@ -1,4 +1,6 @@
-"""Fixtures: a control plane on a real and on a fake Redis server, and an edge whose tensors are read by NIXL."""
+"""Fixtures: a control plane on a real and on a fake Redis server, and an edge whose tensors are
+read by NIXL.
+"""
 
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
@@ -27,12 +29,16 @@ def client(redis_url: str) -> Iterator[redis.Redis]:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" in metafunc.fixturenames and not metafunc.config.getoption("--redis-server"):
-        metafunc.parametrize("server", server_binaries(), indirect=True, ids=lambda binary: binary.name)
+        metafunc.parametrize(
+            "server", server_binaries(), indirect=True, ids=lambda binary: binary.name
+        )
 
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProcess]:
-    """A server for this test alone: the newest and the oldest kind, or as `--redis-server` says. Its data is in `tmp_path`."""
+    """A server for this test alone: the newest and the oldest kind, or as `--redis-server` says.
+    Its data is in `tmp_path`.
+    """
     process = RedisProcess(tmp_path, getattr(request, "param", None))
     process.start()
     yield process
@@ -42,14 +48,18 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisProc
 @pytest.fixture
 async def gateway_client(redis_url: str, tmp_path: Path) -> AsyncIterator[FleetClient]:
     """A client of Redis as a gateway has it; no gateway is registered."""
-    client = await FleetClient.connect(redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}")))
+    client = await FleetClient.connect(
+        redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}"))
+    )
     yield client
     await client.stop()
 
 
 @pytest.fixture(params=["redis", "fakeredis"])
 def control(request: pytest.FixtureRequest) -> Iterator[Control]:
-    """A control plane on a real Redis server, and on the fake that unit tests use: both must give the same replies."""
+    """A control plane on a real Redis server, and on the fake that unit tests use: both must give
+    the same replies.
+    """
     if request.param == "fakeredis":
         client: redis.Redis = fakeredis.FakeRedis(server=fakeredis.FakeServer(version=(6, 2)))
         load_scripts(client)
@@ -66,7 +76,9 @@ def control(request: pytest.FixtureRequest) -> Iterator[Control]:
 
 @pytest.fixture
 def pulled(monkeypatch: pytest.MonkeyPatch) -> EdgeName:
-    """Name of an edge that sends all its tensors by NIXL; the fake engine produces only the first tensor."""
+    """Name of an edge that sends all its tensors by NIXL; the fake engine produces only the first
+    tensor.
+    """
     monkeypatch.setattr(sender, "INLINE_BYTES", 0)
     graph = GRAPHS[DEFAULT_GRAPH]
     chosen = next(edge for edge in graph.edges if edge.remote)

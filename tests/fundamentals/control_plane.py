@@ -1,4 +1,6 @@
-"""A bare control plane for tests of its scripts: no conductor and no worker runs, the test calls every script itself."""
+"""A bare control plane for tests of its scripts: no conductor and no worker runs, the test calls
+every script itself.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +12,16 @@ from fleet.control import keys, scripts
 from fleet.control.connect import first_text, run, text, texts
 from fleet.core.chunk import Chunk, Location, TensorRef
 from fleet.core.events import Event, decode_event
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, role_of
+from fleet.core.ids import (
+    CLIENT,
+    EdgeName,
+    Epoch,
+    RequestId,
+    RoleName,
+    StageName,
+    WorkerId,
+    role_of,
+)
 from fleet.core.request import RequestSpec
 from tests.support import stream_entries
 
@@ -45,12 +56,26 @@ class Control:
 
     def append(self, epoch: Epoch, index: int = 0, *, finish: bool = False) -> str:
         chunk = Chunk(request=REQUEST, edge=TEXT, index=index, epoch=epoch)
-        item = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=finish, num_items=1)
+        item = scripts.Append(
+            stage=STAGE,
+            consumer=CLIENT,
+            chunk=chunk,
+            location={},
+            event=None,
+            finish=finish,
+            num_items=1,
+        )
         return self.run(scripts.append([item]))
 
     def lose_tensors(self, epoch: Epoch | None = None) -> str:
-        """Report as the client that the tensors of the task are lost: the client is its only consumer."""
-        return self.run(scripts.lose_tensors(REQUEST, CLIENT, self.epoch(CLIENT) if epoch is None else epoch, STAGE))
+        """Report as the client that the tensors of the task are lost: the client is its only
+        consumer.
+        """
+        return self.run(
+            scripts.lose_tensors(
+                REQUEST, CLIENT, self.epoch(CLIENT) if epoch is None else epoch, STAGE
+            )
+        )
 
     def own(self, worker: WorkerId = WORKER, *, alone: bool = False) -> Epoch:
         """Grant and claim the task; return the epoch at which the worker owns it."""
@@ -67,7 +92,9 @@ class Control:
         assert self.fence(worker) == "ok"
 
     def fence(self, worker: WorkerId = WORKER) -> str:
-        """Fence the worker as the leader that has seen its present deadline for the duration of its lease."""
+        """Fence the worker as the leader that has seen its present deadline for the duration of its
+        lease.
+        """
         deadline_us = int(self.client.zscore(keys.WORKERS, worker) or 0)
         return self.run(scripts.fence_worker(self.leader, worker, deadline_us=deadline_us))
 
@@ -80,7 +107,13 @@ class Control:
 
     def relocate(self, epoch: Epoch, agent: WorkerId, index: int = 0) -> str:
         moved = scripts.Relocation(
-            request=REQUEST, stage=STAGE, epoch=epoch, edge=TEXT, consumer=CLIENT, index=index, location=place(agent)
+            request=REQUEST,
+            stage=STAGE,
+            epoch=epoch,
+            edge=TEXT,
+            consumer=CLIENT,
+            index=index,
+            location=place(agent),
         )
         return self.run(scripts.relocate(moved))
 
@@ -101,28 +134,58 @@ class Control:
 
     def events_of(self, kind: type[E]) -> list[E]:
         """Return every event of a kind, oldest first."""
-        events = [decode_event(fields[b"e"]) for _, fields in stream_entries(self.client, keys.EVENTS)]
+        events = [
+            decode_event(fields[b"e"]) for _, fields in stream_entries(self.client, keys.EVENTS)
+        ]
         return [event for event in events if isinstance(event, kind)]
 
 
 def set_deadline(client: redis.Redis, worker: str, deadline_us: int) -> None:
     """Move the lease deadline of a listed worker, in the indexes too."""
-    role, group = map(text, cast("list[bytes | None]", client.hmget(keys.worker(WorkerId(worker)), ["role", "settings_group"])))
-    indexes = [*(keys.role_workers(RoleName(role), status) for status in keys.STATUSES), keys.settings_group(group)]
+    role, group = map(
+        text,
+        cast(
+            "list[bytes | None]",
+            client.hmget(keys.worker(WorkerId(worker)), ["role", "settings_group"]),
+        ),
+    )
+    indexes = [
+        *(keys.role_workers(RoleName(role), status) for status in keys.STATUSES),
+        keys.settings_group(group),
+    ]
     for key in (keys.WORKERS, *indexes):
         client.zadd(key, {worker: deadline_us}, xx=True)
 
 
 def place(agent: WorkerId) -> Location:
-    return {"rows": TensorRef(agent=agent, address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0)}
+    return {
+        "rows": TensorRef(
+            agent=agent, address=0, length_bytes=4, device_id=0, generation=1, checksum=0, slot=0
+        )
+    }
 
 
-def submission(request: str, *, bound: int = 8, roles: Sequence[RoleName] = (), grace_us: int = 0) -> scripts.Call:
+def submission(
+    request: str, *, bound: int = 8, roles: Sequence[RoleName] = (), grace_us: int = 0
+) -> scripts.Call:
     spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    return scripts.submit(spec, None, bound=bound, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, roles=roles, grace_us=grace_us)
+    return scripts.submit(
+        spec,
+        None,
+        bound=bound,
+        stages=[STAGE],
+        edges=[TEXT],
+        gateway=GATEWAY,
+        roles=roles,
+        grace_us=grace_us,
+    )
 
 
 def join(client: redis.Redis, worker: str, **fields: str) -> list[str]:
-    """Register a worker of the role in its id; return "ok", or the kind of its refusal and the reason."""
-    call = scripts.register(WorkerId(worker), role_of(WorkerId(worker)), LEASE_US, {"kind": "worker", **fields})
+    """Register a worker of the role in its id; return "ok", or the kind of its refusal and the
+    reason.
+    """
+    call = scripts.register(
+        WorkerId(worker), role_of(WorkerId(worker)), LEASE_US, {"kind": "worker", **fields}
+    )
     return texts(run(client, call))

@@ -1,5 +1,5 @@
-"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides, executes one command at a time and
-watches; other processes may act in between.
+"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides,
+executes one command at a time and watches; other processes may act in between.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,16 @@ from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask
 from fleet.core.ids import Epoch, RoleName, StageName, WorkerId
 from tests.fundamentals import interleaving_store as model
-from tests.fundamentals.interleaving_store import CONSUMER, STAGES, SUBMITTED, Answer, MirrorTask, R, Scripts, Store
+from tests.fundamentals.interleaving_store import (
+    CONSUMER,
+    STAGES,
+    SUBMITTED,
+    Answer,
+    MirrorTask,
+    R,
+    Scripts,
+    Store,
+)
 from tests.fundamentals.interleaving_world import MirrorConductor, MirrorWorker, Move, World
 
 MAX_REPEATED = 2
@@ -20,7 +29,9 @@ Steps = dict[tuple[int, ev.Event], tuple[int, tuple[Command, ...]]]
 
 
 class Conductor:
-    """Moves of the conductor. States are numbered, so that a world stores a number. `split`: the stage with two roles, if any."""
+    """Moves of the conductor. States are numbered, so that a world stores a number. `split`: the
+    stage with two roles, if any.
+    """
 
     def __init__(self, scripts: Scripts, split: int | None) -> None:
         self.scripts, self.split = scripts, split
@@ -42,15 +53,26 @@ class Conductor:
         store, conductor = world.store, world.conductor
         if conductor.phase == "down":
             led = store._replace(term=store.term + 1, events=())
-            yield "a conductor leads", world._replace(store=led, conductor=MirrorConductor(phase="noted"))
+            yield (
+                "a conductor leads",
+                world._replace(store=led, conductor=MirrorConductor(phase="noted")),
+            )
         elif conductor.phase == "noted":
             record = read_request(store)
             state = self.empty_state.with_request(record) if record else self.empty_state
-            yield "the conductor reads the hashes", world._replace(conductor=MirrorConductor("read", self._number(state)))
+            yield (
+                "the conductor reads the hashes",
+                world._replace(conductor=MirrorConductor("read", self._number(state))),
+            )
         elif conductor.orders:
             after, answer = self.carry_out(store, conductor.orders[0])
             label = f"{type(conductor.orders[0]).__name__} -> {answer}"
-            yield label, world._replace(store=after, conductor=conductor._replace(orders=conductor.orders[1:]))
+            yield (
+                label,
+                world._replace(
+                    store=after, conductor=conductor._replace(orders=conductor.orders[1:])
+                ),
+            )
         elif conductor.phase == "read":
             facts = missed_facts(store) if self.states[conductor.known].requests else ()
             yield (
@@ -58,30 +80,44 @@ class Conductor:
                 world._replace(conductor=conductor._replace(phase="missed", facts=facts)),
             )
         elif conductor.facts:
-            yield self._apply(world._replace(conductor=conductor._replace(facts=conductor.facts[1:])), conductor.facts[0])
+            yield self._apply(
+                world._replace(conductor=conductor._replace(facts=conductor.facts[1:])),
+                conductor.facts[0],
+            )
         elif conductor.phase == "missed":
             orders = resume(self.states[conductor.known], R)
-            yield "the conductor resumes the request", world._replace(conductor=conductor._replace(phase="up", orders=orders))
+            yield (
+                "the conductor resumes the request",
+                world._replace(conductor=conductor._replace(phase="up", orders=orders)),
+            )
         else:
             yield from self._watch(world)
 
     def _watch(self, world: World) -> Iterator[Move]:
         store, conductor = world.store, world.conductor
         if conductor.read < len(store.events):
-            yield self._apply(world._replace(conductor=conductor._replace(read=conductor.read + 1)), store.events[conductor.read])
+            yield self._apply(
+                world._replace(conductor=conductor._replace(read=conductor.read + 1)),
+                store.events[conductor.read],
+            )
         for worker in sorted(store.late):
             yield self._apply(world, ev.WorkerExpired(worker=WorkerId(worker), deadline_us=0))
         yield from self.overdue(world, early_grants=False)
 
     def overdue(self, world: World, *, early_grants: bool) -> Iterator[Move]:
-        """A delivered grant that is not claimed in time, because its worker is gone or (`early_grants`) only slow."""
+        """A delivered grant that is not claimed in time, because its worker is gone or
+        (`early_grants`) only slow.
+        """
         record = self.record_of(world)
         for stage, name in enumerate(STAGES if record is not None else ()):
             assert record is not None
             task, seen = world.store.tasks[stage], record.tasks[name]
             if seen.state is not TaskState.GRANTED or task.waits:
                 continue
-            held = any(w.granted_epoch == task.epoch and w.stage == stage and acts(world, w) for w in world.workers)
+            held = any(
+                w.granted_epoch == task.epoch and w.stage == stage and acts(world, w)
+                for w in world.workers
+            )
             needed = not held and task.state == "granted" and task.epoch == seen.epoch
             if needed != early_grants:
                 yield self._apply(world, ev.GrantOverdue(request=R, stage=name, epoch=seen.epoch))
@@ -99,7 +135,9 @@ class Conductor:
         """Run the script of a command as the leader of this term, as the driver's `_call` does."""
         match command:
             case GrantTask(stage=stage, role=role, expected_epoch=at, alone=alone):
-                return self.scripts.grant(store, store.term, STAGES.index(stage), at, role, alone=alone)
+                return self.scripts.grant(
+                    store, store.term, STAGES.index(stage), at, role, alone=alone
+                )
             case EndRequest(state=state):
                 return self.scripts.end_request(store, store.term, state)
             case FenceWorker(worker=worker):
@@ -109,7 +147,10 @@ class Conductor:
 
     def _number(self, state: ConductorState) -> int:
         records = tuple(
-            (*((self.comparable(task), task.alone) for task in record.tasks.values()), record.ending)
+            (
+                *((self.comparable(task), task.alone) for task in record.tasks.values()),
+                record.ending,
+            )
             for record in state.requests.values()
         )
         if records not in self._numbers:
@@ -149,9 +190,15 @@ def missed_facts(store: Store) -> tuple[ev.Event, ...]:
     for name, task in zip(STAGES, store.tasks, strict=True):
         epoch = Epoch(task.epoch)
         if task.state == "lost":
-            facts.append(ev.TaskLost(request=R, stage=name, epoch=epoch, deaths=task.deaths, alone=task.died_alone))
+            facts.append(
+                ev.TaskLost(
+                    request=R, stage=name, epoch=epoch, deaths=task.deaths, alone=task.died_alone
+                )
+            )
         elif task.state == "failed":
-            facts.append(ev.TaskFailed(request=R, stage=name, epoch=epoch, code="engine_error", message=""))
+            facts.append(
+                ev.TaskFailed(request=R, stage=name, epoch=epoch, code="engine_error", message="")
+            )
     if store.consumed_by_client == store.sizes[CONSUMER]:
         facts.append(ev.AnswerDelivered(request=R))
     return tuple(facts)
@@ -166,7 +213,8 @@ def tidy(world: World) -> World:
     if old <= 0:
         return world
     return world._replace(
-        store=world.store._replace(events=events[old:]), conductor=conductor._replace(read=conductor.read - old)
+        store=world.store._replace(events=events[old:]),
+        conductor=conductor._replace(read=conductor.read - old),
     )
 
 
@@ -175,5 +223,7 @@ def acts(world: World, worker: MirrorWorker) -> bool:
 
 
 def _describe(event: ev.Event) -> str:
-    values = [str(getattr(event, name)) for name in ("stage", "epoch", "worker") if hasattr(event, name)]
+    values = [
+        str(getattr(event, name)) for name in ("stage", "epoch", "worker") if hasattr(event, name)
+    ]
     return " ".join([type(event).__name__, *values])

@@ -1,4 +1,6 @@
-"""Breadth-first search over all reachable worlds of a model: checks each, and that each leads to an end as it should."""
+"""Breadth-first search over all reachable worlds of a model: checks each, and that each leads to an
+end as it should.
+"""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -12,12 +14,16 @@ W = TypeVar("W")
 
 
 class Broken(Exception):
-    """A forbidden state or a dead end is reachable: the message names it and the moves that lead there."""
+    """A forbidden state or a dead end is reachable: the message names it and the moves that lead
+    there.
+    """
 
 
 @dataclass(slots=True)
 class Exploration(ABC, Generic[W]):
-    """All worlds found; `reached` is the first move into each, `before` lists its predecessors by fault-free moves."""
+    """All worlds found; `reached` is the first move into each, `before` lists its predecessors by
+    fault-free moves.
+    """
 
     worlds: list[W] = field(default_factory=list[W])
     reached: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
@@ -47,7 +53,9 @@ class Exploration(ABC, Generic[W]):
         """Return True if a world that has ended has ended as it should."""
 
     def run(self, start: W, limit: int = 1_000_000) -> None:
-        """Raises: Broken with the shortest path to the failure; AssertionError if there are more worlds than `limit`."""
+        """Raises: Broken with the shortest path to the failure; AssertionError if there are more
+        worlds than `limit`.
+        """
         numbers = {start: 0}
         self._add(start, -1, "")
         due = deque([0])
@@ -92,7 +100,11 @@ class Exploration(ABC, Generic[W]):
 
     def _check_every_world_leads_to_an_end(self) -> None:
         """A good end is reached without another fault."""
-        ending = [n for n, world in enumerate(self.worlds) if self.has_ended(world) and self.ended_well(world)]
+        ending = [
+            n
+            for n, world in enumerate(self.worlds)
+            if self.has_ended(world) and self.ended_well(world)
+        ]
         reaches_end = bytearray(len(self.worlds))
         for number in ending:
             reaches_end[number] = 1
@@ -103,4 +115,7 @@ class Exploration(ABC, Generic[W]):
                     ending.append(number)
         stuck = reaches_end.find(0)
         if stuck >= 0:
-            raise Broken(f"from here the request never ends as it should: {self.worlds[stuck]}\n{self.moves_to(stuck)}")
+            raise Broken(
+                "from here the request never ends as it should: "
+                f"{self.worlds[stuck]}\n{self.moves_to(stuck)}"
+            )

@@ -31,11 +31,19 @@ class Search(Exploration[World]):
         return is_expected_end(self.fleet, world)
 
     def wrong(self, world: World) -> list[str]:
-        wrong = [*self._wrong_store(world.store), *wrong_owners(world), *wrong_conductor_state(self.fleet, world)]
+        wrong = [
+            *self._wrong_store(world.store),
+            *wrong_owners(world),
+            *wrong_conductor_state(self.fleet, world),
+        ]
         return wrong + late_writes(self.fleet.scripts, world)
 
     def wrong_move(self, before: World, after: World) -> str:
-        return "closed as finished while a task is open" if num_open_at_close(before.store, after.store) > 1 else ""
+        return (
+            "closed as finished while a task is open"
+            if num_open_at_close(before.store, after.store) > 1
+            else ""
+        )
 
     def _wrong_store(self, store: Store) -> list[str]:
         """Check each state of the hashes only once."""
@@ -49,12 +57,16 @@ class Search(Exploration[World]):
 def is_expected_end(fleet: Fleet, world: World) -> bool:
     """A request fails only if a task failed, or killed its workers alone too."""
     condemned = any(task.died_alone and task.deaths > MAX_DEATHS for task in world.store.tasks)
-    return world.store.end == "finished" or condemned or world.budget.failures < fleet.start.budget.failures
+    return (
+        world.store.end == "finished"
+        or condemned
+        or world.budget.failures < fleet.start.budget.failures
+    )
 
 
 def num_open_at_close(before: Store, after: Store) -> int:
-    """Return the number of tasks, the client's included, that were open before the move that closed the request; else 0. The last
-    one to end closes it.
+    """Return the number of tasks, the client's included, that were open before the move that closed
+    the request; else 0. The last one to end closes it.
     """
     if after.end != "finished" or before.end:
         return 0
@@ -63,12 +75,28 @@ def num_open_at_close(before: Store, after: Store) -> int:
 
 
 def wrong_logs(store: Store) -> list[str]:
-    wrong = [f"the log of {STAGES[n]} is {t.log}" for n, t in enumerate(store.tasks) if t.log != tuple(range(t.produced))]
+    wrong = [
+        f"the log of {STAGES[n]} is {t.log}"
+        for n, t in enumerate(store.tasks)
+        if t.log != tuple(range(t.produced))
+    ]
     if store.end == "finished":
-        wrong += [f"finished with {t.log} of {STAGES[n]}" for n, t in enumerate(store.tasks) if t.produced != store.sizes[n]]
-        wrong += ["finished, but the client has not received all chunks"] if store.consumed_by_client != store.sizes[1] else []
+        wrong += [
+            f"finished with {t.log} of {STAGES[n]}"
+            for n, t in enumerate(store.tasks)
+            if t.produced != store.sizes[n]
+        ]
+        wrong += (
+            ["finished, but the client has not received all chunks"]
+            if store.consumed_by_client != store.sizes[1]
+            else []
+        )
     if store.end:
-        wrong += [f"ended, but blocks of {STAGES[n]} are still {t.offer}" for n, t in enumerate(store.tasks) if t.offer]
+        wrong += [
+            f"ended, but blocks of {STAGES[n]} are still {t.offer}"
+            for n, t in enumerate(store.tasks)
+            if t.offer
+        ]
     return wrong
 
 
@@ -79,17 +107,28 @@ def wrong_owners(world: World) -> list[str]:
         owners = [
             w.id
             for w in world.workers
-            if w.stage == stage and w.run_epoch and w.run_epoch == task.epoch and task.state == "running"
+            if w.stage == stage
+            and w.run_epoch
+            and w.run_epoch == task.epoch
+            and task.state == "running"
         ]
         if owners != [task.owner] and (owners or task.owner):
-            wrong.append(f"{STAGES[stage]} is owned by {task.owner or 'no worker'}, and {owners} may write for it")
+            wrong.append(
+                f"{STAGES[stage]} is owned by {task.owner or 'no worker'}, and {owners} may "
+                "write for it"
+            )
     return wrong
 
 
 def wrong_conductor_state(fleet: Fleet, world: World) -> list[str]:
     """A conductor that has read every event has the same records as the hashes."""
     conductor = world.conductor
-    if conductor.phase != "up" or conductor.orders or conductor.facts or conductor.read < len(world.store.events):
+    if (
+        conductor.phase != "up"
+        or conductor.orders
+        or conductor.facts
+        or conductor.read < len(world.store.events)
+    ):
         return []
     known, true = fleet.states[conductor.known].requests.get(R), read_request(world.store)
     if known is None or true is None:
@@ -101,7 +140,9 @@ def wrong_conductor_state(fleet: Fleet, world: World) -> list[str]:
     ]
 
 
-def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) -> list[tuple[str, tuple[Store, str]]]:
+def writes(
+    scripts: Scripts, store: Store, worker: str, stage: int, epoch: int
+) -> list[tuple[str, tuple[Store, str]]]:
     """Every write that requires the right of a task's owner, and its reply."""
     produced = store.tasks[stage].produced
     tried = [
@@ -114,14 +155,18 @@ def writes(scripts: Scripts, store: Store, worker: str, stage: int, epoch: int) 
     ]
     if stage == PRODUCER:
         return [*tried, ("relocate", scripts.relocate(store, worker, epoch, 0))]
-    tried += [("lose_tensors", scripts.lose_tensors(store, epoch)), ("report_idle", scripts.report_idle(store, epoch, 1))]
+    tried += [
+        ("lose_tensors", scripts.lose_tensors(store, epoch)),
+        ("report_idle", scripts.report_idle(store, epoch, 1)),
+    ]
     return [*tried, ("ack", scripts.ack(store, epoch, store.sizes[PRODUCER]))]
 
 
 def old_epochs(scripts: Scripts, store: Store) -> list[str]:
     """No write with a lower epoch than the task's is accepted."""
     return [
-        f"{name} at epoch {task.epoch - 1} of {STAGES[stage]}, which is at {task.epoch}, was answered {answer}"
+        f"{name} at epoch {task.epoch - 1} of {STAGES[stage]}, which is at {task.epoch}, was "
+        f"answered {answer}"
         for stage, task in enumerate(store.tasks)
         if task.epoch > 1
         for name, (after, answer) in writes(scripts, store, "late", stage, task.epoch - 1)
@@ -132,14 +177,18 @@ def old_epochs(scripts: Scripts, store: Store) -> list[str]:
 def late_writes(scripts: Scripts, world: World) -> list[str]:
     """A fenced worker that still acts on its former right writes nothing.
 
-    A finished task had no owner to fence, so its epoch stands: the only call left to its last worker is to relocate the
-    tensors, which is a move of its own.
+    A finished task had no owner to fence, so its epoch stands: the only call left to its last
+    worker is to relocate the tensors, which is a move of its own.
     """
     return [
         f"{name} of {worker.id}, which was fenced, was answered {answer}"
         for worker in world.workers
-        if worker.run_epoch and worker.id not in world.store.listed and not _has_finished(world.store, worker)
-        for name, (after, answer) in writes(scripts, world.store, worker.id, worker.stage, worker.run_epoch)
+        if worker.run_epoch
+        and worker.id not in world.store.listed
+        and not _has_finished(world.store, worker)
+        for name, (after, answer) in writes(
+            scripts, world.store, worker.id, worker.stage, worker.run_epoch
+        )
         if answer != "stale" or after != world.store
     ]
 

@@ -1,8 +1,10 @@
-"""The effect of the scripts on the hashes of one request, as pure functions: the mirror that the interleaving check runs over.
+"""The effect of the scripts on the hashes of one request, as pure functions: the mirror that the
+interleaving check runs over.
 
-Two stages and a client: the producer's chunks carry remote tensors, the consumer's are inline; either stage may have two roles.
-An epoch rises by one where the scripts use Redis's time. Each method of `Scripts` names its Lua script and gives the same reply.
-The order of calls is not modelled here.
+Two stages and a client: the producer's chunks carry remote tensors, the consumer's are inline;
+either stage may have two roles. An epoch rises by one where the scripts use Redis's time. Each
+method of `Scripts` names its Lua script and gives the same reply. The order of calls is not
+modelled here.
 """
 
 from collections.abc import Sequence
@@ -30,11 +32,12 @@ SUBMITTED = ev.RequestSubmitted(request=R, graph=PAIR.name, outputs=(EdgeName("o
 
 
 class MirrorTask(NamedTuple):
-    """`req:{r}:task:{stage}`, its `worker:{id}:tasks` (`owner`), its entry in the role's stream (`waits`), its edge's log, and
-    `req:{r}:kv:{stage}`.
+    """`req:{r}:task:{stage}`, its `worker:{id}:tasks` (`owner`), its entry in the role's stream
+    (`waits`), its edge's log, and `req:{r}:kv:{stage}`.
 
-    `log` holds the index of each entry. `consumed` is acknowledged by the client or worker. `produced_at_death` -1: no field.
-    `offer` is the state of its blocks, held by `source`, imported at `confirmed_epoch`; `begun` counts the chunks before them.
+    `log` holds the index of each entry. `consumed` is acknowledged by the client or worker.
+    `produced_at_death` -1: no field. `offer` is the state of its blocks, held by `source`, imported
+    at `confirmed_epoch`; `begun` counts the chunks before them.
     `idle_consumed`: chunks its owner had consumed at its last report of being idle.
     """
 
@@ -60,9 +63,10 @@ class MirrorTask(NamedTuple):
 class Store(NamedTuple):
     """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
 
-    `sizes`: chunks each stage is to produce. `at`: the incarnation that holds the tensors of each logged producer chunk.
-    `listed` and `late`: `workers`, and those of an unrenewed lease. `notices`: inbox entries as (worker, kind): "x", drop the
-    task, and "f", free the blocks, which were imported.
+    `sizes`: chunks each stage is to produce. `at`: the incarnation that holds the tensors of each
+    logged producer chunk. `listed` and `late`: `workers`, and those of an unrenewed lease.
+    `notices`: inbox entries as (worker, kind): "x", drop the task, and "f", free the blocks, which
+    were imported.
     """
 
     sizes: tuple[int, int]
@@ -96,7 +100,9 @@ def submitted(scripts: "Scripts", sizes: tuple[int, int], roles: Sequence[str] =
 
 
 def outdated(store: Store, task: MirrorTask, epoch: int) -> str:
-    """The reply to a write at another epoch than the task's, or after the request's end; else ""."""
+    """The reply to a write at another epoch than the task's, or after the request's end; else
+    "".
+    """
     return "stale" if task.epoch != epoch else "ended" if store.end else ""
 
 
@@ -106,13 +112,17 @@ def refused(store: Store, task: MirrorTask, epoch: int) -> str:
 
 
 class Scripts:
-    """One method per script. A subclass that omits a comparison is a mutation that the check must detect."""
+    """One method per script. A subclass that omits a comparison is a mutation that the check must
+    detect.
+    """
 
     def raised(self, task: MirrorTask, by: str) -> int:
         """common.lua `raise`, as the script `by` calls it."""
         return task.epoch + 1
 
-    def grant(self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool) -> Answer:
+    def grant(
+        self, store: Store, term: int, stage: int, expected: int, role: str, *, alone: bool
+    ) -> Answer:
         """grant.lua"""
         task = store.tasks[stage]
         if term != store.term:
@@ -125,11 +135,17 @@ class Scripts:
             return store, "owned"
         return self.grant_task(store, stage, task, role, alone=alone, by="grant"), "ok"
 
-    def grant_task(self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str) -> Store:
+    def grant_task(
+        self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str
+    ) -> Store:
         """common.lua `grant_task`, to a role."""
         epoch = self.raised(task, by)
-        task = task._replace(state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone)
-        return store.with_task(stage, task).with_event(ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch)))
+        task = task._replace(
+            state="granted", epoch=epoch, role=role, owner="", waits=True, alone=alone
+        )
+        return store.with_task(stage, task).with_event(
+            ev.TaskGranted(request=R, stage=STAGES[stage], epoch=Epoch(epoch))
+        )
 
     def claim(self, store: Store, worker: str, stage: int, epoch: int) -> Answer:
         """claim.lua; the entry left the stream when it was delivered."""
@@ -140,13 +156,19 @@ class Scripts:
             return store, "ended"
         if task.epoch != epoch or task.state != "granted":
             return store, "stale"
-        fact = ev.TaskClaimed(request=R, stage=STAGES[stage], epoch=Epoch(epoch), owner=WorkerId(worker))
-        return store.with_task(stage, task._replace(state="running", owner=worker, idle_consumed=0)).with_event(fact), "ok"
+        fact = ev.TaskClaimed(
+            request=R, stage=STAGES[stage], epoch=Epoch(epoch), owner=WorkerId(worker)
+        )
+        return store.with_task(
+            stage, task._replace(state="running", owner=worker, idle_consumed=0)
+        ).with_event(fact), "ok"
 
     def may_append(self, task: MirrorTask, epoch: int) -> bool:
         return task.epoch == epoch
 
-    def append(self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool) -> Answer:
+    def append(
+        self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool
+    ) -> Answer:
         """append.lua"""
         task, answer = store.tasks[stage], "ok"
         if not self.may_append(task, epoch):
@@ -165,7 +187,9 @@ class Scripts:
                 store = store._replace(at=(*store.at, worker))
         if finish and task.state in ("running", "finished"):
             task = task._replace(state="finished", owner="")
-            store = store.with_event(ev.TaskFinished(request=R, stage=STAGES[stage], epoch=Epoch(epoch)))
+            store = store.with_event(
+                ev.TaskFinished(request=R, stage=STAGES[stage], epoch=Epoch(epoch))
+            )
             return self.close_if_complete(store.with_task(stage, task)), answer
         return store.with_task(stage, task), answer
 
@@ -184,10 +208,19 @@ class Scripts:
         if why := refused(store, task, epoch):
             return store, why
         task = task._replace(
-            state="granted", epoch=self.raised(task, "hand_off"), role=role, owner="", waits=True,
-            offer="offered", source=worker, confirmed_epoch=0, begun=task.produced,
-        )  # fmt: skip
-        fact = ev.TaskHandedOff(request=R, stage=STAGES[stage], epoch=Epoch(task.epoch), role=RoleName(role))
+            state="granted",
+            epoch=self.raised(task, "hand_off"),
+            role=role,
+            owner="",
+            waits=True,
+            offer="offered",
+            source=worker,
+            confirmed_epoch=0,
+            begun=task.produced,
+        )
+        fact = ev.TaskHandedOff(
+            request=R, stage=STAGES[stage], epoch=Epoch(task.epoch), role=RoleName(role)
+        )
         return store.with_task(stage, task).with_event(fact), "ok"
 
     def may_take(self, store: Store, task: MirrorTask) -> bool:
@@ -200,8 +233,12 @@ class Scripts:
             return store, why
         if not self.may_take(store, task):
             return store, "released"
-        notices = store.notices | {(task.source, "f")} if task.source in store.listed else store.notices
-        return store.with_task(stage, task._replace(offer="confirmed", confirmed_epoch=epoch))._replace(notices=notices), "ok"
+        notices = (
+            store.notices | {(task.source, "f")} if task.source in store.listed else store.notices
+        )
+        return store.with_task(
+            stage, task._replace(offer="confirmed", confirmed_epoch=epoch)
+        )._replace(notices=notices), "ok"
 
     def release(self, store: Store, worker: str, stage: int) -> Answer:
         """release.lua"""
@@ -211,7 +248,9 @@ class Scripts:
         return store.with_task(stage, task._replace(offer="released")), "ok"
 
     def skips(self, task: MirrorTask) -> bool:
-        """lose_tensors.lua: true if the owner does not recompute chunks published before it imported the blocks."""
+        """lose_tensors.lua: true if the owner does not recompute chunks published before it
+        imported the blocks.
+        """
         return task.state == "running" and task.confirmed_epoch == task.epoch
 
     def lose_tensors(self, store: Store, epoch: int) -> Answer:
@@ -220,7 +259,9 @@ class Scripts:
             return store, why
         task = store.tasks[PRODUCER]
         if task.state == "finished":
-            return self.grant_task(store, PRODUCER, task, task.role, alone=task.alone, by="recompute"), "ok"
+            return self.grant_task(
+                store, PRODUCER, task, task.role, alone=task.alone, by="recompute"
+            ), "ok"
         if self.skips(task):
             notified = store._replace(notices=store.notices | {(task.owner, "x")})
             return self._lose(notified, PRODUCER, task, died=False), "ok"
@@ -248,7 +289,9 @@ class Scripts:
         return store.with_task(CONSUMER, task._replace(consumed=max(consumed, task.consumed))), "ok"
 
     def ack_by_client(self, store: Store, consumed: int) -> Answer:
-        """ack.lua, by the one gateway of this model; the ack of the last chunk ends the client's task."""
+        """ack.lua, by the one gateway of this model; the ack of the last chunk ends the client's
+        task.
+        """
         if store.end:
             return store, "ended"
         store = store._replace(consumed_by_client=max(consumed, store.consumed_by_client))
@@ -259,8 +302,12 @@ class Scripts:
         task = store.tasks[stage]
         if why := refused(store, task, epoch):
             return store, why
-        fact = ev.TaskFailed(request=R, stage=STAGES[stage], epoch=Epoch(epoch), code="engine_error", message="")
-        return store.with_task(stage, task._replace(state="failed", owner="")).with_event(fact), "ok"
+        fact = ev.TaskFailed(
+            request=R, stage=STAGES[stage], epoch=Epoch(epoch), code="engine_error", message=""
+        )
+        return store.with_task(stage, task._replace(state="failed", owner="")).with_event(
+            fact
+        ), "ok"
 
     def fence_worker(self, store: Store, term: int, worker: str) -> Answer:
         """fence_worker.lua, by the leader."""
@@ -269,7 +316,9 @@ class Scripts:
         if worker not in store.late:
             return store, "alive"
         inboxes = frozenset(notice for notice in store.notices if notice[0] != worker)
-        store = store._replace(listed=store.listed - {worker}, late=store.late - {worker}, notices=inboxes)
+        store = store._replace(
+            listed=store.listed - {worker}, late=store.late - {worker}, notices=inboxes
+        )
         for stage, task in enumerate(store.tasks):
             if task.owner == worker:
                 store = self._lose(store, stage, task, died=True)
@@ -277,23 +326,42 @@ class Scripts:
 
     def had_work(self, store: Store, stage: int) -> bool:
         """common.lua `had_work`"""
-        return stage == PRODUCER or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
+        return (
+            stage == PRODUCER
+            or store.tasks[PRODUCER].produced > store.tasks[CONSUMER].idle_consumed
+        )
 
     def _lose(self, store: Store, stage: int, task: MirrorTask, *, died: bool) -> Store:
         """common.lua `lose_owner`"""
-        epoch, deaths, produced_at_death = self.raised(task, "lose"), task.deaths, task.produced_at_death
+        epoch, deaths, produced_at_death = (
+            self.raised(task, "lose"),
+            task.deaths,
+            task.produced_at_death,
+        )
         over = died and self.had_work(store, stage)
         if over:
-            deaths, produced_at_death = (deaths + 1 if produced_at_death == task.produced else 1), task.produced
+            deaths, produced_at_death = (
+                (deaths + 1 if produced_at_death == task.produced else 1),
+                task.produced,
+            )
         alone = over and task.alone
         task = task._replace(
-            state="lost", epoch=epoch, owner="", deaths=deaths, produced_at_death=produced_at_death, died_alone=alone
+            state="lost",
+            epoch=epoch,
+            owner="",
+            deaths=deaths,
+            produced_at_death=produced_at_death,
+            died_alone=alone,
         )
-        fact = ev.TaskLost(request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone)
+        fact = ev.TaskLost(
+            request=R, stage=STAGES[stage], epoch=Epoch(epoch), deaths=deaths, alone=alone
+        )
         store = store.with_task(stage, task).with_event(fact)
         if alone and deaths > MAX_DEATHS:
             return store
-        return self.grant_task(store, stage, task, task.role, alone=deaths >= MAX_DEATHS, by="regrant")
+        return self.grant_task(
+            store, stage, task, task.role, alone=deaths >= MAX_DEATHS, by="regrant"
+        )
 
     def end_request(self, store: Store, term: int, state: str) -> Answer:
         """end_request.lua"""
@@ -312,9 +380,19 @@ class Scripts:
         if store.end:
             return store, "ended"
         for stage, task in enumerate(store.tasks):
-            left = task.state if task.state == "finished" else ("finished" if state == "finished" else "aborted")
+            left = (
+                task.state
+                if task.state == "finished"
+                else ("finished" if state == "finished" else "aborted")
+            )
             task = task._replace(
-                state=left, epoch=self.raised(task, "close"), owner="", waits=False, offer="", source="", confirmed_epoch=0
+                state=left,
+                epoch=self.raised(task, "close"),
+                owner="",
+                waits=False,
+                offer="",
+                source="",
+                confirmed_epoch=0,
             )
             store = store.with_task(stage, task)
         return store._replace(end=state).with_event(ev.RequestEnded(request=R, state=state)), "ok"

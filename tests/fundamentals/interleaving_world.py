@@ -1,4 +1,6 @@
-"""One moment of a small fleet in the interleaving check: the hashes, the processes, and the remaining faults."""
+"""One moment of a small fleet in the interleaving check: the hashes, the processes, and the
+remaining faults.
+"""
 
 from typing import NamedTuple
 
@@ -8,12 +10,13 @@ from tests.fundamentals.interleaving_store import Store
 
 
 class MirrorWorker(NamedTuple):
-    """One place for a worker; `born` counts its incarnations. `granted_epoch`: epoch of a grant read but not yet claimed.
+    """One place for a worker; `born` counts its incarnations. `granted_epoch`: epoch of a grant
+    read but not yet claimed.
 
-    `run_epoch`: the epoch at which it acts as its task's owner, 0 for none. A producer has `again`: logged chunks it has yet to
-    relocate. A consumer has `consumed` chunks read, and `reported`, the holder reported lost. Around a hand-off: `lends`
-    blocks to the next role; `pull` of such blocks: under way, here, or (read from reused pages) wrong; `logged` input chunks
-    present at the claim.
+    `run_epoch`: the epoch at which it acts as its task's owner, 0 for none. A producer has `again`:
+    logged chunks it has yet to relocate. A consumer has `consumed` chunks read, and `reported`, the
+    holder reported lost. Around a hand-off: `lends` blocks to the next role; `pull` of such blocks:
+    under way, here, or (read from reused pages) wrong; `logged` input chunks present at the claim.
     """
 
     place: str
@@ -36,16 +39,26 @@ class MirrorWorker(NamedTuple):
 
     def idle(self) -> "MirrorWorker":
         """The same worker without its task."""
-        return MirrorWorker(self.place, self.stage, self.role, self.born, self.dead, self.granted_epoch, lends=self.lends)
+        return MirrorWorker(
+            self.place,
+            self.stage,
+            self.role,
+            self.born,
+            self.dead,
+            self.granted_epoch,
+            lends=self.lends,
+        )
 
     def is_untouched(self) -> bool:
         return self == MirrorWorker(self.place, self.stage, self.role)
 
 
 class MirrorConductor(NamedTuple):
-    """The conductor. Phases: down, noted (the last event's id), read (the hashes), missed (events were derived from them), up.
+    """The conductor. Phases: down, noted (the last event's id), read (the hashes), missed (events
+    were derived from them), up.
 
-    `known` numbers its state; `read` counts events; `facts` were derived from the hashes; `orders` are commands not yet sent.
+    `known` numbers its state; `read` counts events; `facts` were derived from the hashes; `orders`
+    are commands not yet sent.
     """
 
     phase: str = "up"
@@ -59,8 +72,9 @@ class MirrorConductor(NamedTuple):
 
 
 class Budget(NamedTuple):
-    """Remaining faults: deaths and freezes of workers that hold something, deaths of the conductor, events delivered again,
-    grants repeated though their worker is only slow, failures, steps that fail as a whole.
+    """Remaining faults: deaths and freezes of workers that hold something, deaths of the conductor,
+    events delivered again, grants repeated though their worker is only slow, failures, steps that
+    fail as a whole.
     """
 
     deaths: int = 0
@@ -84,7 +98,9 @@ class World(NamedTuple):
 
     def worker_of(self, id: str) -> MirrorWorker | None:
         """Return the worker of an incarnation whose process still exists."""
-        return next((worker for worker in self.workers if worker.id == id and not worker.dead), None)
+        return next(
+            (worker for worker in self.workers if worker.id == id and not worker.dead), None
+        )
 
 
 Move = tuple[str, World]

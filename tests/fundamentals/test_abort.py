@@ -25,7 +25,9 @@ async def test_abort_ends_every_stage(redis_url: str) -> None:
 
 
 async def test_concurrent_aborts_leave_no_tasks_or_keys(redis_url: str) -> None:
-    """300 requests, a third aborted at random moments: every remaining key has a time to live or outlives requests by design."""
+    """300 requests, a third aborted at random moments: every remaining key has a time to live or
+    outlives requests by design.
+    """
     rng = random.Random(7)
     with thread_fleet(redis_url, "limits.max_requests=400") as fleet:
         async with gateway(fleet) as client:
@@ -58,4 +60,6 @@ def assert_every_key_expires(url: str) -> None:
             row = keys.row_of(key)
             assert row is not None, f"{key} has no row in the key table"
             assert row.life != "live", f"{key} outlives its request"
-            assert row.life != "retention" or client.ttl(key) != NEVER_EXPIRES, f"{key} has no time to live"
+            assert row.life != "retention" or client.ttl(key) != NEVER_EXPIRES, (
+                f"{key} has no time to live"
+            )

@@ -1,4 +1,6 @@
-"""A connection to Redis that breaks during a task fails no request: the worker rejoins, and the task is granted again."""
+"""A connection to Redis that breaks during a task fails no request: the worker rejoins, and the
+task is granted again.
+"""
 
 from pathlib import Path
 
@@ -17,7 +19,9 @@ NIXL = ("engine=fake", "device=cpu", "lease.worker_ttl_s=60", "transfer.kind=nix
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[WorkerId]:
-    """Break the connection at the first read of a peer's metadata; return a list of the peer read."""
+    """Break the connection at the first read of a peer's metadata; return a list of the peer
+    read.
+    """
     broken_reads, read_metadata = list[WorkerId](), RedisLink.read_peer_metadata
 
     def read_or_break(self: RedisLink, worker: WorkerId) -> bytes | None:
@@ -30,16 +34,24 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[WorkerId]:
     return broken_reads
 
 
-async def check_worker_rejoins(url: str, file: Path | None, role: str, broken: list[WorkerId]) -> None:
+async def check_worker_rejoins(
+    url: str, file: Path | None, role: str, broken: list[WorkerId]
+) -> None:
     config = load_config(file, NIXL)
     async with open_processes(url, config) as (workers, client):
         before = [worker.last_id for worker in workers]
         spec = fake_spec_of(config)
         expected = await answer(client, spec)
-        rejoined = [worker.role for worker, last in zip(workers, before, strict=True) if worker.last_id != last]
+        rejoined = [
+            worker.role
+            for worker, last in zip(workers, before, strict=True)
+            if worker.last_id != last
+        ]
         assert broken and rejoined == [role], "only the worker with the broken connection rejoined"
         trace = await client.telemetry.trace(spec.id)
-        assert trace is not None and not any(task.deaths for task in trace.tasks), "no death is counted for the task"
+        assert trace is not None and not any(task.deaths for task in trace.tasks), (
+            "no death is counted for the task"
+        )
         assert_same(await answer(client, fake_spec_of(config)), expected)
 
 
@@ -55,4 +67,6 @@ async def test_worker_rejoins_after_its_connection_broke_while_importing_a_hand_
     monkeypatch.setattr(
         "fleet.worker.hand_off_coordinator.HandOffCoordinator.connect_to_sources", lambda *_: None
     )  # it would read the metadata first
-    await check_worker_rejoins(redis_url, REPO / "configs" / "thinker_pd.yaml", "thinker.decode", broken)
+    await check_worker_rejoins(
+        redis_url, REPO / "configs" / "thinker_pd.yaml", "thinker.decode", broken
+    )

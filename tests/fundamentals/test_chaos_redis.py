@@ -1,4 +1,6 @@
-"""The faults that `fleet chaos` injects into its own Redis: each is in effect, is repaired, and loses only what it may lose."""
+"""The faults that `fleet chaos` injects into its own Redis: each is in effect, is repaired, and
+loses only what it may lose.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -8,13 +10,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from fleet.control.connect import connect
+from fleet.control.outage import code_of
 from fleet.lab.faults.patience import patiently
 from fleet.lab.faults.redis_faults import RedisFaults
 from fleet.lab.faults.redis_servers import RedisServers, find_clock_library, redis_servers
 from fleet.lab.faults.relay import Relay
 from fleet.lab.faults.schedule import REDIS, Fault, FaultKind
-from fleet.control.connect import connect
-from fleet.control.outage import code_of
 from tests.support import wait_until
 
 REFUSALS = {
@@ -39,8 +41,12 @@ def refusal(client: redis.Redis) -> str:
 
 
 @contextmanager
-def injected(servers: RedisServers, kind: FaultKind, relay: Relay | None = None) -> Iterator[threading.Event]:
-    """Inject a fault on a thread; it is repaired once the yielded event is set, at the end of the block at the latest."""
+def injected(
+    servers: RedisServers, kind: FaultKind, relay: Relay | None = None
+) -> Iterator[threading.Event]:
+    """Inject a fault on a thread; it is repaired once the yielded event is set, at the end of the
+    block at the latest.
+    """
     release = threading.Event()
     faults = RedisFaults(servers, relay, pause=lambda _: release.wait())
     thread = threading.Thread(target=faults.inject, args=(fault(kind),))
@@ -59,17 +65,23 @@ def servers(tmp_path: Path) -> Iterator[RedisServers]:
 
 
 @pytest.mark.parametrize("kind", REFUSALS)
-def test_redis_refuses_writes_during_the_fault_and_accepts_them_after(servers: RedisServers, kind: FaultKind) -> None:
+def test_redis_refuses_writes_during_the_fault_and_accepts_them_after(
+    servers: RedisServers, kind: FaultKind
+) -> None:
     client = servers.primary.admin
     client.set("kept", "value")
     with injected(servers, kind):
-        wait_until(lambda: refusal(client) == REFUSALS[kind], f"writes to be refused with {REFUSALS[kind]}")
+        wait_until(
+            lambda: refusal(client) == REFUSALS[kind], f"writes to be refused with {REFUSALS[kind]}"
+        )
     wait_until(lambda: not refusal(client), "writes to be done again")
     assert client.get("kept") == b"value"
 
 
 @pytest.mark.parametrize("severity", [0.0, 0.3, 1.0])
-def test_killed_redis_loses_only_writes_since_the_fault_began(servers: RedisServers, severity: float) -> None:
+def test_killed_redis_loses_only_writes_since_the_fault_began(
+    servers: RedisServers, severity: float
+) -> None:
     client = servers.primary.admin
     client.set("kept", "value")
 
@@ -80,7 +92,9 @@ def test_killed_redis_loses_only_writes_since_the_fault_began(servers: RedisServ
         wait_until(lambda: servers.primary.log_file()[1] > size, "the log to be written")
 
     RedisFaults(servers, None, pause=write).inject(fault(FaultKind.TAIL, severity))
-    assert client.get("kept") == b"value" and client.llen("lost") == 0, "half of a command is not read"
+    assert client.get("kept") == b"value" and client.llen("lost") == 0, (
+        "half of a command is not read"
+    )
 
 
 def test_killed_redis_may_have_begun_another_part_of_its_log(servers: RedisServers) -> None:
@@ -103,19 +117,28 @@ def test_clock_of_redis_alone_is_set_and_set_back(tmp_path: Path) -> None:
     assert library is not None, "tests/setup.sh installs libfaketime"
     with redis_servers(tmp_path, clock=library, with_replica=False) as servers:
         steps: list[float] = []
-        RedisFaults(servers, None, pause=lambda _: steps.append(servers.primary.clock_ahead_s())).inject(fault(FaultKind.CLOCK))
+        RedisFaults(
+            servers, None, pause=lambda _: steps.append(servers.primary.clock_ahead_s())
+        ).inject(fault(FaultKind.CLOCK))
     assert steps == [pytest.approx(5.0, abs=0.5), pytest.approx(0.0, abs=0.5)]
 
 
 def test_partition_holds_one_connection_without_breaking_it(servers: RedisServers) -> None:
-    with Relay.to(lambda: servers.primary.port) as relay, connect(servers.url_at(relay.port)) as behind:
+    with (
+        Relay.to(lambda: servers.primary.port) as relay,
+        connect(servers.url_at(relay.port)) as behind,
+    ):
         behind.set("before", "1")
         with injected(servers, FaultKind.PARTITION, relay) as release:
             relay_is_held(relay)
             reply: list[object] = []
             waiting = threading.Thread(target=lambda: reply.append(behind.set("behind", "2")))
             waiting.start()
-            assert servers.primary.admin.set("beside", "3") and not servers.primary.admin.exists("behind") and not reply
+            assert (
+                servers.primary.admin.set("beside", "3")
+                and not servers.primary.admin.exists("behind")
+                and not reply
+            )
             release.set()
             waiting.join()
         assert reply == [True] and servers.primary.admin.get("behind") == b"2"
@@ -127,14 +150,19 @@ def relay_is_held(relay: Relay) -> None:
 
 @pytest.mark.thorough
 def test_failover_promotes_the_replica_and_the_former_primary_follows(tmp_path: Path) -> None:
-    with redis_servers(tmp_path, clock=None, with_replica=True) as servers, connect(servers.url) as client:
+    with (
+        redis_servers(tmp_path, clock=None, with_replica=True) as servers,
+        connect(servers.url) as client,
+    ):
         former, promoted = servers.primary, servers.replica
         client.set("kept", "value")
         assert client.wait(1, 10_000) == 1
         RedisFaults(servers, None).inject(fault(FaultKind.FAILOVER))
         assert (servers.primary, servers.replica) == (promoted, former)
         assert former.follows() and former.role() == "slave"
-        wait_until(lambda: read(client) == b"value", "the fleet's address to lead to the promoted replica")
+        wait_until(
+            lambda: read(client) == b"value", "the fleet's address to lead to the promoted replica"
+        )
 
 
 def read(client: redis.Redis) -> object:
@@ -158,7 +186,9 @@ class RedisReader:
 
 
 def test_reader_of_chaos_waits_while_redis_is_away() -> None:
-    reader = RedisReader(redis.TimeoutError("Timeout reading from socket"), redis.ConnectionError("refused"))
+    reader = RedisReader(
+        redis.TimeoutError("Timeout reading from socket"), redis.ConnectionError("refused")
+    )
     assert reader.read() == "read" and not reader.errors
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         RedisReader(redis.ResponseError("WRONGTYPE Operation against a key")).read()

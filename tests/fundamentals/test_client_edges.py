@@ -1,4 +1,6 @@
-"""The gateway's end of an edge: each row is returned once, even after chunks are lost by Redis and recomputed in other sizes."""
+"""The gateway's end of an edge: each row is returned once, even after chunks are lost by Redis and
+recomputed in other sizes.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,10 +28,14 @@ NUM_ROWS = 120
 
 
 class Log:
-    """The log of one edge in Redis, as its producers write it and as a restart may leave it, and the stream that follows it."""
+    """The log of one edge in Redis, as its producers write it and as a restart may leave it, and
+    the stream that follows it.
+    """
 
     def __init__(self, num_rows: int = NUM_ROWS) -> None:
-        self.client = cast(Redis, fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(6, 2))))
+        self.client = cast(
+            Redis, fakeredis.FakeAsyncRedis(server=fakeredis.FakeServer(version=(6, 2)))
+        )
         self.spec = fake_spec_of(CONFIG)
         self.stream = ClientStream(self.spec, None, CONFIG, self.client)
         self.edge: EdgeName = self.spec.outputs[0]
@@ -41,7 +47,9 @@ class Log:
     async def begin(self) -> None:
         await self.client.sadd(keys.LIVE, self.spec.id)
         await self.client.hset(keys.request(self.spec.id), "state", "running")
-        await self.client.hset(keys.task(self.spec.id, CLIENT), mapping={"epoch": 1, "state": "running"})
+        await self.client.hset(
+            keys.task(self.spec.id, CLIENT), mapping={"epoch": 1, "state": "running"}
+        )
         await self.grant()
 
     async def grant(self) -> None:
@@ -53,13 +61,20 @@ class Log:
         first = sum(chunk.num_rows for chunk in self.chunks)
         part = self.rows[first : first + size]
         chunk = Chunk(
-            request=self.spec.id, edge=self.edge, index=len(self.chunks), epoch=Epoch(self.epoch), first_row=first,
-            tensors={"ids": WireTensor("int32", part.shape, part.tobytes())}, final=first + size >= len(self.rows),
-        )  # fmt: skip
+            request=self.spec.id,
+            edge=self.edge,
+            index=len(self.chunks),
+            epoch=Epoch(self.epoch),
+            first_row=first,
+            tensors={"ids": WireTensor("int32", part.shape, part.tobytes())},
+            final=first + size >= len(self.rows),
+        )
         if self.ended():
             return
         self.chunks.append(chunk)
-        await self.client.xadd(keys.edge(self.spec.id, self.edge), {"h": encode_chunk(chunk)}, f"{len(self.chunks)}-0")
+        await self.client.xadd(
+            keys.edge(self.spec.id, self.edge), {"h": encode_chunk(chunk)}, f"{len(self.chunks)}-0"
+        )
         if noticed:
             self.stream.put(chunk)
 
@@ -67,22 +82,34 @@ class Log:
         return bool(self.chunks) and self.chunks[-1].final
 
     async def cut(self, num_kept: int) -> None:
-        """Truncate the log to at most `num_kept` chunks, as a Redis restart may, and grant the task again."""
+        """Truncate the log to at most `num_kept` chunks, as a Redis restart may, and grant the task
+        again.
+        """
         self.chunks = self.chunks[:num_kept]
         await self.client.delete(keys.edge(self.spec.id, self.edge))
         for position, chunk in enumerate(self.chunks):
-            await self.client.xadd(keys.edge(self.spec.id, self.edge), {"h": encode_chunk(chunk)}, f"{position + 1}-0")
-        await self.client.hset(keys.task(self.spec.id, CLIENT), f"consumed:{self.edge}", min(len(self.chunks), num_kept))
+            await self.client.xadd(
+                keys.edge(self.spec.id, self.edge), {"h": encode_chunk(chunk)}, f"{position + 1}-0"
+            )
+        await self.client.hset(
+            keys.task(self.spec.id, CLIENT),
+            f"consumed:{self.edge}",
+            min(len(self.chunks), num_kept),
+        )
         await self.grant()
 
     async def client_state(self) -> tuple[str, int]:
         """Return the client's state in Redis and the number of chunks it acknowledged."""
         key = keys.task(self.spec.id, CLIENT)
-        state, consumed = [await self.client.hget(key, field) for field in ("state", f"consumed:{self.edge}")]
+        state, consumed = [
+            await self.client.hget(key, field) for field in ("state", f"consumed:{self.edge}")
+        ]
         return text(state), int(text(consumed))
 
     async def receive(self, most: int | None = None) -> bool:
-        """Receive at most `most` of the available chunks; return True after the last chunk of the answer."""
+        """Receive at most `most` of the available chunks; return True after the last chunk of the
+        answer.
+        """
         while most is None or most > 0:
             pending = asyncio.ensure_future(anext(self.stream))
             await asyncio.wait([pending], timeout=None if await self._has_more(pending) else 0)
@@ -107,7 +134,9 @@ class Log:
         return True
 
     def _record(self, chunk: Chunk) -> None:
-        self.received_rows += [int(row) for t in chunk.tensors.values() for row in np.frombuffer(t.data or b"", "<i4")]
+        self.received_rows += [
+            int(row) for t in chunk.tensors.values() for row in np.frombuffer(t.data or b"", "<i4")
+        ]
 
 
 SIZES = st.integers(1, 25)
@@ -149,15 +178,23 @@ async def replay_moves(moves: Sequence[tuple[str, int]], last: int) -> Log:
 
 
 @given(MOVES, SIZES)
-def test_client_edge_returns_each_row_once_and_in_order(moves: list[tuple[str, int]], last: int) -> None:
-    """Random appends with and without a notice, truncations, and recomputation with other chunk boundaries."""
+def test_client_edge_returns_each_row_once_and_in_order(
+    moves: list[tuple[str, int]], last: int
+) -> None:
+    """Random appends with and without a notice, truncations, and recomputation with other chunk
+    boundaries.
+    """
     log = asyncio.run(replay_moves(moves, last))
     assert log.received_rows == list(range(NUM_ROWS))
 
 
 @pytest.mark.parametrize("noticed", [True, False])
 @pytest.mark.parametrize("recut_size", [1, 7, 25, 120])
-@pytest.mark.parametrize(("num_received", "num_kept"), [(5, 3), (2, 1)], ids=["all chunks received", "some chunks received"])
+@pytest.mark.parametrize(
+    ("num_received", "num_kept"),
+    [(5, 3), (2, 1)],
+    ids=["all chunks received", "some chunks received"],
+)
 async def test_client_edge_skips_received_rows_in_recut_chunks(
     num_received: int, num_kept: int, recut_size: int, noticed: bool
 ) -> None:

@@ -1,4 +1,6 @@
-"""Redis's clock may be set: live workers keep their tasks, dead ones are noticed in time, and no epoch is issued twice."""
+"""Redis's clock may be set: live workers keep their tasks, dead ones are noticed in time, and no
+epoch is issued twice.
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -18,15 +20,21 @@ from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, ROLE, STAG
 
 LEASE_S, RENEWAL_S, POLL_S, HOUR_S = 1.25, 0.25, 0.25, 3600.0
 SETTINGS = (
-    "engine=fake", "device=cpu", "graph=text", "lease.conductor_ttl_s=60", "lease.claim_timeout_s=0.1",
+    "engine=fake",
+    "device=cpu",
+    "graph=text",
+    "lease.conductor_ttl_s=60",
+    "lease.claim_timeout_s=0.1",
     "lease.no_worker_timeout_s=1",
-)  # fmt: skip
+)
 REDIS_TIME, TEST_TIME = "call('TIME')", "{0, call('GET', 'test:redis_us')}"
 
 
 @dataclass(slots=True)
 class Clocks:
-    """The clock of Redis, as its scripts read it, and that of the conductor: they advance together, and Redis's can be set."""
+    """The clock of Redis, as its scripts read it, and that of the conductor: they advance together,
+    and Redis's can be set.
+    """
 
     client: redis.Redis
     now_ms: int = 1_000_000
@@ -52,7 +60,11 @@ def clocks(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clo
         return lua.replace(REDIS_TIME, TEST_TIME)
 
     monkeypatch.setattr(connecting, "source", source)
-    monkeypatch.setattr(connecting, "sha", lambda name: hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest())
+    monkeypatch.setattr(
+        connecting,
+        "sha",
+        lambda name: hashlib.sha1(source(name).encode(), usedforsecurity=False).hexdigest(),
+    )
     clocks = Clocks(client)
     clocks.set(0.0)
     yield clocks
@@ -60,14 +72,21 @@ def clocks(client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> Iterator[Clo
 
 
 class Bench:
-    """A conductor, a gateway and two workers, one of which runs the request's task. `alive` renew their leases."""
+    """A conductor, a gateway and two workers, one of which runs the request's task. `alive` renew
+    their leases.
+    """
 
     def __init__(self, clocks: Clocks, client: redis.Redis) -> None:
         self.clocks, self.client = clocks, client
         self.plane = Control(client, "")
         self.alive = {GATEWAY, WORKER, OTHER}
         for worker in self.alive:
-            run(client, scripts.register(worker, "" if worker == GATEWAY else ROLE, int(LEASE_S * 1e6), {"kind": "test"}))
+            run(
+                client,
+                scripts.register(
+                    worker, "" if worker == GATEWAY else ROLE, int(LEASE_S * 1e6), {"kind": "test"}
+                ),
+            )
         assert self.plane.submit(REQUEST)[0] == "ok"
         self.lead("conductor@test")
         self.epoch = self.plane.epoch()
@@ -76,12 +95,16 @@ class Bench:
     def lead(self, name: str) -> None:
         """Replace the conductor."""
         self.client.delete(keys.CONDUCTOR)
-        self.driver = Driver(load_config(None, SETTINGS), self.client, WorkerId(name), self.clocks.monotonic)
+        self.driver = Driver(
+            load_config(None, SETTINGS), self.client, WorkerId(name), self.clocks.monotonic
+        )
         self.driver.turn()
         self.plane.leader = self.driver.leader
 
     def pass_time(self, duration_s: float) -> Iterable[float]:
-        """Advance both clocks in steps of 50 ms, with the renewals and polls that are due; yield the seconds since then."""
+        """Advance both clocks in steps of 50 ms, with the renewals and polls that are due; yield
+        the seconds since then.
+        """
         for passed_ms in range(50, int(duration_s * 1000) + 1, 50):
             self.clocks.advance(50)
             if self.clocks.now_ms % int(RENEWAL_S * 1000) == 0:
@@ -121,7 +144,9 @@ def bench(clocks: Clocks, redis_url: str) -> Iterator[Bench]:
 
 
 @pytest.mark.parametrize("step_s", [1.2, 3 * LEASE_S, HOUR_S, -1.2, -HOUR_S])
-def test_live_workers_keep_their_tasks_when_the_clock_of_redis_is_set(bench: Bench, step_s: float) -> None:
+def test_live_workers_keep_their_tasks_when_the_clock_of_redis_is_set(
+    bench: Bench, step_s: float
+) -> None:
     bench.live_for(2.15)
     bench.set_clock(step_s)
     bench.live_for(3 * LEASE_S)
@@ -131,7 +156,9 @@ def test_live_workers_keep_their_tasks_when_the_clock_of_redis_is_set(bench: Ben
 
 
 @pytest.mark.parametrize("step_s", [0.0, -1.2, -HOUR_S, HOUR_S])
-def test_dead_worker_is_fenced_after_its_lease_when_the_clock_of_redis_is_set(bench: Bench, step_s: float) -> None:
+def test_dead_worker_is_fenced_after_its_lease_when_the_clock_of_redis_is_set(
+    bench: Bench, step_s: float
+) -> None:
     bench.live_for(2.0)
     bench.alive.remove(WORKER)
     bench.set_clock(step_s)
@@ -140,7 +167,9 @@ def test_dead_worker_is_fenced_after_its_lease_when_the_clock_of_redis_is_set(be
 
 
 @pytest.mark.parametrize("step_s", [-HOUR_S, HOUR_S])
-def test_new_leader_fences_only_the_dead_after_the_clock_of_redis_was_set(bench: Bench, step_s: float) -> None:
+def test_new_leader_fences_only_the_dead_after_the_clock_of_redis_was_set(
+    bench: Bench, step_s: float
+) -> None:
     bench.live_for(2.0)
     bench.alive.remove(WORKER)
     bench.set_clock(step_s)
@@ -155,7 +184,10 @@ def test_waiting_request_is_not_failed_when_the_clock_of_redis_is_set_forward(be
     bench.live_for(2.15)
     bench.set_clock(HOUR_S)
     bench.live_for(3 * LEASE_S)
-    assert [text(bench.client.hget(keys.request(request), "state")) for request in bench.driver.state.requests] == [
+    assert [
+        text(bench.client.hget(keys.request(request), "state"))
+        for request in bench.driver.state.requests
+    ] == [
         "running",
         "submitted",
     ]
@@ -172,7 +204,9 @@ def test_request_of_a_deserted_role_fails_after_the_clock_of_redis_was_set(bench
 
 @pytest.mark.parametrize("step_s", [0.0, -HOUR_S])
 def test_epoch_that_redis_lost_is_not_issued_again(bench: Bench, step_s: float) -> None:
-    """Redis loses the write that raised the epoch, so that the next one starts from the same value."""
+    """Redis loses the write that raised the epoch, so that the next one starts from the same
+    value.
+    """
     bench.set_clock(step_s)
     bench.plane.leave()
     bench.driver.turn()
@@ -187,7 +221,9 @@ def test_epoch_that_redis_lost_is_not_issued_again(bench: Bench, step_s: float) 
     assert issued[0] != issued[1] and min(issued) > int(kept["epoch"])
 
 
-def test_lead_of_a_dead_conductor_lapses_after_its_lease_when_the_clock_is_set_back(client: redis.Redis) -> None:
+def test_lead_of_a_dead_conductor_lapses_after_its_lease_when_the_clock_is_set_back(
+    client: redis.Redis,
+) -> None:
     """Redis's times to live follow its clock."""
     candidate, lease_ms = WorkerId("conductor@next"), 1500
     assert run(client, scripts.lead(WorkerId("conductor@dead"), "", lease_ms))

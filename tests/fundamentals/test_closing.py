@@ -1,4 +1,6 @@
-"""The script that ends a request's last task closes it, in whichever order the tasks end and however often."""
+"""The script that ends a request's last task closes it, in whichever order the tasks end and
+however often.
+"""
 
 import pytest
 
@@ -11,7 +13,13 @@ from tests.fundamentals.control_plane import KEEP_S, OTHER, REQUEST, STAGE, TEXT
 def deliver(control: Control) -> str:
     """Acknowledge the last chunk as the gateway that has read the whole answer."""
     ack = scripts.Ack(
-        request=REQUEST, stage=CLIENT, epoch=control.epoch(CLIENT), edge=TEXT, consumed=1, producer=STAGE, delivered=True
+        request=REQUEST,
+        stage=CLIENT,
+        epoch=control.epoch(CLIENT),
+        edge=TEXT,
+        consumed=1,
+        producer=STAGE,
+        delivered=True,
     )
     return control.run(scripts.ack([ack]))
 
@@ -25,7 +33,10 @@ def is_live(control: Control) -> bool:
 def assert_closed(control: Control) -> None:
     assert not is_live(control)
     (ended,) = control.events_of(RequestEnded)
-    assert (ended.state, control.client.hget(keys.request(REQUEST), "state")) == ("finished", b"finished")
+    assert (ended.state, control.client.hget(keys.request(REQUEST), "state")) == (
+        "finished",
+        b"finished",
+    )
     assert {control.task(stage)["state"] for stage in (STAGE, CLIENT)} == {"finished"}
 
 
@@ -48,7 +59,9 @@ def test_last_chunk_after_the_delivery_closes_the_request(control: Control) -> N
 
 
 def recompute(control: Control) -> Epoch:
-    """Lose the tensors of the finished task, and claim it again; return its epoch at the new owner."""
+    """Lose the tensors of the finished task, and claim it again; return its epoch at the new
+    owner.
+    """
     assert control.append(control.own(), finish=True) == "ok"
     control.register(OTHER)
     assert control.lose_tensors() == "ok" and control.claim(control.epoch(), OTHER) == "ok"
@@ -82,7 +95,9 @@ def test_recomputation_that_is_lost_ends_with_its_next_owner(control: Control) -
 
 
 def test_new_owner_of_a_complete_log_closes_the_request(control: Control) -> None:
-    """Redis lost the end of the task and not its last chunk: the next owner finds the log complete, and repeats that chunk."""
+    """Redis lost the end of the task and not its last chunk: the next owner finds the log complete,
+    and repeats that chunk.
+    """
     assert control.append(control.own()) == "ok" and deliver(control) == "ok"
     control.kill()
     control.register(OTHER)

@@ -1,4 +1,6 @@
-"""A fleet whose keys are in a Redis cluster: it finds their server, and follows it when another one takes over."""
+"""A fleet whose keys are in a Redis cluster: it finds their server, and follows it when another one
+takes over.
+"""
 
 import asyncio
 import socket
@@ -21,7 +23,14 @@ from fleet.control.server_checks import check_server
 from fleet.core.errors import ConfigError, Conflict, RedisUnreachable
 from fleet.core.ids import EdgeName
 from fleet.graphs import get_graph
-from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
+from tests.harness import (
+    answer,
+    answer_disturbed,
+    assert_same,
+    fake_spec_of,
+    in_step,
+    open_processes,
+)
 from tests.support import await_until, default_server, free_port, redis_answers, run_cli, wait_until
 
 pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
@@ -48,12 +57,25 @@ class Node:
         folder.mkdir()
         self.port = free_node_port()
         options = {
-            "port": self.port, "bind": "127.0.0.1", "dir": folder, "save": "", "appendonly": "yes", "cluster-enabled": "yes",
-            "cluster-node-timeout": 1000, "repl-diskless-sync-delay": 0, "cluster-replica-validity-factor": 0,
-        }  # fmt: skip
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": folder,
+            "save": "",
+            "appendonly": "yes",
+            "cluster-enabled": "yes",
+            "cluster-node-timeout": 1000,
+            "repl-diskless-sync-delay": 0,
+            "cluster-replica-validity-factor": 0,
+        }
         words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        self._process = subprocess.Popen([str(default_server()), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        wait_until(lambda: redis_answers(f"redis://127.0.0.1:{self.port}"), f"a node on port {self.port}", timeout_s=20)
+        self._process = subprocess.Popen(
+            [str(default_server()), *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        wait_until(
+            lambda: redis_answers(f"redis://127.0.0.1:{self.port}"),
+            f"a node on port {self.port}",
+            timeout_s=20,
+        )
         self.client = redis.Redis(port=self.port)
         self.id = str(self.call("MYID").decode())
 
@@ -63,7 +85,9 @@ class Node:
     def owns_the_slot(self) -> bool:
         """Return whether this node takes writes of the fleet's keys."""
         try:
-            return bool(self.client.set(keys.NONE, 1, nx=True)) and bool(self.client.delete(keys.NONE))
+            return bool(self.client.set(keys.NONE, 1, nx=True)) and bool(
+                self.client.delete(keys.NONE)
+            )
         except redis.RedisError:
             return False
 
@@ -77,7 +101,9 @@ class Node:
 
 
 class Cluster:
-    """Three nodes with a third of the slots each, and a replica of the one that owns the fleet's."""
+    """Three nodes with a third of the slots each, and a replica of the one that owns the
+    fleet's.
+    """
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes, primaries, self.replica = nodes, nodes[:3], nodes[3]
@@ -97,14 +123,23 @@ class Cluster:
         self.url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{self.others[0].port},127.0.0.1:{self.others[1].port}"
 
     def _is_complete(self) -> bool:
-        return all(node.state() == "ok" and len(node.call("NODES").split(b"\n")) == 5 for node in self.nodes)
+        return all(
+            node.state() == "ok" and len(node.call("NODES").split(b"\n")) == 5
+            for node in self.nodes
+        )
 
     def _has_replica(self) -> bool:
-        """Return whether the replica follows and all nodes know that: others refuse to vote for it, and a promotion fails."""
+        """Return whether the replica follows and all nodes know that: others refuse to vote for it,
+        and a promotion fails.
+        """
         info = cast("dict[str, object]", self.replica.client.info("replication"))
         known = [node.call("NODES").decode().splitlines() for node in self.nodes]
         lines = [line for each in known for line in each if line.startswith(self.replica.id)]
-        return info["role"] == "slave" and info["master_link_status"] == "up" and all("slave" in line for line in lines)
+        return (
+            info["role"] == "slave"
+            and info["master_link_status"] == "up"
+            and all("slave" in line for line in lines)
+        )
 
     def fail_over(self) -> None:
         """Kill the owner, and wait until its replica has its slots. The last writes may be lost."""
@@ -112,7 +147,9 @@ class Cluster:
         wait_until(self.replica.owns_the_slot, "the promotion of the replica", timeout_s=60)
 
     def hand_over(self) -> None:
-        """Let the replica take the slots from the owner, which lives on as its replica. Nothing is lost."""
+        """Let the replica take the slots from the owner, which lives on as its replica. Nothing is
+        lost.
+        """
         self.replica.call("FAILOVER")
         wait_until(self.replica.owns_the_slot, "the promotion of the replica", timeout_s=60)
 
@@ -141,8 +178,12 @@ def steady_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster
 
 
 @pytest.mark.parametrize("kind", ["killed", "demoted"])
-async def test_answer_continues_on_the_server_that_takes_the_slot(cluster: Cluster, kind: str) -> None:
-    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+async def test_answer_continues_on_the_server_that_takes_the_slot(
+    cluster: Cluster, kind: str
+) -> None:
+    config = load_config(
+        None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI))
+    )
     async with open_processes(cluster.url, config) as (_, client):
         expected = await answer(client, fake_spec_of(config))
 
@@ -154,7 +195,9 @@ async def test_answer_continues_on_the_server_that_takes_the_slot(cluster: Clust
             return act
 
         actions = (change_at(12), change_at(-1), change_at(-1))
-        answers = await asyncio.gather(*(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions))
+        answers = await asyncio.gather(
+            *(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions)
+        )
         for received in answers:
             assert_same(received, expected)
 
@@ -184,7 +227,9 @@ async def test_connections_of_every_kind_follow_the_slot(cluster: Cluster) -> No
 
         assert await answers_at(cluster.owner)
         cluster.hand_over()
-        await await_until(partial(answers_at, cluster.replica), "every connection to reach the new server")
+        await await_until(
+            partial(answers_at, cluster.replica), "every connection to reach the new server"
+        )
         await asynchronous.aclose()
 
 
@@ -204,10 +249,15 @@ async def test_doctor_and_jobs_know_the_cluster(steady_cluster: Cluster, tmp_pat
     with pytest.raises(Conflict, match="run `fleet bench` itself"):
         await jobs.submit("bench", {})
     done = run_cli("jobs", "list", cwd=tmp_path, env={"REDIS_URL": steady_cluster.url})
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "background jobs need a Redis without" in done.stderr
+    assert (done.returncode, done.stderr.count("\n")) == (
+        1,
+        1,
+    ) and "background jobs need a Redis without" in done.stderr
 
 
-def test_node_named_as_a_single_server_is_refused_with_the_right_address(steady_cluster: Cluster) -> None:
+def test_node_named_as_a_single_server_is_refused_with_the_right_address(
+    steady_cluster: Cluster,
+) -> None:
     for node in (*steady_cluster.others, steady_cluster.replica):
         with pytest.raises(ConfigError, match=r"write redis\+cluster://HOST:PORT"):
             connect(f"redis://127.0.0.1:{node.port}", patience_s=0)
@@ -215,13 +265,17 @@ def test_node_named_as_a_single_server_is_refused_with_the_right_address(steady_
 
 def test_server_without_cluster_mode_is_refused_with_the_right_address(redis_url: str) -> None:
     place = redis_url.partition("://")[2]
-    with pytest.raises(ConfigError, match=rf"{place} is no node of a cluster .*; write redis://HOST:PORT"):
+    with pytest.raises(
+        ConfigError, match=rf"{place} is no node of a cluster .*; write redis://HOST:PORT"
+    ):
         connect(f"redis+cluster://{place}", patience_s=0)
 
 
 def test_unreachable_cluster_is_named() -> None:
     url = f"redis+cluster://127.0.0.1:{free_port()}"
     with pytest.raises(
-        RedisUnreachable, match=r"no Redis answers at redis\+cluster://127\.0\.0\.1:\d+ \(no node of the cluster knows"
+        RedisUnreachable,
+        match=r"no Redis answers at redis\+cluster://127\.0\.0\.1:\d+ \(no node of the cluster "
+        r"knows",
     ):
         connect(url, patience_s=0)

@@ -1,4 +1,6 @@
-"""The conductor's `step` is pure: every order of events leads to the same end, and a repeated event changes nothing."""
+"""The conductor's `step` is pure: every order of events leads to the same end, and a repeated event
+changes nothing.
+"""
 
 import random
 from dataclasses import replace
@@ -33,7 +35,9 @@ def task_events(stage: StageName, epoch: int) -> list[ev.Event]:
     ]
 
 
-def step_all(events: list[ev.Event], state: ConductorState | None = None) -> tuple[ConductorState, list[Command]]:
+def step_all(
+    events: list[ev.Event], state: ConductorState | None = None
+) -> tuple[ConductorState, list[Command]]:
     state = state or ConductorState()
     commands: list[Command] = []
     for event in events:
@@ -69,17 +73,27 @@ def test_repeated_event_produces_no_second_command() -> None:
 
 def test_event_of_an_older_epoch_is_ignored() -> None:
     stage = STAGES[0]
-    state, _ = step_all([submitted(), *task_events(stage, 20)[:2], ev.TaskGranted(request=R, stage=stage, epoch=Epoch(30))])
+    state, _ = step_all(
+        [
+            submitted(),
+            *task_events(stage, 20)[:2],
+            ev.TaskGranted(request=R, stage=stage, epoch=Epoch(30)),
+        ]
+    )
     late = ev.TaskFinished(request=R, stage=stage, epoch=Epoch(20))
     after, commands = step(state, late)
     assert after == state and commands == ()
 
 
 def test_failed_task_fails_its_request_with_the_same_error() -> None:
-    failed = ev.TaskFailed(request=R, stage=STAGES[0], epoch=Epoch(5), code="engine_error", message="NaN")
+    failed = ev.TaskFailed(
+        request=R, stage=STAGES[0], epoch=Epoch(5), code="engine_error", message="NaN"
+    )
     _, commands = step_all([submitted(), *task_events(STAGES[0], 5)[:2], failed, failed])
     ends = [c for c in commands if isinstance(c, EndRequest)]
-    assert [(end.state, end.code, end.message) for end in ends] == [("failed", "engine_error", "NaN")]
+    assert [(end.state, end.code, end.message) for end in ends] == [
+        ("failed", "engine_error", "NaN")
+    ]
 
 
 def test_request_of_a_lost_gateway_waits_for_another_and_is_then_aborted() -> None:
@@ -95,7 +109,14 @@ def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.TaskLost:
 
 def test_lost_task_needs_no_command() -> None:
     """The script that took it from its owner has granted it again."""
-    state, commands = step_all([submitted(), *task_events(STAGES[1], 5)[:2], lost(9, deaths=1), task_events(STAGES[1], 10)[0]])
+    state, commands = step_all(
+        [
+            submitted(),
+            *task_events(STAGES[1], 5)[:2],
+            lost(9, deaths=1),
+            task_events(STAGES[1], 10)[0],
+        ]
+    )
     assert commands == [] and state.requests[R].tasks[STAGES[1]].state is TaskState.GRANTED
     after, late = step(state, lost(9, deaths=1))
     assert after == state and late == ()
@@ -105,15 +126,17 @@ def test_overdue_task_stays_alone_after_two_deaths_and_fails_after_a_death_alone
     stage = STAGES[1]
     state, _ = step_all([submitted(), *task_events(stage, 5)[:2], lost(9, deaths=2)])
     offered = ev.TaskGranted(request=R, stage=stage, epoch=Epoch(11))
-    again, overdue = step_all([offered, ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(11))], state)
+    again, overdue = step_all(
+        [offered, ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(11))], state
+    )
     assert [c.alone for c in overdue if isinstance(c, GrantTask)] == [True]
     running = ev.TaskClaimed(request=R, stage=stage, epoch=Epoch(11), owner=WorkerId("w"))
     _, after_shared_death = step_all([running, lost(20, deaths=3)], again)
     assert not [c for c in after_shared_death if isinstance(c, EndRequest)]
     _, after_death_alone = step_all([running, lost(20, deaths=3, alone=True)], again)
-    assert [(c.state, c.code, c.dead_stage) for c in after_death_alone if isinstance(c, EndRequest)] == [
-        ("failed", "worker_lost", stage)
-    ]
+    assert [
+        (c.state, c.code, c.dead_stage) for c in after_death_alone if isinstance(c, EndRequest)
+    ] == [("failed", "worker_lost", stage)]
 
 
 def test_finished_task_that_is_granted_again_finishes_again() -> None:
@@ -123,7 +146,10 @@ def test_finished_task_that_is_granted_again_finishes_again() -> None:
     assert step_all([task_events(stage, 5)[0]], finished)[0] == finished
     again, _ = step_all(task_events(stage, 8)[:1], finished)
     assert again.requests[R].tasks[stage].state is TaskState.GRANTED
-    assert step_all(task_events(stage, 8), finished)[0].requests[R].tasks[stage].state is TaskState.FINISHED
+    assert (
+        step_all(task_events(stage, 8), finished)[0].requests[R].tasks[stage].state
+        is TaskState.FINISHED
+    )
 
 
 def test_overdue_grant_is_repeated_unless_claimed() -> None:
@@ -131,7 +157,9 @@ def test_overdue_grant_is_repeated_unless_claimed() -> None:
     overdue = ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(5))
     granted, _ = step_all([submitted(), task_events(stage, 5)[0]])
     _, again = step(granted, overdue)
-    assert again == (GrantTask(request=R, stage=stage, role=again[0].role, expected_epoch=Epoch(5)),)  # type: ignore[attr-defined]
+    assert again == (
+        GrantTask(request=R, stage=stage, role=again[0].role, expected_epoch=Epoch(5)),
+    )  # type: ignore[attr-defined]
     claimed, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
     assert step(claimed, overdue)[1] == ()
 
@@ -141,18 +169,26 @@ def test_grant_for_a_role_without_workers_fails_its_request() -> None:
     no_workers = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
     granted, _ = step_all([submitted(), task_events(stage, 5)[0]])
     ends = [c for c in step(granted, no_workers)[1] if isinstance(c, EndRequest)]
-    assert [(end.state, end.code) for end in ends] == [("failed", "overloaded")] and stage in ends[0].message
+    assert [(end.state, end.code) for end in ends] == [("failed", "overloaded")] and stage in ends[
+        0
+    ].message
     claimed, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
     assert step(claimed, no_workers)[1] == ()
 
 
 def test_error_for_a_missing_worker_names_its_role() -> None:
-    """The role of a split stage is the half that the task waits for: the stage's own name is not a role there."""
+    """The role of a split stage is the half that the task waits for: the stage's own name is not a
+    role there.
+    """
     stage, halves = STAGES[0], (RoleName("a.prefill"), RoleName("a.decode"))
     no_workers = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
-    granted, _ = step_all([submitted(), task_events(stage, 5)[0]], ConductorState(first_roles={stage: halves[0]}))
+    granted, _ = step_all(
+        [submitted(), task_events(stage, 5)[0]], ConductorState(first_roles={stage: halves[0]})
+    )
     task = replace(granted.requests[R].tasks[stage], role=halves[1])
-    handed_off = granted.with_request(replace(granted.requests[R], tasks={**granted.requests[R].tasks, stage: task}))
+    handed_off = granted.with_request(
+        replace(granted.requests[R], tasks={**granted.requests[R].tasks, stage: task})
+    )
     for state, role in ((granted, halves[0]), (handed_off, halves[1])):
         (end,) = [c for c in step(state, no_workers)[1] if isinstance(c, EndRequest)]
         assert f"`fleet worker {role}`" in end.message
@@ -167,7 +203,12 @@ def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     last = max(edge.transitions, key=lambda t: t.nth)
     appended = ev.ChunkAppended(
-        request=R, edge=edge.name, index=7, boundary=True, producer_walk=last.producer_walk, ordinal=last.nth
+        request=R,
+        edge=edge.name,
+        index=7,
+        boundary=True,
+        producer_walk=last.producer_walk,
+        ordinal=last.nth,
     )
     _, silent = step_all([submitted(), appended])
     assert not [c for c in silent if isinstance(c, SetWalk)]
@@ -178,13 +219,24 @@ def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:
 
 
 def test_new_leader_grants_pending_and_lost_tasks_of_an_older_version() -> None:
-    state, _ = step_all([submitted(), task_events(STAGES[0], 5)[0], *task_events(STAGES[1], 5)[:2], lost(9, deaths=2)])
-    granted = [(c.stage, c.expected_epoch, c.alone) for c in resume(state, R) if isinstance(c, GrantTask)]
+    state, _ = step_all(
+        [
+            submitted(),
+            task_events(STAGES[0], 5)[0],
+            *task_events(STAGES[1], 5)[:2],
+            lost(9, deaths=2),
+        ]
+    )
+    granted = [
+        (c.stage, c.expected_epoch, c.alone) for c in resume(state, R) if isinstance(c, GrantTask)
+    ]
     assert granted == [(STAGES[1], 9, True), *((stage, 0, False) for stage in STAGES[2:])]
 
 
 def test_new_leader_resumes_no_request_that_must_end() -> None:
-    state, _ = step_all([submitted(), *task_events(STAGES[1], 5)[:2], lost(9, deaths=3, alone=True)])
+    state, _ = step_all(
+        [submitted(), *task_events(STAGES[1], 5)[:2], lost(9, deaths=3, alone=True)]
+    )
     assert resume(state, R) == resume(state, RequestId("unknown")) == ()
 
 
@@ -192,10 +244,20 @@ def test_new_leader_ends_a_complete_request_of_an_older_version() -> None:
     """If a task still runs, the script that ends it closes the request."""
     done = {s: TaskRecord(stage=s, state=TaskState.FINISHED, epoch=Epoch(3)) for s in STAGES}
     finished = RequestRecord(id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks=done)
-    _, commands = step_all([ev.AnswerDelivered(request=R)] * 2, ConductorState().with_request(finished))
+    _, commands = step_all(
+        [ev.AnswerDelivered(request=R)] * 2, ConductorState().with_request(finished)
+    )
     assert [c.state for c in commands if isinstance(c, EndRequest)] == ["finished"]
-    running = replace(finished, tasks={**done, STAGES[0]: TaskRecord(stage=STAGES[0], state=TaskState.GRANTED, epoch=Epoch(5))})
-    assert step_all([ev.AnswerDelivered(request=R)], ConductorState().with_request(running))[1] == []
+    running = replace(
+        finished,
+        tasks={
+            **done,
+            STAGES[0]: TaskRecord(stage=STAGES[0], state=TaskState.GRANTED, epoch=Epoch(5)),
+        },
+    )
+    assert (
+        step_all([ev.AnswerDelivered(request=R)], ConductorState().with_request(running))[1] == []
+    )
 
 
 def test_missing_row_of_the_transition_table_raises() -> None:
@@ -209,4 +271,9 @@ def test_missing_row_of_the_transition_table_raises() -> None:
 def test_first_decode_item_enters_last_prefill_and_later_items_decode() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
     decode = Walk("decode")
-    assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == ["last_prefill", "decode", "decode", "decode"]
+    assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == [
+        "last_prefill",
+        "decode",
+        "decode",
+        "decode",
+    ]

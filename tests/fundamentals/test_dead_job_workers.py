@@ -1,4 +1,6 @@
-"""Jobs of job workers that died without a word: failed if the death is known, and never taken from a living worker."""
+"""Jobs of job workers that died without a word: failed if the death is known, and never taken from
+a living worker.
+"""
 
 from collections.abc import Iterator
 from typing import cast
@@ -10,7 +12,12 @@ from rq.job import JobStatus
 from rq.serializers import JSONSerializer
 
 from fleet.control import jobs
-from fleet.jobs.dead_workers import PROCESS, JobWorkerProcess, fail_jobs_of_dead_workers, this_process
+from fleet.jobs.dead_workers import (
+    PROCESS,
+    JobWorkerProcess,
+    fail_jobs_of_dead_workers,
+    this_process,
+)
 from fleet.jobs.record import JobRecord
 from fleet.jobs.worker import JobWorker
 
@@ -30,14 +37,18 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
 
 def registered(connection: redis.Redis, place: JobWorkerProcess = HERE) -> JobWorker:
     """Register a worker whose process is at `place`."""
-    worker = JobWorker([jobs.QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
+    worker = JobWorker(
+        [jobs.QUEUE], connection=connection, serializer=JSONSerializer, job_class=JobRecord
+    )
     worker.register_birth()
     connection.hset(worker.key, PROCESS, msgspec.json.encode(place))
     return worker
 
 
 def begin(connection: redis.Redis, worker: JobWorker) -> str:
-    """Let the worker begin a new job, as far as it gets before the job's process runs; return the job's id."""
+    """Let the worker begin a new job, as far as it gets before the job's process runs; return the
+    job's id.
+    """
     submitted = jobs.submit(connection, "bench", {})
     queue = worker.queues[0]
     connection.lmove(queue.key, queue.intermediate_queue_key)
@@ -55,7 +66,9 @@ def state(connection: redis.Redis, job_id: str) -> str:
 
 
 @pytest.mark.parametrize("place", [GONE, REUSED], ids=["no process", "another process of its pid"])
-def test_job_of_a_worker_with_an_ended_process_fails_immediately(connection: redis.Redis, place: JobWorkerProcess) -> None:
+def test_job_of_a_worker_with_an_ended_process_fails_immediately(
+    connection: redis.Redis, place: JobWorkerProcess
+) -> None:
     dead = registered(connection, place)
     job_id = begin(connection, dead)
     worker = registered(connection)
@@ -63,19 +76,25 @@ def test_job_of_a_worker_with_an_ended_process_fails_immediately(connection: red
     found = jobs.job(connection, job_id)
     assert found is not None and found.state == "failed"
     assert f"process {place.pid}, was killed" in found.error and "/retry" in found.error
-    assert worker.all_keys(queue=worker.queues[0]) == [worker.key], "the dead worker is registered no more"
+    assert worker.all_keys(queue=worker.queues[0]) == [worker.key], (
+        "the dead worker is registered no more"
+    )
     assert fail_jobs_of_dead_workers(worker, worker.queues[0]) == []
 
 
 @pytest.mark.parametrize("place", [HERE, ELSEWHERE], ids=["here", "on another machine"])
-def test_job_of_a_worker_that_may_live_is_left_alone(connection: redis.Redis, place: JobWorkerProcess) -> None:
+def test_job_of_a_worker_that_may_live_is_left_alone(
+    connection: redis.Redis, place: JobWorkerProcess
+) -> None:
     job_id = begin(connection, registered(connection, place))
     worker = registered(connection)
     assert fail_jobs_of_dead_workers(worker, worker.queues[0]) == []
     assert state(connection, job_id) == "started"
 
 
-def test_job_of_a_worker_on_another_machine_fails_when_its_lease_has_lapsed(connection: redis.Redis) -> None:
+def test_job_of_a_worker_on_another_machine_fails_when_its_lease_has_lapsed(
+    connection: redis.Redis,
+) -> None:
     other = registered(connection, ELSEWHERE)
     job_id = begin(connection, other)
     registry = other.queues[0].started_job_registry

@@ -1,4 +1,6 @@
-"""Dead letters: a request that kills workers is stored completely; it can be shown, retried and dropped."""
+"""Dead letters: a request that kills workers is stored completely; it can be shown, retried and
+dropped.
+"""
 
 import asyncio
 import re
@@ -12,7 +14,14 @@ from typer.testing import CliRunner, Result
 from fleet.cli.main import app
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text
-from fleet.control.dead_letters import DeadLetter, drop_letters, read_blob, read_letter, read_letters, spec_of
+from fleet.control.dead_letters import (
+    DeadLetter,
+    drop_letters,
+    read_blob,
+    read_letter,
+    read_letters,
+    spec_of,
+)
 from fleet.core.errors import BadInput, ConfigError, UnknownWireVersion
 from fleet.core.ids import EdgeName, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec, Sampling
@@ -28,7 +37,13 @@ CAUSE = "3 workers died"
 def make_spec(request: str) -> RequestSpec:
     sampling = {stage.name: Sampling(max_tokens=12, seed=1) for stage in GRAPH.stages}
     outputs = tuple(GRAPH.media)
-    return RequestSpec(id=RequestId(request), graph=GRAPH.name, prompt_ids=(1, 2, 3), outputs=outputs, sampling=sampling)
+    return RequestSpec(
+        id=RequestId(request),
+        graph=GRAPH.name,
+        prompt_ids=(1, 2, 3),
+        outputs=outputs,
+        sampling=sampling,
+    )
 
 
 def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None = BLOB) -> None:
@@ -39,8 +54,16 @@ def create_dead_letters(client: redis.Redis, *requests: str, blob: bytes | None 
         spec = make_spec(request)
         edges = [edge.name for edge in GRAPH.edges]
         stages = [stage.name for stage in GRAPH.stages]
-        run(client, scripts.submit(spec, blob, bound=99, stages=stages, edges=edges, gateway=GATEWAY))
-        run(client, scripts.end_request(leader, spec.id, "failed", "worker_lost", CAUSE, None, dead_stage=STAGE))
+        run(
+            client,
+            scripts.submit(spec, blob, bound=99, stages=stages, edges=edges, gateway=GATEWAY),
+        )
+        run(
+            client,
+            scripts.end_request(
+                leader, spec.id, "failed", "worker_lost", CAUSE, None, dead_stage=STAGE
+            ),
+        )
     client.delete(keys.CONDUCTOR)
 
 
@@ -69,7 +92,9 @@ def test_dead_letter_contains_spec_and_blob_of_its_request(client: redis.Redis) 
     assert drop_letters(client, [first]) == 0
     assert drop_letters(client, []) == 0
     assert [letter.request for letter in read_letters(client)] == ["req-2"]
-    with pytest.raises(BadInput, match="no dead letter 'req-1'; `fleet dead-letters list` shows them"):
+    with pytest.raises(
+        BadInput, match="no dead letter 'req-1'; `fleet dead-letters list` shows them"
+    ):
         read_letter(client, RequestId("req-1"))
 
 
@@ -77,7 +102,9 @@ def test_oldest_dead_letters_are_removed_beyond_their_bound_of_bytes(client: red
     create_dead_letters(client, "req-1", "req-2", "req-3", blob=bytes(25 * 2**20))
     newest = [RequestId("req-2"), RequestId("req-3")]
     assert [letter.request for letter in read_letters(client)] == newest
-    assert {text(key) for key in client.scan_iter(f"{keys.PREFIX}dead_letter:*")} == set(map(keys.dead_letter_blob, newest))
+    assert {text(key) for key in client.scan_iter(f"{keys.PREFIX}dead_letter:*")} == set(
+        map(keys.dead_letter_blob, newest)
+    )
 
 
 def test_dead_letter_larger_than_the_bound_is_stored(client: redis.Redis) -> None:
@@ -92,15 +119,28 @@ def test_listing_dead_letters_moves_no_audio(client: redis.Redis) -> None:
     assert cast("dict[str, int]", client.info("stats"))["total_net_output_bytes"] - before < 2**18
 
 
-def test_dead_letter_of_another_version_is_listed_but_not_retried(redis_url: str, client: redis.Redis) -> None:
-    fields = {"request": RequestId("r"), "stage": StageName("s"), "entry": "1-0", "why": "", "died_us": 0, "size_bytes": 1}
-    with pytest.raises(UnknownWireVersion, match="the dead letter r was written by another version"):
+def test_dead_letter_of_another_version_is_listed_but_not_retried(
+    redis_url: str, client: redis.Redis
+) -> None:
+    fields = {
+        "request": RequestId("r"),
+        "stage": StageName("s"),
+        "entry": "1-0",
+        "why": "",
+        "died_us": 0,
+        "size_bytes": 1,
+    }
+    with pytest.raises(
+        UnknownWireVersion, match="the dead letter r was written by another version"
+    ):
         spec_of(DeadLetter(**fields, raw_spec=b"\x01"))  # type: ignore[arg-type]
     client.xadd(keys.DEAD, {"r": "req-new", "s": "s", "why": "w", "spec": b"\x01", "n": 1})
     assert "req-new" in fleet_command(redis_url, "list").stdout
 
 
-def test_dead_letters_list_and_show_name_stage_and_cause(redis_url: str, client: redis.Redis) -> None:
+def test_dead_letters_list_and_show_name_stage_and_cause(
+    redis_url: str, client: redis.Redis
+) -> None:
     assert "0 dead letters" in fleet_command(redis_url, "list").stdout
     create_dead_letters(client, "req-1", "req-2")
     listed = fleet_command(redis_url, "list").stdout
@@ -123,7 +163,9 @@ def test_dead_letters_drop_removes_one_or_all(redis_url: str, client: redis.Redi
     assert read_letters(client) == []
 
 
-def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_success(redis_url: str, client: redis.Redis) -> None:
+def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_success(
+    redis_url: str, client: redis.Redis
+) -> None:
     create_dead_letters(client, "req-1", "req-2")
     with thread_fleet(redis_url) as fleet:
 
@@ -138,7 +180,10 @@ def test_dead_letters_retry_submits_the_same_request_and_drops_the_letter_on_suc
     sent, finished = done.stdout.splitlines()
     new = sent.removeprefix("req-1 is sent again as ")
     assert new.startswith("req-") and new != "req-1"
-    assert finished == f"{new} finished: {tokens} text tokens, {samples} audio samples; the letter is dropped"
+    assert (
+        finished
+        == f"{new} finished: {tokens} text tokens, {samples} audio samples; the letter is dropped"
+    )
     assert tokens > 0 and samples > 0
     assert [letter.request for letter in read_letters(client)] == ["req-2"]
 
@@ -149,12 +194,18 @@ def test_failed_retry_keeps_the_dead_letter(redis_url: str, client: redis.Redis)
     assert done.exit_code == 1
     assert f"failed (overloaded): no worker serves the role {STAGE}" in done.stderr
     assert done.stderr.endswith("; the letter stays\n") and len(done.stderr.splitlines()) == 1
-    assert isinstance(fleet_command(redis_url, "retry", "req-1", "--set", "graph=text").exception, ConfigError)
+    assert isinstance(
+        fleet_command(redis_url, "retry", "req-1", "--set", "graph=text").exception, ConfigError
+    )
     assert [letter.request for letter in read_letters(client)] == ["req-1"]
-    assert client.zcard(keys.WORKERS) == 1, "the command's own gateway is gone; only the test's is left"
+    assert client.zcard(keys.WORKERS) == 1, (
+        "the command's own gateway is gone; only the test's is left"
+    )
 
 
-@pytest.mark.parametrize("arguments", [(), ("list",), ("show",), ("retry",), ("drop",)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [(), ("list",), ("show",), ("retry",), ("drop",)], ids=" ".join
+)
 def test_dead_letters_help_shows_examples(arguments: tuple[str, ...], redis_url: str) -> None:
     done = fleet_command(redis_url, *arguments, "--help")
     assert done.exit_code == 0, done.output
@@ -162,7 +213,9 @@ def test_dead_letters_help_shows_examples(arguments: tuple[str, ...], redis_url:
 
 
 @pytest.mark.parametrize("command", ["show", "retry", "drop"])
-def test_unknown_dead_letter_is_a_one_line_error(command: str, redis_url: str, tmp_path: Path) -> None:
+def test_unknown_dead_letter_is_a_one_line_error(
+    command: str, redis_url: str, tmp_path: Path
+) -> None:
     done = run_cli("dead-letters", command, "req-none", cwd=tmp_path, env={"REDIS_URL": redis_url})
     assert done.returncode == 1
     assert done.stderr == "fleet: no dead letter 'req-none'; `fleet dead-letters list` shows them\n"

@@ -1,4 +1,6 @@
-"""A page that follows the fleet's events receives each of them once, across any cut of its connection."""
+"""A page that follows the fleet's events receives each of them once, across any cut of its
+connection.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -17,7 +19,10 @@ from tests.support import stream_entries
 
 
 def publish_end(client: redis.Redis, number: int) -> None:
-    client.xadd(keys.EVENTS, {"e": encode_event(RequestEnded(request=RequestId(f"req-{number}"), state="finished"))})
+    client.xadd(
+        keys.EVENTS,
+        {"e": encode_event(RequestEnded(request=RequestId(f"req-{number}"), state="finished"))},
+    )
 
 
 async def read_entries(feed: AsyncGenerator[FeedEntry, None], count: int) -> list[FeedEntry]:
@@ -25,12 +30,18 @@ async def read_entries(feed: AsyncGenerator[FeedEntry, None], count: int) -> lis
 
 
 def numbers(entries: list[FeedEntry]) -> list[int]:
-    return [int(entry.event.request[4:]) for entry in entries if isinstance(entry.event, RequestEnded)]
+    return [
+        int(entry.event.request[4:]) for entry in entries if isinstance(entry.event, RequestEnded)
+    ]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=6))
-def test_feed_yields_each_event_once_in_order_across_reconnects(redis_url: str, client: redis.Redis, cuts: list[int]) -> None:
+def test_feed_yields_each_event_once_in_order_across_reconnects(
+    redis_url: str, client: redis.Redis, cuts: list[int]
+) -> None:
     async def follow() -> list[int]:
         client_of_fleet, seen = await FleetClient.connect(redis_url, FleetConfig()), list[int]()
         last = await client_of_fleet.telemetry._events.newest()  # pyright: ignore[reportPrivateUsage]
@@ -46,10 +57,14 @@ def test_feed_yields_each_event_once_in_order_across_reconnects(redis_url: str, 
         return seen
 
     publish_end(client, 9999)
-    assert asyncio.run(follow()) == [round_number * 100 + n for round_number, cut in enumerate(cuts) for n in range(cut)]
+    assert asyncio.run(follow()) == [
+        round_number * 100 + n for round_number, cut in enumerate(cuts) for n in range(cut)
+    ]
 
 
-async def test_feed_serves_many_followers_over_one_connection(client: redis.Redis, gateway_client: FleetClient) -> None:
+async def test_feed_serves_many_followers_over_one_connection(
+    client: redis.Redis, gateway_client: FleetClient
+) -> None:
     feeds = [gateway_client.telemetry.follow_events() for _ in range(40)]
     reads = [asyncio.ensure_future(read_entries(feed, 2)) for feed in feeds]
     await asyncio.sleep(0)
@@ -63,7 +78,9 @@ async def test_feed_serves_many_followers_over_one_connection(client: redis.Redi
         await feed.aclose()
 
 
-async def test_feed_marks_missed_events_after_a_late_reconnect(client: redis.Redis, gateway_client: FleetClient) -> None:
+async def test_feed_marks_missed_events_after_a_late_reconnect(
+    client: redis.Redis, gateway_client: FleetClient
+) -> None:
     for number in range(5):
         publish_end(client, number)
     first = stream_entries(client, keys.EVENTS)[0][0].decode()

@@ -1,4 +1,6 @@
-"""Fencing: a write that requires a right is refused, in the same script, once a higher epoch has been granted."""
+"""Fencing: a write that requires a right is refused, in the same script, once a higher epoch has
+been granted.
+"""
 
 import re
 from pathlib import Path
@@ -35,7 +37,10 @@ def test_worker_of_another_version_is_refused_with_a_stored_reason(control: Cont
     assert join(control.client, "lm@new:1:a", **fields) == ["ok"]
     for field, own_value in (("protocol", "2"), ("package", "2.1"), ("checkpoint", "abd")):
         why = f"its {field} is {own_value}, that of lm@new:1:a is {fields[field]}"
-        assert join(control.client, f"lm@new:1:{field}", **{**fields, field: own_value}) == ["skew", why]
+        assert join(control.client, f"lm@new:1:{field}", **{**fields, field: own_value}) == [
+            "skew",
+            why,
+        ]
     assert control.client.zcard(keys.REFUSED) == 3
     assert join(control.client, "lm@new:1:b", **fields) == ["ok"]
 
@@ -54,30 +59,48 @@ def test_stored_refusals_are_bounded_in_age_and_number_while_more_come(control: 
 
 def test_split_stage_workers_with_different_page_layout_are_refused(control: Control) -> None:
     computes = {
-        "stage": "lm", "dtype": "float32", "page_size_tokens": "16", "engine": "vllm", "tensor_parallel_size": "1",
-        "quantization": "none", "device_kind": "cpu",
-    }  # fmt: skip
+        "stage": "lm",
+        "dtype": "float32",
+        "page_size_tokens": "16",
+        "engine": "vllm",
+        "tensor_parallel_size": "1",
+        "quantization": "none",
+        "device_kind": "cpu",
+    }
     assert join(control.client, "lm.prefill@a", **computes) == ["ok"]
     other = {
-        "dtype": "bfloat16", "page_size_tokens": "32", "engine": "torch", "tensor_parallel_size": "2", "quantization": "fp8",
+        "dtype": "bfloat16",
+        "page_size_tokens": "32",
+        "engine": "torch",
+        "tensor_parallel_size": "2",
+        "quantization": "fp8",
         "device_kind": "cuda",
-    }  # fmt: skip
+    }
     for field, own_value in other.items():
         why = f"its {field} is {own_value}, that of lm.prefill@a is {computes[field]}"
-        assert join(control.client, f"lm.decode@{field}", **{**computes, field: own_value}) == ["skew", why]
+        assert join(control.client, f"lm.decode@{field}", **{**computes, field: own_value}) == [
+            "skew",
+            why,
+        ]
     assert join(control.client, "lm.decode@b", **computes) == ["ok"]
     other_stage = {**computes, "stage": "voice", "dtype": "bfloat16"}
-    assert join(control.client, "voice.decode@c", **other_stage) == ["ok"], "it shares no pages with these workers"
+    assert join(control.client, "voice.decode@c", **other_stage) == ["ok"], (
+        "it shares no pages with these workers"
+    )
     assert join(control.client, "ears@d") == ["ok"]
 
 
 def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
     """The listed workers were not fenced yet, but their leases have lapsed."""
     assert join(control.client, "lm@dead:1:a", checkpoint="old") == ["ok"]
-    assert join(control.client, "lm@next:1:a", checkpoint="new")[0] == "skew", "the first worker may still be alive"
+    assert join(control.client, "lm@next:1:a", checkpoint="new")[0] == "skew", (
+        "the first worker may still be alive"
+    )
     set_deadline(control.client, "lm@dead:1:a", 1)
     assert join(control.client, "lm@next:1:b", checkpoint="new") == ["ok"]
-    assert join(control.client, "lm@next:1:c", checkpoint="old")[0] == "skew", "the live worker decides the version"
+    assert join(control.client, "lm@next:1:c", checkpoint="old")[0] == "skew", (
+        "the live worker decides the version"
+    )
 
 
 def test_grant_at_stale_epoch_is_refused(control: Control) -> None:
@@ -120,9 +143,13 @@ def test_stale_append_finish_ack_and_fail_change_nothing(control: Control) -> No
     assert control.grant(control.epoch()) == "ok"
     assert control.append(old, 1) == "stale"
     assert control.append(old, 1, finish=True) == "stale"
-    failed = TaskFailed(request=REQUEST, stage=STAGE, epoch=old, code="engine_error", message="late")
+    failed = TaskFailed(
+        request=REQUEST, stage=STAGE, epoch=old, code="engine_error", message="late"
+    )
     assert control.run(scripts.fail(failed)) == "stale"
-    stale_ack = scripts.Ack(request=REQUEST, stage=CLIENT, epoch=Epoch(1), edge=TEXT, consumed=1, producer=STAGE)
+    stale_ack = scripts.Ack(
+        request=REQUEST, stage=CLIENT, epoch=Epoch(1), edge=TEXT, consumed=1, producer=STAGE
+    )
     assert control.run(scripts.ack([stale_ack])) == "stale"
     assert control.task()["state"] == "granted"
     assert control.client.xlen(keys.edge(REQUEST, TEXT)) == 1
@@ -138,7 +165,12 @@ def test_consumed_count_only_grows(control: Control) -> None:
     control.own()
     for consumed in (5, 3):
         ack = scripts.Ack(
-            request=REQUEST, stage=CLIENT, epoch=control.epoch(CLIENT), edge=TEXT, consumed=consumed, producer=STAGE
+            request=REQUEST,
+            stage=CLIENT,
+            epoch=control.epoch(CLIENT),
+            edge=TEXT,
+            consumed=consumed,
+            producer=STAGE,
         )
         control.run(scripts.ack([ack]))
     assert control.client.hget(keys.task(REQUEST, CLIENT), "consumed:text") == b"5"
@@ -149,7 +181,9 @@ def test_abort_by_a_stale_gateway_is_refused(control: Control) -> None:
     old = control.epoch(CLIENT)
     control.register(OTHER_GATEWAY, "")
     assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
-    assert [control.abort(right=right) for right in (old, control.epoch(CLIENT), scripts.API_RIGHT)] == ["stale", "ok", "ended"]
+    assert [
+        control.abort(right=right) for right in (old, control.epoch(CLIENT), scripts.API_RIGHT)
+    ] == ["stale", "ok", "ended"]
 
 
 def test_writes_for_an_ended_request_are_refused(control: Control) -> None:
@@ -159,13 +193,18 @@ def test_writes_for_an_ended_request_are_refused(control: Control) -> None:
     assert control.append(epoch) == "stale"
     assert control.grant(control.epoch()) == "ended"
     assert control.run(scripts.attach(REQUEST, GATEWAY)) == "ended"
-    assert control.run(scripts.set_walk(control.leader, REQUEST, STAGE, TEXT, 0, Walk("decode"))) == "ended"
+    assert (
+        control.run(scripts.set_walk(control.leader, REQUEST, STAGE, TEXT, 0, Walk("decode")))
+        == "ended"
+    )
 
 
 def test_worker_is_fenced_only_with_the_deadline_that_the_leader_saw(control: Control) -> None:
     epoch = control.own()
     seen_us = int(control.client.zscore(keys.WORKERS, WORKER) or 0)
-    assert control.run(scripts.fence_worker("somebody|1", WORKER, deadline_us=seen_us)) == "not_leader"
+    assert (
+        control.run(scripts.fence_worker("somebody|1", WORKER, deadline_us=seen_us)) == "not_leader"
+    )
     assert control.run(scripts.renew(WORKER, 1_000_000, {})) == "ok"
     assert control.run(scripts.fence_worker(control.leader, WORKER, deadline_us=seen_us)) == "alive"
     assert control.fence() == "ok"
@@ -204,7 +243,9 @@ def test_claim_of_a_repeated_grant_is_refused(control: Control) -> None:
 
 
 def test_finished_task_is_granted_only_to_recompute_tensors(control: Control) -> None:
-    """Its former worker may then write nothing more; the new one relocates the tensors and finishes the task again."""
+    """Its former worker may then write nothing more; the new one relocates the tensors and finishes
+    the task again.
+    """
     old = control.own()
     assert control.append(old, finish=True) == "ok"
     assert control.relocate(old, WORKER) == "ok"
@@ -214,7 +255,11 @@ def test_finished_task_is_granted_only_to_recompute_tensors(control: Control) ->
     new = control.epoch()
     assert control.claim(new, OTHER) == "ok"
     assert (control.grant(old), control.grant(new)) == ("stale", "owned")
-    assert [control.relocate(old, WORKER), control.append(old, finish=True), control.append(old, 1)] == ["stale"] * 3
+    assert [
+        control.relocate(old, WORKER),
+        control.append(old, finish=True),
+        control.append(old, 1),
+    ] == ["stale"] * 3
     assert control.task()["state"] == "running"
     assert control.relocate(new, OTHER, 1) == "gap"
     assert control.relocate(new, OTHER) == "ok"
@@ -237,7 +282,9 @@ def test_relocate_by_a_fenced_worker_is_refused(control: Control) -> None:
 
 
 def test_lost_tensors_are_reported_only_by_the_consumer_owner(control: Control) -> None:
-    """A producer that runs recomputes them without an order; a finished one is granted again, once."""
+    """A producer that runs recomputes them without an order; a finished one is granted again,
+    once.
+    """
     old, producing = control.epoch(CLIENT), control.own()
     control.register(OTHER_GATEWAY, "")
     assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
@@ -246,8 +293,12 @@ def test_lost_tensors_are_reported_only_by_the_consumer_owner(control: Control) 
     assert (control.lose_tensors(old), control.epoch()) == ("stale", producing)
     assert control.lose_tensors() == "ok" and control.epoch() > producing
     recomputing = control.epoch()
-    assert control.events_of(TaskGranted)[-1] == TaskGranted(request=REQUEST, stage=STAGE, epoch=recomputing)
-    assert (control.lose_tensors(), control.epoch()) == ("ok", recomputing), "a repeated report grants nothing"
+    assert control.events_of(TaskGranted)[-1] == TaskGranted(
+        request=REQUEST, stage=STAGE, epoch=recomputing
+    )
+    assert (control.lose_tensors(), control.epoch()) == ("ok", recomputing), (
+        "a repeated report grants nothing"
+    )
     control.abort()
     assert control.lose_tensors() == "ended"
 
@@ -278,7 +329,11 @@ def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) ->
     assert control.run(scripts.lose_task(REQUEST, STAGE, old)) == "stale"
     assert (control.append(old), control.task()["owner"]) == ("stale", WORKER)
     assert control.run(scripts.lose_task(REQUEST, STAGE, now)) == "ok"
-    assert (control.task()["state"], control.task()["deaths"], control.task()["owner"]) == ("granted", "2", "")
+    assert (control.task()["state"], control.task()["deaths"], control.task()["owner"]) == (
+        "granted",
+        "2",
+        "",
+    )
     assert [event.deaths for event in control.events_of(TaskLost)] == [1, 2]
     assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
     assert control.client.zscore(keys.WORKERS, WORKER) is not None
@@ -287,21 +342,38 @@ def test_failed_step_counts_as_a_death_and_keeps_its_worker(control: Control) ->
 
 
 def test_death_over_an_idle_task_is_not_counted(control: Control) -> None:
-    """Only a death with unprocessed input counts, even if the input would have to be consumed again from the beginning."""
+    """Only a death with unprocessed input counts, even if the input would have to be consumed again
+    from the beginning.
+    """
 
     def die(*, rested: int | None = None) -> None:
         control.register(WORKER)
         assert control.grant(control.epoch(), alone=True) == "ok"
         old, epoch = epochs[-1], control.epoch()
         epochs.append(epoch)
-        assert control.run(scripts.claim(WORKER, ROLE, "0-1", REQUEST, STAGE, epoch, inputs=(ROWS, IDS))) == "ok"
+        assert (
+            control.run(
+                scripts.claim(WORKER, ROLE, "0-1", REQUEST, STAGE, epoch, inputs=(ROWS, IDS))
+            )
+            == "ok"
+        )
         assert control.run(scripts.report_idle(REQUEST, STAGE, old, {ROWS: 99})) == "stale"
         if rested is not None:
-            assert control.run(scripts.report_idle(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0})) == "ok"
+            assert (
+                control.run(scripts.report_idle(REQUEST, STAGE, epoch, {ROWS: rested, IDS: 0}))
+                == "ok"
+            )
         control.kill()
 
     epochs = [Epoch(1)]
-    for arrives, rested in ((False, None), (False, 0), (True, None), (False, 1), (False, None), (True, 1)):
+    for arrives, rested in (
+        (False, None),
+        (False, 0),
+        (True, None),
+        (False, 1),
+        (False, None),
+        (True, 1),
+    ):
         if arrives:
             control.client.xadd(keys.edge(REQUEST, ROWS), {"h": "a chunk"})
         die(rested=rested)
@@ -326,12 +398,18 @@ def test_second_fence_of_a_worker_leaves_the_next_owner(control: Control) -> Non
     epoch = control.own(OTHER)
     assert control.run(scripts.fence_worker(control.leader, WORKER)) == "alive"
     assert control.leave() == "ok"
-    assert (control.epoch(), control.task()["owner"], control.task()["deaths"]) == (epoch, OTHER, "1")
+    assert (control.epoch(), control.task()["owner"], control.task()["deaths"]) == (
+        epoch,
+        OTHER,
+        "1",
+    )
 
 
 def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: Control) -> None:
     def end(leader: str) -> str:
-        call = scripts.end_request(leader, REQUEST, "failed", "worker_lost", "three died", None, dead_stage=STAGE)
+        call = scripts.end_request(
+            leader, REQUEST, "failed", "worker_lost", "three died", None, dead_stage=STAGE
+        )
         return control.run(call)
 
     epoch = control.own()
@@ -340,7 +418,11 @@ def test_dead_letter_is_written_only_by_the_leader_for_a_live_request(control: C
     assert (control.client.exists(keys.DEAD), control.append(epoch)) == (0, "ok")
     assert [end(control.leader), end(control.leader)] == ["ok", "ended"]
     ((_, letter),) = stream_entries(control.client, keys.DEAD)
-    assert (letter[b"r"], letter[b"s"], letter[b"why"]) == (REQUEST.encode(), STAGE.encode(), b"three died")
+    assert (letter[b"r"], letter[b"s"], letter[b"why"]) == (
+        REQUEST.encode(),
+        STAGE.encode(),
+        b"three died",
+    )
     assert letter[b"spec"] == control.client.hget(keys.request(REQUEST), "spec")
     assert control.append(epoch, 1) == "stale"
 
@@ -366,7 +448,9 @@ def test_gateway_reattaches_only_requests_without_a_newer_gateway(control: Contr
     assert control.task(CLIENT)["owner"] == back
 
 
-def test_attach_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(control: Control) -> None:
+def test_attach_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(
+    control: Control,
+) -> None:
     """Redis lost the writes since `before`: the attach of the other gateway."""
     control.register(OTHER_GATEWAY, "")
     before = control.epoch(CLIENT)
@@ -384,15 +468,21 @@ def test_attach_notifies_the_gateway_that_held_the_request(control: Control) -> 
     for _ in range(2):
         assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
     notices = [
-        notice for _, fields in stream_entries(control.client, keys.inbox(GATEWAY)) for notice in parse_notices(pairs(fields))
+        notice
+        for _, fields in stream_entries(control.client, keys.inbox(GATEWAY))
+        for notice in parse_notices(pairs(fields))
     ]
     (moved,) = [notice for notice in notices if isinstance(notice, MovedNotice)]
     assert moved.request == REQUEST and moved.epoch < control.epoch(CLIENT)
-    assert control.client.xlen(keys.inbox(OTHER_GATEWAY)) == 0, "a gateway needs no notice of its own attach"
+    assert control.client.xlen(keys.inbox(OTHER_GATEWAY)) == 0, (
+        "a gateway needs no notice of its own attach"
+    )
 
 
 def test_detach_gives_up_a_request_only_for_its_gateway_at_its_epoch(control: Control) -> None:
-    """Another gateway may attach before the call arrives, which must then neither detach nor abort the request."""
+    """Another gateway may attach before the call arrives, which must then neither detach nor abort
+    the request.
+    """
     control.register(OTHER_GATEWAY, "")
     seen = control.epoch(CLIENT)
     assert control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
@@ -400,7 +490,9 @@ def test_detach_gives_up_a_request_only_for_its_gateway_at_its_epoch(control: Co
     assert control.run(scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT))) == "stale"
     held = control.epoch(CLIENT)
     assert control.run(scripts.detach(REQUEST, OTHER_GATEWAY, held)) == "ok"
-    assert control.task(CLIENT)["owner"] == "" and not control.client.smembers(keys.worker_tasks(OTHER_GATEWAY))
+    assert control.task(CLIENT)["owner"] == "" and not control.client.smembers(
+        keys.worker_tasks(OTHER_GATEWAY)
+    )
     (lost,) = [event for event in control.events_of(TaskLost) if event.stage == CLIENT]
     assert lost.epoch == control.epoch(CLIENT) > held
     assert control.run(scripts.detach(REQUEST, OTHER_GATEWAY, held)) == "stale"
@@ -426,7 +518,11 @@ def test_worker_registers_once_and_a_fenced_one_neither_renews_nor_drains(contro
 
 def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> None:
     def retain(epoch: Epoch, worker: WorkerId, num_rows: int = 3) -> str:
-        return control.run(scripts.cache_prefix(REQUEST, STAGE, epoch, worker, "talk", num_rows=num_rows, reused=2, keep_s=60))
+        return control.run(
+            scripts.cache_prefix(
+                REQUEST, STAGE, epoch, worker, "talk", num_rows=num_rows, reused=2, keep_s=60
+            )
+        )
 
     old = control.own()
     assert retain(old, WORKER) == "ok"
@@ -434,7 +530,9 @@ def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> No
     control.register(OTHER)
     new = control.own(OTHER)
     assert [retain(new, OTHER, num_rows=0), retain(old, WORKER)] == ["ok", "stale"]
-    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}, "the new owner caches nothing"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {
+        STAGE.encode(): WORKER.encode()
+    }, "the new owner caches nothing"
     assert [retain(new, OTHER), retain(old, WORKER)] == ["ok", "stale"]
     assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): OTHER.encode()}
     assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000
@@ -446,8 +544,14 @@ def test_cached_prefix_is_written_only_by_the_task_owner(control: Control) -> No
 def test_former_leader_deletes_no_retained_audio(control: Control) -> None:
     control.client.zadd(keys.RETAINED_AUDIO, {"req-ended|": 1})
     former = control.depose()
-    assert control.run(scripts.sweep(former)) == "not_leader" and control.client.zcard(keys.RETAINED_AUDIO) == 1
-    assert control.run(scripts.sweep(control.leader)) == "ok" and control.client.zcard(keys.RETAINED_AUDIO) == 0
+    assert (
+        control.run(scripts.sweep(former)) == "not_leader"
+        and control.client.zcard(keys.RETAINED_AUDIO) == 1
+    )
+    assert (
+        control.run(scripts.sweep(control.leader)) == "ok"
+        and control.client.zcard(keys.RETAINED_AUDIO) == 0
+    )
 
 
 def test_fact_that_needs_no_right_is_logged_and_kept_under_one_id(control: Control) -> None:

@@ -1,4 +1,6 @@
-"""Fencing around a hand-off: a former owner writes nothing more, and offered blocks are either imported or withdrawn."""
+"""Fencing around a hand-off: a former owner writes nothing more, and offered blocks are either
+imported or withdrawn.
+"""
 
 from fleet.control import keys, scripts
 from fleet.core.events import TaskLost
@@ -11,7 +13,9 @@ def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
     """The former owner writes nothing more; the offer is then confirmed or released, never both."""
 
     def hand_off(epoch: Epoch) -> str:
-        return control.run(scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks"))
+        return control.run(
+            scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks")
+        )
 
     def offer() -> Epoch:
         old = control.own()
@@ -34,7 +38,9 @@ def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
     control.kill(OTHER)
     third = offer()
     control.kill(WORKER)
-    assert control.run(scripts.confirm(REQUEST, STAGE, third)) == "released", "its source reuses the blocks"
+    assert control.run(scripts.confirm(REQUEST, STAGE, third)) == "released", (
+        "its source reuses the blocks"
+    )
     control.abort()
     assert hand_off(control.epoch()) == "ended"
     assert control.run(scripts.confirm(REQUEST, STAGE, control.epoch())) == "ended"
@@ -42,8 +48,8 @@ def test_task_is_handed_off_once_and_by_its_owner(control: Control) -> None:
 
 
 def test_lost_tensors_that_the_owner_skips_revoke_its_task(control: Control) -> None:
-    """The owner imported the blocks of the worker that published the chunks; after the next grant the task recomputes them, and
-    keeps its owner.
+    """The owner imported the blocks of the worker that published the chunks; after the next grant
+    the task recomputes them, and keeps its owner.
     """
     client = control.epoch(CLIENT)
 
@@ -51,17 +57,24 @@ def test_lost_tensors_that_the_owner_skips_revoke_its_task(control: Control) -> 
         return control.run(scripts.lose_tensors(REQUEST, CLIENT, client, STAGE))
 
     old = control.own()
-    assert control.run(scripts.hand_off(REQUEST, STAGE, old, WORKER, ROLE, num_rows=3, data=b"blocks")) == "ok"
+    assert (
+        control.run(scripts.hand_off(REQUEST, STAGE, old, WORKER, ROLE, num_rows=3, data=b"blocks"))
+        == "ok"
+    )
     control.register(OTHER)
     importer = control.epoch()
     assert control.claim(importer, OTHER) == "ok"
-    assert (lose(), control.epoch()) == ("ok", importer), "the owner can still compute them: it has not imported the blocks"
+    assert (lose(), control.epoch()) == ("ok", importer), (
+        "the owner can still compute them: it has not imported the blocks"
+    )
     assert control.run(scripts.confirm(REQUEST, STAGE, importer)) == "ok"
     assert (lose(), control.task()["state"], control.append(importer)) == ("ok", "granted", "stale")
     (lost,) = control.events_of(TaskLost)
     assert lost.epoch < control.epoch() and (lost.deaths, lost.alone) == (0, False)
     entries = stream_entries(control.client, keys.inbox(OTHER))
-    assert [fields[b"k"] for _, fields in entries] == [b"x"], "the owner is notified to drop the task"
+    assert [fields[b"k"] for _, fields in entries] == [b"x"], (
+        "the owner is notified to drop the task"
+    )
     again = control.own(OTHER)
     assert (lose(), control.epoch(), control.task()["owner"]) == ("ok", again, OTHER)
 

@@ -1,4 +1,6 @@
-"""Operator orders apply immediately, are accepted only by live workers, and end with the worker's incarnation."""
+"""Operator orders apply immediately, are accepted only by live workers, and end with the worker's
+incarnation.
+"""
 
 from fleet.control import keys, scripts
 from fleet.control.connect import text
@@ -24,10 +26,24 @@ def notices(control: Control, worker: WorkerId = WORKER) -> list[str]:
 
 
 def test_orders_apply_immediately_and_may_be_repeated(control: Control) -> None:
-    assert [order(control, "drain"), order(control, "drain"), state(control)] == ["ok", "ok", ("1", "")]
-    assert [order(control, "resume"), order(control, "resume"), state(control)] == ["ok", "ok", ("", "")]
-    assert [order(control, "stop"), order(control, "stop"), order(control, "drain")] == ["ok", "ok", "ok"]
-    assert order(control, "resume") == "leaving" and state(control) == ("1", "1"), "a leaving worker cannot be resumed"
+    assert [order(control, "drain"), order(control, "drain"), state(control)] == [
+        "ok",
+        "ok",
+        ("1", ""),
+    ]
+    assert [order(control, "resume"), order(control, "resume"), state(control)] == [
+        "ok",
+        "ok",
+        ("", ""),
+    ]
+    assert [order(control, "stop"), order(control, "stop"), order(control, "drain")] == [
+        "ok",
+        "ok",
+        "ok",
+    ]
+    assert order(control, "resume") == "leaving" and state(control) == ("1", "1"), (
+        "a leaving worker cannot be resumed"
+    )
     assert notices(control) == ["drain", "drain", "resume", "resume", "stop"]
 
 
@@ -41,11 +57,18 @@ def test_orders_are_accepted_only_by_listed_workers_of_a_role(control: Control) 
     assert order(control, "drain", GATEWAY) == "gateway"
     control.kill()
     assert order(control, "drain") == "gone"
-    assert control.client.exists(keys.worker(WORKER), keys.inbox(WORKER)) == 0, "an order to a gone worker leaves no keys"
+    assert control.client.exists(keys.worker(WORKER), keys.inbox(WORKER)) == 0, (
+        "an order to a gone worker leaves no keys"
+    )
 
 
 def test_drain_promotes_a_standby_worker(control: Control) -> None:
-    assert control.run(scripts.register(OTHER, "lm", 60_000_000, {"kind": "test"}, replicas=1, standby=1)) == "standby"
+    assert (
+        control.run(
+            scripts.register(OTHER, "lm", 60_000_000, {"kind": "test"}, replicas=1, standby=1)
+        )
+        == "standby"
+    )
     order(control, "drain")
     assert control.client.hget(keys.worker(OTHER), "standby") == b""
     order(control, "drain")

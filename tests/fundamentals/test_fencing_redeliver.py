@@ -1,4 +1,6 @@
-"""A redelivered task is granted again only if it is unchanged since it was read; no death is counted for it."""
+"""A redelivered task is granted again only if it is unchanged since it was read; no death is
+counted for it.
+"""
 
 import asyncio
 
@@ -16,12 +18,18 @@ from tests.harness import answer, collected, fake_spec, open_fleet
 from tests.support import stream_entries
 
 
-def redeliver(control: Control, epoch: int = 0, request: RequestId = REQUEST, stage: StageName = STAGE) -> str:
+def redeliver(
+    control: Control, epoch: int = 0, request: RequestId = REQUEST, stage: StageName = STAGE
+) -> str:
     return control.run(scripts.redeliver(request, stage, Epoch(epoch)))
 
 
 def notices(control: Control) -> list[dict[bytes, bytes]]:
-    return [fields for _, fields in stream_entries(control.client, keys.inbox(WORKER)) if fields[b"k"] == b"y"]
+    return [
+        fields
+        for _, fields in stream_entries(control.client, keys.inbox(WORKER))
+        if fields[b"k"] == b"y"
+    ]
 
 
 def test_redeliver_revokes_a_running_task_and_notifies_its_owner(control: Control) -> None:
@@ -43,7 +51,11 @@ def test_redeliver_revokes_a_running_task_and_notifies_its_owner(control: Contro
 def test_redeliver_replaces_a_grant_in_the_queue(control: Control) -> None:
     old = control.epoch()
     assert redeliver(control, old) == "ok"
-    assert control.client.xlen(keys.role(ROLE)) == 1 and control.claim(old) == "stale" and notices(control) == []
+    assert (
+        control.client.xlen(keys.role(ROLE)) == 1
+        and control.claim(old) == "stale"
+        and notices(control) == []
+    )
     assert control.claim(control.epoch()) == "ok"
 
 
@@ -60,7 +72,9 @@ def test_redeliver_at_a_stale_epoch_is_refused(control: Control) -> None:
     assert redeliver(control) == "ended"
     assert redeliver(control, request=RequestId("req-2")) == "unknown"
     assert control.client.exists(keys.request(RequestId("req-2"))) == 0
-    assert not any("revoked" in text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1))  # pyright: ignore[reportGeneralTypeIssues]
+    assert not any(
+        "revoked" in text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)
+    )  # pyright: ignore[reportGeneralTypeIssues]
 
 
 async def redeliver_twice(client: FleetClient, request: RequestId, stage: StageName) -> None:
@@ -75,7 +89,9 @@ async def redeliver_twice(client: FleetClient, request: RequestId, stage: StageN
 
 
 async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -> None:
-    """Each stage is redelivered once while it runs; with one worker per role, the same worker receives it again."""
+    """Each stage is redelivered once while it runs; with one worker per role, the same worker
+    receives it again.
+    """
     async with open_fleet(redis_url, "edges.audio.credits=4") as (fleet, client):
         plain = fake_spec(fleet, num_tokens=60)
         expected = await answer(client, plain)
@@ -88,7 +104,10 @@ async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -
         tensor = next(iter(begun.tensors.values()))
         assert tensor.data is not None
         first = np.frombuffer(tensor.data, tensor.dtype)
-        received = {edge: np.concatenate([first, part]) if edge == begun.edge else part for edge, part in rest.items()}
+        received = {
+            edge: np.concatenate([first, part]) if edge == begun.edge else part
+            for edge, part in rest.items()
+        }
         assert all(np.array_equal(received[edge], expected[edge]) for edge in spec.outputs)
         trace = await client.telemetry.trace(spec.id)
         assert trace is not None and "revoked" in {mark.detail for mark in trace.events}

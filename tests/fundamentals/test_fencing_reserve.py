@@ -1,4 +1,6 @@
-"""A task that is to run alone is reserved by one worker until that worker can claim it, for as long as its grant stands."""
+"""A task that is to run alone is reserved by one worker until that worker can claim it, for as long
+as its grant stands.
+"""
 
 from typing import cast
 
@@ -15,7 +17,9 @@ from tests.support import stream_entries
 
 def reserve(control: Control, worker: WorkerId = WORKER, epoch: Epoch | None = None) -> str:
     entry = control.task()["entry"]
-    return control.run(scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, epoch or control.epoch()))
+    return control.run(
+        scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, epoch or control.epoch())
+    )
 
 
 def reserved_tasks(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
@@ -32,9 +36,14 @@ def granted(control: Control) -> Control:
 
 def test_reserved_task_is_claimed_only_by_its_worker(granted: Control) -> None:
     assert [reserve(granted), reserve(granted), reserve(granted, OTHER)] == ["ok", "ok", "stale"]
-    assert stream_entries(granted.client, keys.role(ROLE)) == [], "the grant has left the role's stream"
+    assert stream_entries(granted.client, keys.role(ROLE)) == [], (
+        "the grant has left the role's stream"
+    )
     assert reserved_tasks(granted) == {f"{REQUEST}|{STAGE}".encode()}
-    assert [granted.claim(granted.epoch(), OTHER), granted.claim(granted.epoch())] == ["stale", "ok"]
+    assert [granted.claim(granted.epoch(), OTHER), granted.claim(granted.epoch())] == [
+        "stale",
+        "ok",
+    ]
     assert reserve(granted) == "stale", "the task runs"
 
 
@@ -48,7 +57,9 @@ def test_reservation_ends_with_its_grant(granted: Control) -> None:
     assert reserve(granted, OTHER) == "ended" and reserved_tasks(granted, OTHER) == set()
 
 
-def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a_death(granted: Control) -> None:
+def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a_death(
+    granted: Control,
+) -> None:
     assert reserve(granted, WorkerId("lm@test:3:c")) == "unlisted"
     assert reserve(granted) == "ok"
     granted.kill()
@@ -57,11 +68,15 @@ def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a
     assert granted.run(scripts.order(OTHER, "drain")) == "ok"
     assert granted.grant(granted.epoch(), alone=True) == "ok"
     assert reserve(granted, OTHER) == "draining"
-    assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost)] == [(0, False)] * 2
+    assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost)] == [
+        (0, False)
+    ] * 2
 
 
 @pytest.mark.parametrize("control", ["redis"], indirect=True)
-def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(granted: Control, client: redis.Redis) -> None:
+def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(
+    granted: Control, client: redis.Redis
+) -> None:
     assert reserve(granted) == "ok"
     assert lost_grants(client, [(REQUEST, STAGE)]), "the other worker is idle"
     client.sadd(keys.worker_tasks(OTHER), "req-2|lm")

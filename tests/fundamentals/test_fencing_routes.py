@@ -15,14 +15,25 @@ FIRST, SECOND, THIRD = (WorkerId(f"lm.span@test:{number}:a") for number in (7, 8
 @pytest.fixture
 def fleet(control: Control) -> Control:
     """Two anchors and three span workers."""
-    for worker, role in ((ANCHOR, "lm"), (OTHER_ANCHOR, "lm"), (FIRST, "lm.span"), (SECOND, "lm.span"), (THIRD, "lm.span")):
+    for worker, role in (
+        (ANCHOR, "lm"),
+        (OTHER_ANCHOR, "lm"),
+        (FIRST, "lm.span"),
+        (SECOND, "lm.span"),
+        (THIRD, "lm.span"),
+    ):
         assert control.register(worker, role) == "ok"
     return control
 
 
 def set_route(fleet: Control, anchor: WorkerId, *hops: WorkerId) -> list[str]:
     """Set a route over workers with a layer each; return all words of the answer."""
-    return texts(run(fleet.client, scripts.set_route(anchor, [(hop, f"{at}:{at}") for at, hop in enumerate(hops)])))
+    return texts(
+        run(
+            fleet.client,
+            scripts.set_route(anchor, [(hop, f"{at}:{at}") for at, hop in enumerate(hops)]),
+        )
+    )
 
 
 def generation_of(answer: list[str]) -> int:
@@ -53,16 +64,24 @@ def test_gap_of_a_fenced_anchor_is_not_recorded(fleet: Control) -> None:
     assert fleet.client.exists(keys.worker(ANCHOR)) == 0
 
 
-def test_worker_leaves_a_route_if_its_anchor_says_that_others_can_have_its_layers(fleet: Control) -> None:
+def test_worker_leaves_a_route_if_its_anchor_says_that_others_can_have_its_layers(
+    fleet: Control,
+) -> None:
     generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
     assert fleet.client.zcard(keys.role_workers(RoleName("lm.span"), "accepting")) == 3, (
         "the third is free, and has too little memory"
     )
     run(fleet.client, scripts.note_gap(ANCHOR, "", {FIRST: "2 GiB are missing"}))
-    assert texts(run(fleet.client, scripts.order(FIRST, "drain"))) == ["needed", "2 GiB are missing"]
+    assert texts(run(fleet.client, scripts.order(FIRST, "drain"))) == [
+        "needed",
+        "2 GiB are missing",
+    ]
     assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok"
     run(fleet.client, scripts.note_gap(ANCHOR, "", {}))
-    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == ["needed", f"{SECOND} is about to leave its route"]
+    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == [
+        "needed",
+        f"{SECOND} is about to leave its route",
+    ]
     generation_of(set_route(fleet, ANCHOR, FIRST))
     assert text(run(fleet.client, scripts.order(FIRST, "stop"))) == "ok"
 
@@ -73,12 +92,21 @@ def test_standby_span_is_recorded_by_a_listed_anchor_of_an_unused_worker(fleet: 
 
     generation_of(set_route(fleet, ANCHOR, FIRST))
     assert (note(ANCHOR, SECOND), note(ANCHOR, FIRST)) == ("ok", "claimed")
-    spans = [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND, THIRD)]
+    spans = [
+        text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND, THIRD)
+    ]
     assert spans == ["0:0", "1:1", ""]
     fleet.kill(ANCHOR)
     fleet.kill(SECOND)
-    assert (note(ANCHOR, THIRD), note(OTHER_ANCHOR, SECOND), note(OTHER_ANCHOR, FIRST)) == ("unlisted", "unlisted", "ok")
-    assert not fleet.client.exists(keys.worker(SECOND)) and text(fleet.client.hget(keys.worker(THIRD), "span")) == ""
+    assert (note(ANCHOR, THIRD), note(OTHER_ANCHOR, SECOND), note(OTHER_ANCHOR, FIRST)) == (
+        "unlisted",
+        "unlisted",
+        "ok",
+    )
+    assert (
+        not fleet.client.exists(keys.worker(SECOND))
+        and text(fleet.client.hget(keys.worker(THIRD), "span")) == ""
+    )
 
 
 def test_route_without_workers_releases_those_of_the_last_one(fleet: Control) -> None:
@@ -109,7 +137,9 @@ def test_route_over_a_fenced_worker_is_refused_and_claims_no_other(fleet: Contro
     assert fleet.client.hget(keys.worker(ANCHOR), "route") is None
 
 
-def test_worker_in_the_route_of_another_anchor_is_refused_until_that_one_is_fenced(fleet: Control) -> None:
+def test_worker_in_the_route_of_another_anchor_is_refused_until_that_one_is_fenced(
+    fleet: Control,
+) -> None:
     generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
     assert set_route(fleet, OTHER_ANCHOR, THIRD, SECOND) == ["claimed", SECOND]
     assert (anchor_of(fleet, SECOND), anchor_of(fleet, THIRD)) == (ANCHOR, "")
@@ -131,9 +161,13 @@ def test_worker_that_is_not_in_the_next_route_is_free(fleet: Control) -> None:
 def test_route_records_its_workers_and_their_spans(fleet: Control) -> None:
     generation = generation_of(set_route(fleet, ANCHOR, SECOND, FIRST))
     assert fleet.client.hmget(keys.worker(ANCHOR), ["route", "generation"]) == [
-        f'[["{SECOND}","0:0"],["{FIRST}","1:1"]]'.encode(), str(generation).encode(),
-    ]  # fmt: skip
-    assert [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND)] == ["1:1", "0:0"]
+        f'[["{SECOND}","0:0"],["{FIRST}","1:1"]]'.encode(),
+        str(generation).encode(),
+    ]
+    assert [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND)] == [
+        "1:1",
+        "0:0",
+    ]
 
 
 def test_route_without_workers_releases_the_last_ones(fleet: Control) -> None:
@@ -153,7 +187,10 @@ def test_missing_layers_are_recorded_only_for_a_listed_anchor(fleet: Control) ->
 
 
 def test_generations_grow_also_when_redis_loses_the_last_one(fleet: Control) -> None:
-    seen = [generation_of(set_route(fleet, anchor, worker)) for anchor, worker in ((ANCHOR, FIRST), (OTHER_ANCHOR, SECOND))]
+    seen = [
+        generation_of(set_route(fleet, anchor, worker))
+        for anchor, worker in ((ANCHOR, FIRST), (OTHER_ANCHOR, SECOND))
+    ]
     fleet.client.delete(keys.PREFIX + "route_generation")
     seen.append(generation_of(set_route(fleet, ANCHOR, FIRST)))
     beyond_the_clock = seen[-1] + 10**12
@@ -176,11 +213,18 @@ def test_death_of_a_span_worker_is_reported_only_by_the_task_owner(control: Cont
     assert suspect(control, control.epoch()) == "ended"
 
 
-def test_first_death_of_a_span_worker_is_counted_and_the_task_keeps_its_owner(control: Control) -> None:
+def test_first_death_of_a_span_worker_is_counted_and_the_task_keeps_its_owner(
+    control: Control,
+) -> None:
     epoch = control.own()
     assert suspect(control, epoch) == "ok"
     task = control.task()
-    assert (task["deaths"], task["state"], task["owner"], control.epoch()) == ("1", "running", WORKER, epoch)
+    assert (task["deaths"], task["state"], task["owner"], control.epoch()) == (
+        "1",
+        "running",
+        WORKER,
+        epoch,
+    )
     assert control.append(epoch) == "ok" and control.events_of(TaskLost) == []
 
 
@@ -188,10 +232,17 @@ def test_second_death_without_progress_grants_the_task_alone(control: Control) -
     epoch = control.own()
     for index in range(2):
         assert suspect(control, epoch) == "ok"
-        assert control.append(epoch, index) == "ok", "progress: the next death counts as the first again"
+        assert control.append(epoch, index) == "ok", (
+            "progress: the next death counts as the first again"
+        )
     assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
     task = control.task()
-    assert (task["deaths"], task["state"], task["owner"], task["alone"]) == ("2", "granted", "", "1")
+    assert (task["deaths"], task["state"], task["owner"], task["alone"]) == (
+        "2",
+        "granted",
+        "",
+        "1",
+    )
     assert [control.append(epoch, 2), suspect(control, epoch)] == ["stale", "stale"]
     assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
     (lost,) = control.events_of(TaskLost)
@@ -216,7 +267,11 @@ def test_task_that_ran_alone_and_progressed_is_granted_again(control: Control) -
     epoch = control.own(alone=True)
     assert control.append(epoch) == "ok"
     assert suspect(control, epoch) == "lost"
-    assert (control.task()["state"], control.task()["deaths"], control.task()["alone"]) == ("granted", "1", "")
+    assert (control.task()["state"], control.task()["deaths"], control.task()["alone"]) == (
+        "granted",
+        "1",
+        "",
+    )
 
 
 def test_session_of_a_file_is_recorded_only_for_a_listed_worker(control: Control) -> None:

@@ -1,4 +1,6 @@
-"""A gateway that holds many answers is fenced in slices: each call is short, and the leader continues until none is left."""
+"""A gateway that holds many answers is fenced in slices: each call is short, and the leader
+continues until none is left.
+"""
 
 import pytest
 
@@ -36,18 +38,24 @@ def continue_fencing(control: Control) -> int:
     return calls
 
 
-def test_fencing_takes_few_tasks_per_call_and_ends_all_of_them(control: Control, held: list[RequestId]) -> None:
+def test_fencing_takes_few_tasks_per_call_and_ends_all_of_them(
+    control: Control, held: list[RequestId]
+) -> None:
     control.kill(GATEWAY)
     first = states_of(control, held).count("lost")
     assert 0 < first < NUM_HELD / 2
-    assert control.run(scripts.renew(GATEWAY, 1_000_000, {})) == "unlisted", "its other rights end with the first call"
+    assert control.run(scripts.renew(GATEWAY, 1_000_000, {})) == "unlisted", (
+        "its other rights end with the first call"
+    )
     assert control.run(scripts.attach(held[0], GATEWAY)) == "unlisted"
     assert 1 < continue_fencing(control) < NUM_HELD
     assert set(states_of(control, held)) == {"lost"}
     assert control.client.exists(keys.FENCING, keys.worker_tasks(GATEWAY)) == 0
     lost = [event.request for event in control.events_of(TaskLost)]
     assert sorted(lost) == sorted([*held, RequestId("req-1")]), "each is lost once"
-    assert control.run(scripts.fence_tasks(control.leader, GATEWAY)) == "ok", "a repeated call changes nothing"
+    assert control.run(scripts.fence_tasks(control.leader, GATEWAY)) == "ok", (
+        "a repeated call changes nothing"
+    )
 
 
 def test_deposed_leader_fences_no_further_tasks(control: Control, held: list[RequestId]) -> None:
@@ -59,9 +67,15 @@ def test_deposed_leader_fences_no_further_tasks(control: Control, held: list[Req
     assert set(states_of(control, held)) == {"lost"}
 
 
-def test_request_attached_to_another_gateway_meanwhile_stays_there(control: Control, held: list[RequestId]) -> None:
+def test_request_attached_to_another_gateway_meanwhile_stays_there(
+    control: Control, held: list[RequestId]
+) -> None:
     control.kill(GATEWAY)
-    remaining = next(request for request, state in zip(held, states_of(control, held), strict=True) if state == "running")
+    remaining = next(
+        request
+        for request, state in zip(held, states_of(control, held), strict=True)
+        if state == "running"
+    )
     assert control.register(OTHER_GATEWAY, "") == "ok"
     assert control.run(scripts.attach(remaining, OTHER_GATEWAY)) == "ok"
     continue_fencing(control)
@@ -75,12 +89,18 @@ def test_call_that_fences_a_gateway_is_short(control: Control, held: list[Reques
 
 
 @pytest.mark.parametrize("control", ["redis"], indirect=True)
-def test_new_leader_continues_an_interrupted_fencing(control: Control, held: list[RequestId], redis_url: str) -> None:
+def test_new_leader_continues_an_interrupted_fencing(
+    control: Control, held: list[RequestId], redis_url: str
+) -> None:
     """The gateway left, or its keeper fenced it: no process but the leader continues."""
     control.leave(GATEWAY, died=True)
     control.client.delete(keys.CONDUCTOR)
     with connect(redis_url) as own_client:
-        driver = Driver(load_config(None, ("engine=fake", "device=cpu", "graph=text")), own_client, WorkerId("conductor@new"))
+        driver = Driver(
+            load_config(None, ("engine=fake", "device=cpu", "graph=text")),
+            own_client,
+            WorkerId("conductor@new"),
+        )
         for _ in range(NUM_HELD):
             driver.turn()
             if not control.client.exists(keys.FENCING):

@@ -1,4 +1,6 @@
-"""Announced starts and lost workers: the one rule by which admission and the conductor expect workers."""
+"""Announced starts and lost workers: the one rule by which admission and the conductor expect
+workers.
+"""
 
 from typing import cast
 
@@ -17,21 +19,38 @@ MAX_FAILED_STARTS = 3
 
 
 def read_availability(control: Control, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
-    """Return (admits new requests, keeps those in flight, number of starting workers) of the role."""
+    """Return (admits new requests, keeps those in flight, number of starting workers) of the
+    role.
+    """
     reply = run(control.client, scripts.availability(grace_us, [ROLE]))
     ((admits, keeps, starting, _),) = cast("list[tuple[bytes, bytes, int, int | bytes]]", reply)
     return bool(admits), bool(keeps), starting
 
 
 def announce(control: Control, place: str, *, instead_of: str = "") -> str:
-    return control.run(scripts.announce_start(ROLE, place, LEASE_US, instead_of=instead_of, workers=1))
+    return control.run(
+        scripts.announce_start(ROLE, place, LEASE_US, instead_of=instead_of, workers=1)
+    )
 
 
 def announce_by_keeper(
-    control: Control, *, former: str = "", child: str = "", begins_us: int = 0, number: int = 1, stopped: bool = False
+    control: Control,
+    *,
+    former: str = "",
+    child: str = "",
+    begins_us: int = 0,
+    number: int = 1,
+    stopped: bool = False,
 ) -> str:
     call = scripts.announce_start(
-        ROLE, KEEPER, LEASE_US, instead_of=former, child=child, begins_us=begins_us, number=number, stopped=stopped
+        ROLE,
+        KEEPER,
+        LEASE_US,
+        instead_of=former,
+        child=child,
+        begins_us=begins_us,
+        number=number,
+        stopped=stopped,
     )
     return control.run(call)
 
@@ -55,7 +74,9 @@ def test_lost_worker_is_expected_for_the_grace_time(control: Control) -> None:
     assert read_availability(control, grace_us=0) == (False, False, 0)
     assert submit(control, "req-2", ROLE)[0] == "ok"
     assert submit(control, "req-3", ROLE, grace_us=0) == ["no_worker", "5000000", ROLE]
-    assert control.client.exists(keys.request(RequestId("req-3"))) == 0, "a refused request is not written"
+    assert control.client.exists(keys.request(RequestId("req-3"))) == 0, (
+        "a refused request is not written"
+    )
     control.client.hset(keys.availability(ROLE), "lost_us", 1)
     assert read_availability(control) == (False, False, 0)
 
@@ -63,11 +84,16 @@ def test_lost_worker_is_expected_for_the_grace_time(control: Control) -> None:
 def test_lapsed_unfenced_worker_is_expected_from_its_deadline(control: Control) -> None:
     seconds, _ = control.client.time()
     set_deadline(control.client, WORKER, (seconds - 5) * 1_000_000)
-    assert [read_availability(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
+    assert [read_availability(control, grace_us=grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize("orders", [["drain"], ["stop"], ["drain", "resume", "drain"]])
-def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(control: Control, orders: list[WorkerOrder]) -> None:
+def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(
+    control: Control, orders: list[WorkerOrder]
+) -> None:
     assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
     assert read_availability(control) == (False, True, 0)
     assert control.run(scripts.drain(WORKER)) == "ok"
@@ -79,7 +105,9 @@ def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(control:
 
 
 @pytest.mark.parametrize("orders", [[], ["drain", "resume"], ["dump"]])
-def test_worker_leaving_by_its_own_decision_is_expected_for_the_grace_time(control: Control, orders: list[WorkerOrder]) -> None:
+def test_worker_leaving_by_its_own_decision_is_expected_for_the_grace_time(
+    control: Control, orders: list[WorkerOrder]
+) -> None:
     assert [control.run(scripts.order(WORKER, order)) for order in orders] == ["ok"] * len(orders)
     for leave in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
         assert control.run(leave) == "ok"
@@ -97,7 +125,12 @@ def test_drained_replica_does_not_hide_a_lost_replica(control: Control) -> None:
 
 
 def test_role_that_never_had_a_worker_is_refused(control: Control) -> None:
-    assert submit(control, "req-2", ROLE, "ears", "voice") == ["no_worker", "5000000", "ears", "voice"]
+    assert submit(control, "req-2", ROLE, "ears", "voice") == [
+        "no_worker",
+        "5000000",
+        "ears",
+        "voice",
+    ]
     assert submit(control, "req-2", ROLE)[0] == "ok"
 
 
@@ -116,16 +149,23 @@ def test_announced_start_counts_until_its_lease_lapses_or_it_ends(control: Contr
     assert control.run(scripts.end_start(ROLE, LOADING)) == "ok"
     assert read_availability(control, grace_us=0) == (False, False, 0)
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=7_000_000)) == "unknown"
-    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", "the late report changed nothing"
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "5000000", (
+        "the late report changed nothing"
+    )
 
 
 def test_share_of_loaded_weights_is_that_of_the_most_advanced_start(control: Control) -> None:
     def loaded() -> object:
-        ((*_, percent),) = cast("list[list[object]]", run(control.client, scripts.availability(GRACE_US, [ROLE])))
+        ((*_, percent),) = cast(
+            "list[list[object]]", run(control.client, scripts.availability(GRACE_US, [ROLE]))
+        )
         return percent
 
     def announce_loaded(place: str, percent: int) -> None:
-        assert control.run(scripts.announce_start(ROLE, place, LEASE_US, loaded_percent=percent)) == "ok"
+        assert (
+            control.run(scripts.announce_start(ROLE, place, LEASE_US, loaded_percent=percent))
+            == "ok"
+        )
 
     announce(control, LOADING)
     assert loaded() == b"", "a start that reports no progress"
@@ -142,11 +182,15 @@ def test_share_of_loaded_weights_is_that_of_the_most_advanced_start(control: Con
 def test_times_far_in_the_future_are_ignored(control: Control, field: str) -> None:
     control.kill()
     seconds, _ = control.client.time()
-    control.client.hset(keys.availability(ROLE), mapping={"lost_us": 1, field: (seconds + 300) * 1_000_000})
+    control.client.hset(
+        keys.availability(ROLE), mapping={"lost_us": 1, field: (seconds + 300) * 1_000_000}
+    )
     assert read_availability(control) == (False, False, 0)
 
 
-def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(control: Control) -> None:
+def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(
+    control: Control,
+) -> None:
     control.kill()
     assert announce_by_keeper(control) == "ok"
     assert announce(control, LOADING, instead_of=KEEPER) == "ok"
@@ -157,17 +201,24 @@ def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(c
     assert control.run(scripts.end_start(ROLE, LOADING, took_us=2_500_000)) == "ok"
     assert announce_by_keeper(control, child=LOADING) == "begun"
     control.kill(OTHER)
-    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", "the last start took this long"
+    assert submit(control, "req-2", ROLE, grace_us=0)[1] == "2500000", (
+        "the last start took this long"
+    )
 
 
 @pytest.mark.parametrize("announced_by", ["its keeper, then itself", "its keeper", "itself"])
-def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(control: Control, announced_by: str) -> None:
+def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(
+    control: Control, announced_by: str
+) -> None:
     control.kill()
     counted: list[bool] = []
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):
         if "keeper" in announced_by:
-            assert announce_by_keeper(control, former=former, begins_us=9_000_000, number=number) == "ok"
+            assert (
+                announce_by_keeper(control, former=former, begins_us=9_000_000, number=number)
+                == "ok"
+            )
         if "itself" in announced_by:
             former = f"test:{number + 10}"
             assert announce(control, former, instead_of=KEEPER) == "ok"
@@ -177,7 +228,9 @@ def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(control: Cont
     assert counted == [True] * MAX_FAILED_STARTS + [False] * 2
     if "keeper" in announced_by:
         retry_us = int(submit(control, "req-2", ROLE, grace_us=0)[1])
-        assert 13_000_000 < retry_us <= 14_000_000, "until the next start, plus the duration of a start"
+        assert 13_000_000 < retry_us <= 14_000_000, (
+            "until the next start, plus the duration of a start"
+        )
     assert control.register(OTHER) == "ok"
     control.kill(OTHER)
     announce(control, LOADING)
@@ -188,7 +241,10 @@ def test_failed_starts_are_bounded_per_configured_worker(control: Control) -> No
     control.kill()
     counted: list[bool] = []
     for number in range(2 * MAX_FAILED_STARTS + 1):
-        assert control.run(scripts.announce_start(ROLE, f"test:{number + 10}", LEASE_US, workers=2)) == "ok"
+        assert (
+            control.run(scripts.announce_start(ROLE, f"test:{number + 10}", LEASE_US, workers=2))
+            == "ok"
+        )
         counted.append(read_availability(control, grace_us=0)[0])
         expire_start(control, f"test:{number + 10}")
     assert counted == [True] * 2 * MAX_FAILED_STARTS + [False]
@@ -209,7 +265,9 @@ def test_process_with_a_similar_place_is_not_mistaken_for_the_child(control: Con
     assert announce_by_keeper(control, child=LOADING) == "ok"
 
 
-@pytest.mark.parametrize("stopped_by", ["its keeper, before it runs", "its keeper, while it loads", "itself"])
+@pytest.mark.parametrize(
+    "stopped_by", ["its keeper, before it runs", "its keeper, while it loads", "itself"]
+)
 def test_stopped_starts_are_not_counted_as_failed(control: Control, stopped_by: str) -> None:
     control.kill()
     for number in range(MAX_FAILED_STARTS + 2):
@@ -223,7 +281,10 @@ def test_stopped_starts_are_not_counted_as_failed(control: Control, stopped_by: 
             assert control.run(scripts.end_start(ROLE, loading)) == "ok"
         else:
             assert control.run(scripts.end_start(ROLE, KEEPER, child=loading)) == "ok"
-        assert (num_starts(control), read_availability(control, grace_us=0)) == (0, (False, False, 0))
+        assert (num_starts(control), read_availability(control, grace_us=0)) == (
+            0,
+            (False, False, 0),
+        )
 
 
 def test_stopped_process_is_not_counted_as_failed_start_of_its_keeper(control: Control) -> None:
@@ -255,7 +316,9 @@ def test_repeated_announcement_of_a_start_counts_once(control: Control) -> None:
 
 
 @pytest.mark.parametrize("reset_by", ["a new keeper", "a minute without starts", "none"])
-def test_failed_starts_are_reset_without_an_announced_start(control: Control, reset_by: str) -> None:
+def test_failed_starts_are_reset_without_an_announced_start(
+    control: Control, reset_by: str
+) -> None:
     control.kill()
     for number in range(MAX_FAILED_STARTS):
         assert announce(control, f"test:{number + 10}") == "ok"

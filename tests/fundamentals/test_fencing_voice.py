@@ -15,14 +15,26 @@ KEEP_MS = 60_000
 
 
 def hold(
-    control: Control, session: str, owner: str = "", *, new: bool = False, holder: WorkerId = FIRST, bound: int = 1
+    control: Control,
+    session: str,
+    owner: str = "",
+    *,
+    new: bool = False,
+    holder: WorkerId = FIRST,
+    bound: int = 1,
 ) -> list[object]:
     call = scripts.hold_voice(session, holder, KEEP_MS, owner, new=new, bound=bound)
     return cast("list[object]", run(control.client, call))
 
 
 def save(
-    control: Control, session: str, epoch: object, fields: dict[str, bytes], gone: tuple[str, ...] = (), *, owner: str = ""
+    control: Control,
+    session: str,
+    epoch: object,
+    fields: dict[str, bytes],
+    gone: tuple[str, ...] = (),
+    *,
+    owner: str = "",
 ) -> str:
     return control.run(scripts.save_voice(session, int(text(epoch)), KEEP_MS, owner, fields, gone))
 
@@ -41,7 +53,11 @@ def test_voice_session_passes_to_its_next_holder_and_refuses_the_first(control: 
     assert int(text(next_epoch)) > int(text(epoch))
     held = pairs(fields)
     assert held["state"] == b"c" and "clip:1" not in held and held["holder"] == OTHER.encode()
-    assert save(control, "sess_1", epoch, {"state": b"late"}) == end(control, "sess_1", epoch) == "stale"
+    assert (
+        save(control, "sess_1", epoch, {"state": b"late"})
+        == end(control, "sess_1", epoch)
+        == "stale"
+    )
     assert save(control, "sess_1", next_epoch, {"view": b"x"}) == "ok"
     assert hold(control, "sess_1")
 
@@ -49,7 +65,9 @@ def test_voice_session_passes_to_its_next_holder_and_refuses_the_first(control: 
 def test_ended_voice_session_is_unknown_to_all_gateways(control: Control) -> None:
     epoch, *_ = hold(control, "sess_1", new=True)
     assert end(control, "sess_1") == "ok", "the API needs no epoch"
-    assert save(control, "sess_1", epoch, {"state": b"late"}) == "stale" and not hold(control, "sess_1", holder=OTHER)
+    assert save(control, "sess_1", epoch, {"state": b"late"}) == "stale" and not hold(
+        control, "sess_1", holder=OTHER
+    )
     assert end(control, "sess_1") == "stale"
 
 
@@ -60,15 +78,23 @@ def test_voice_session_expires(control: Control) -> None:
     assert client.zcard(keys.VOICES) == 1
 
 
-def test_save_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(control: Control) -> None:
-    """Redis lost the call that gave the session to its holder: the former holder must not get it back."""
+def test_save_at_a_higher_epoch_than_that_of_redis_is_accepted_and_raises_it(
+    control: Control,
+) -> None:
+    """Redis lost the call that gave the session to its holder: the former holder must not get it
+    back.
+    """
     former, *_ = hold(control, "sess_1", new=True)
     before = control.client.hgetall(keys.voice("sess_1"))
     held, *_ = hold(control, "sess_1", holder=OTHER)
     control.client.hset(keys.voice("sess_1"), mapping={**cast("dict[bytes, bytes]", before)})
     assert save(control, "sess_1", held, {"state": b"x"}) == "restored"
     assert save(control, "sess_1", held, {"state": b"y"}) == "ok"
-    assert save(control, "sess_1", former, {"state": b"late"}) == end(control, "sess_1", former) == "stale"
+    assert (
+        save(control, "sess_1", former, {"state": b"late"})
+        == end(control, "sess_1", former)
+        == "stale"
+    )
 
 
 def test_save_restores_a_lost_session_unless_it_has_ended(control: Control) -> None:
@@ -77,7 +103,9 @@ def test_save_restores_a_lost_session_unless_it_has_ended(control: Control) -> N
     assert save(control, "sess_1", epoch, {"state": b"x"}, owner="secret:1") == "restored"
     again, _, fields, _ = hold(control, "sess_1", "secret:1")
     assert pairs(fields)["state"] == b"x" and int(text(again)) > int(text(epoch))
-    assert control.client.zcard(keys.VOICES) == control.client.zcard(keys.voices_of("secret:1")) == 1
+    assert (
+        control.client.zcard(keys.VOICES) == control.client.zcard(keys.voices_of("secret:1")) == 1
+    )
     assert end(control, "sess_1", again) == "ok"
     assert save(control, "sess_1", again, {"state": b"late"}, owner="secret:1") == "stale"
     assert not control.client.exists(keys.voice("sess_1"))

@@ -1,4 +1,6 @@
-"""With Redis's memory full, rights are kept and ended as ever; only what adds work is refused, as a whole."""
+"""With Redis's memory full, rights are kept and ended as ever; only what adds work is refused, as a
+whole.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,7 +13,17 @@ from fleet.control import keys, scripts
 from fleet.control.connect import connect, run, text
 from fleet.control.outage import code_of
 from fleet.core.ids import CLIENT, Epoch, WorkerId
-from tests.fundamentals.control_plane import GATEWAY, LEASE_US, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
+from tests.fundamentals.control_plane import (
+    GATEWAY,
+    LEASE_US,
+    OTHER,
+    REQUEST,
+    ROLE,
+    STAGE,
+    TEXT,
+    WORKER,
+    Control,
+)
 from tests.support import RedisProcess
 
 
@@ -19,7 +31,9 @@ from tests.support import RedisProcess
 def control(server: RedisProcess) -> Iterator[Control]:
     """A control plane on a Redis of its own, with one request whose task a worker runs."""
     with connect(server.url) as client:
-        control = Control(client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000))))
+        control = Control(
+            client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
+        )
         control.register(GATEWAY, "")
         control.register(WORKER)
         assert control.submit(REQUEST)[0] == "ok"
@@ -36,22 +50,42 @@ def full_memory(client: redis.Redis) -> Iterator[None]:
 
 
 def offer_blocks(control: Control, epoch: Epoch) -> None:
-    assert control.run(scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks")) == "ok"
+    assert (
+        control.run(
+            scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks")
+        )
+        == "ok"
+    )
 
 
 def ack(epoch: Epoch) -> scripts.Call:
     return scripts.ack(
-        [scripts.Ack(request=REQUEST, stage=CLIENT, epoch=epoch, edge=TEXT, consumed=1, producer=STAGE, delivered=True)]
+        [
+            scripts.Ack(
+                request=REQUEST,
+                stage=CLIENT,
+                epoch=epoch,
+                edge=TEXT,
+                consumed=1,
+                producer=STAGE,
+                delivered=True,
+            )
+        ]
     )
 
 
 def keep_and_end(control: Control, epoch: Epoch) -> list[str]:
-    """Renew, acknowledge, lead and fence, then grant the lost task again and claim it; return the answers."""
+    """Renew, acknowledge, lead and fence, then grant the lost task again and claim it; return the
+    answers.
+    """
     answers = [
         control.run(scripts.renew(WORKER, LEASE_US, {"running": 1})),
         control.run(scripts.renew(GATEWAY, LEASE_US, {})),
         control.run(ack(control.epoch(CLIENT))),
-        "ok" if control.run(scripts.lead(WorkerId("conductor@test"), control.leader, 60_000)) == control.leader else "lost",
+        "ok"
+        if control.run(scripts.lead(WorkerId("conductor@test"), control.leader, 60_000))
+        == control.leader
+        else "lost",
     ]
     control.depose()
     answers += [control.register(OTHER), control.run(scripts.fence_worker("", WORKER, died=True))]
@@ -74,7 +108,9 @@ def test_operators_orders_are_accepted_with_a_full_memory(control: Control) -> N
 
 
 ENDS_AND_MOVES: dict[str, Callable[[Control, Epoch], scripts.Call]] = {
-    "end_request": lambda control, _: scripts.end_request(control.leader, REQUEST, "failed", "e", "why", ""),
+    "end_request": lambda control, _: scripts.end_request(
+        control.leader, REQUEST, "failed", "e", "why", ""
+    ),
     "abort": lambda _control, _: scripts.abort(REQUEST, scripts.API_RIGHT, "stop"),
     "lose_task": lambda _, epoch: scripts.lose_task(REQUEST, STAGE, epoch),
     "detach": lambda control, _: scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT)),
@@ -100,7 +136,11 @@ def test_added_work_is_refused_as_a_whole_with_a_full_memory(control: Control) -
     epoch = control.own()
     before = snapshot(control.client)
     with full_memory(control.client):
-        for add in (lambda: control.submit("req-2"), lambda: control.append(epoch), lambda: offer_blocks(control, epoch)):
+        for add in (
+            lambda: control.submit("req-2"),
+            lambda: control.append(epoch),
+            lambda: offer_blocks(control, epoch),
+        ):
             with pytest.raises(ResponseError) as refused:
                 add()
             assert code_of(refused.value) == "OOM"
@@ -109,7 +149,9 @@ def test_added_work_is_refused_as_a_whole_with_a_full_memory(control: Control) -
 
 
 def test_hand_off_that_overtakes_a_refused_append_waits_for_it(control: Control) -> None:
-    """Memory may have been freed between the append, which was refused, and the hand-off after it."""
+    """Memory may have been freed between the append, which was refused, and the hand-off after
+    it.
+    """
     epoch = control.own()
     hand_off = scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, produced={TEXT: 1})
     assert control.run(hand_off) == "behind" and control.epoch() == epoch

@@ -1,4 +1,6 @@
-"""A gateway while Redis refuses writes or its memory is nearly full: it keeps its id and its answers, and says what is wrong."""
+"""A gateway while Redis refuses writes or its memory is nearly full: it keeps its id and its
+answers, and says what is wrong.
+"""
 
 import asyncio
 import logging
@@ -43,17 +45,25 @@ async def test_gateway_keeps_its_id_and_logs_one_outage_while_redis_refuses_writ
             admin.config_set("min-replicas-to-write", 1)
             await await_until(has_lapsed, "the lease of the gateway to lapse")
             assert "NOREPLICAS" in client.telemetry.redis_trouble()
-            await check_refused(fleet, client, r"Redis refuses writes \(NOREPLICAS\).*min-replicas-to-write: start them")
+            await check_refused(
+                fleet,
+                client,
+                r"Redis refuses writes \(NOREPLICAS\).*min-replicas-to-write: start them",
+            )
             admin.config_set("min-replicas-to-write", 0)
             await await_until(serves, "the gateway to renew its lease")
             assert_same(await answer(client, fake_spec(fleet)), expected)
             assert client.id == me
     lines = [record.message for record in caplog.records if "this gateway" in record.message]
     begins = [line for line in lines if "NOREPLICAS" in line and "; this gateway waits" in line]
-    assert len(begins) == 1 and any("Redis serves this gateway again" in line for line in lines), lines
+    assert len(begins) == 1 and any("Redis serves this gateway again" in line for line in lines), (
+        lines
+    )
 
 
-async def test_new_requests_are_refused_before_the_memory_of_redis_is_full(own_redis: RedisProcess) -> None:
+async def test_new_requests_are_refused_before_the_memory_of_redis_is_full(
+    own_redis: RedisProcess,
+) -> None:
     """The request that is running ends; the one after it is admitted once there is room."""
     async with open_fleet(own_redis.url, "limits.max_redis_memory_percent=50") as (fleet, client):
         with connect(own_redis.url) as admin:
@@ -68,25 +78,39 @@ async def test_new_requests_are_refused_before_the_memory_of_redis_is_full(own_r
 
             admin.config_set("maxmemory", int(int(admin.info("memory")["used_memory"]) * 1.5))
             await await_until(is_full, "the gateway to look at the memory")
-            error = await check_refused(fleet, client, r"limits.max_redis_memory_percent .* beyond 50 % .* raise its maxmemory")
+            error = await check_refused(
+                fleet,
+                client,
+                r"limits.max_redis_memory_percent .* beyond 50 % .* raise its maxmemory",
+            )
             assert error.retry_after_s == 10
             chunks = [chunk async for chunk in running]
-            assert sum(chunk.final for chunk in chunks) == len(spec.outputs), "the running request ends"
+            assert sum(chunk.final for chunk in chunks) == len(spec.outputs), (
+                "the running request ends"
+            )
             admin.config_set("maxmemory", 0)
             await await_until(has_room, "the gateway to see room")
             assert_same(await answer(client, fake_spec(fleet)), expected)
 
 
 @pytest.mark.parametrize("setting", ["min-replicas-to-write", "maxmemory"])
-async def test_complete_spoken_answer_waits_for_redis_to_save_its_transcript(own_redis: RedisProcess, setting: str) -> None:
-    """All of its audio is sent before: an error at the end would end a stream that lacks nothing."""
+async def test_complete_spoken_answer_waits_for_redis_to_save_its_transcript(
+    own_redis: RedisProcess, setting: str
+) -> None:
+    """All of its audio is sent before: an error at the end would end a stream that lacks
+    nothing.
+    """
     async with open_fleet(own_redis.url) as (_, client):
         with connect(own_redis.url) as admin:
             admin.config_set(setting, 1)
-            saving = asyncio.ensure_future(client.voice.save_transcript("audio-1", "some words", 2_000_000_000))
+            saving = asyncio.ensure_future(
+                client.voice.save_transcript("audio-1", "some words", 2_000_000_000)
+            )
 
             async def was_refused() -> bool:
-                return int(admin.info("errorstats").get("errorstat_EXECABORT", {}).get("count", 0)) > 1
+                return (
+                    int(admin.info("errorstats").get("errorstat_EXECABORT", {}).get("count", 0)) > 1
+                )
 
             await await_until(was_refused, "the write to be refused more than once")
             assert not saving.done() and not admin.exists(keys.transcript("audio-1"))

@@ -1,4 +1,6 @@
-"""Scripts grant tasks: a submission its own, and a script that takes a task from its owner that one, at a higher epoch."""
+"""Scripts grant tasks: a submission its own, and a script that takes a task from its owner that
+one, at a higher epoch.
+"""
 
 from collections.abc import Callable
 
@@ -10,7 +12,16 @@ from fleet.control.connect import run, text, texts
 from fleet.core.events import Event, RequestSubmitted, TaskGranted, TaskHandedOff, TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName
 from fleet.core.request import RequestSpec
-from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, ROLE, STAGE, TEXT, WORKER, Control
+from tests.fundamentals.control_plane import (
+    GATEWAY,
+    OTHER,
+    REQUEST,
+    ROLE,
+    STAGE,
+    TEXT,
+    WORKER,
+    Control,
+)
 from tests.fundamentals.test_worker_indexes import num_commands
 from tests.support import stream_entries
 
@@ -26,14 +37,20 @@ def grants_of(control: Control, role: RoleName = ROLE) -> list[tuple[str, int, b
 def test_submission_grants_a_task_of_each_stage_to_its_first_role(control: Control) -> None:
     stages, roles = [StageName("lm"), StageName("voice")], [HALVES[0], RoleName("voice")]
     spec = RequestSpec(id=RequestId("req-two"), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    call = scripts.submit(spec, None, bound=8, stages=stages, edges=[TEXT], gateway=GATEWAY, first_roles=roles)
+    call = scripts.submit(
+        spec, None, bound=8, stages=stages, edges=[TEXT], gateway=GATEWAY, first_roles=roles
+    )
     assert texts(run(control.client, call))[0] == "ok"
     granted = [event for event in control.events_of(TaskGranted) if event.request == spec.id]
     assert [event.stage for event in granted] == stages
-    assert [grants_of(control, role) for role in roles] == [[(e.stage, e.epoch, False)] for e in granted]
+    assert [grants_of(control, role) for role in roles] == [
+        [(e.stage, e.epoch, False)] for e in granted
+    ]
     assert control.events_of(RequestSubmitted)[-1].request == spec.id
     last = [type(event).__name__ for event in control.events_of(Event)][-3:]
-    assert last == ["RequestSubmitted", "TaskGranted", "TaskGranted"], "the conductor learns of the request first"
+    assert last == ["RequestSubmitted", "TaskGranted", "TaskGranted"], (
+        "the conductor learns of the request first"
+    )
 
 
 def fenced_by_the_leader(control: Control) -> None:
@@ -60,7 +77,9 @@ LOSSES = (fenced_by_the_leader, seen_dying_by_its_keeper, left, failed_in_a_step
 
 
 @pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
-def test_task_is_granted_again_by_the_script_that_loses_it(control: Control, lose: Callable[[Control], None]) -> None:
+def test_task_is_granted_again_by_the_script_that_loses_it(
+    control: Control, lose: Callable[[Control], None]
+) -> None:
     old = control.own()
     assert control.append(old) == "ok"
     lose(control)
@@ -69,7 +88,9 @@ def test_task_is_granted_again_by_the_script_that_loses_it(control: Control, los
     assert grants_of(control) == [(STAGE, control.epoch(), False)]
     assert control.append(old, 1) == "stale"
     control.register(OTHER)
-    assert control.claim(control.epoch(), OTHER) == "ok" and control.append(control.epoch(), 1) == "ok"
+    assert (
+        control.claim(control.epoch(), OTHER) == "ok" and control.append(control.epoch(), 1) == "ok"
+    )
 
 
 def test_lost_task_is_granted_to_its_last_role(control: Control) -> None:
@@ -80,11 +101,17 @@ def test_lost_task_is_granted_to_its_last_role(control: Control) -> None:
     control.register(OTHER, HALVES[1])
     assert control.claim(handed, OTHER) == "ok"
     control.kill(OTHER)
-    assert control.epoch() > handed and (STAGE, control.epoch(), False) in grants_of(control, HALVES[1])
+    assert control.epoch() > handed and (STAGE, control.epoch(), False) in grants_of(
+        control, HALVES[1]
+    )
 
 
-def test_task_runs_alone_after_two_deaths_and_is_left_lost_after_a_death_alone(control: Control) -> None:
-    """The leader fails the request of the latter: `TaskLost` says that it died alone, and how often."""
+def test_task_runs_alone_after_two_deaths_and_is_left_lost_after_a_death_alone(
+    control: Control,
+) -> None:
+    """The leader fails the request of the latter: `TaskLost` says that it died alone, and how
+    often.
+    """
     seen: list[tuple[str, bool]] = []
     for _ in range(MAX_DEATHS + 1):
         assert control.claim(control.epoch()) == "ok"
@@ -110,6 +137,9 @@ def test_fencing_a_worker_with_many_tasks_is_short(control: Control) -> None:
         request = f"req-held{number:03}"
         assert control.submit(request, bound=200)[0] == "ok"
         epoch = Epoch(int(text(control.client.hget(keys.task(RequestId(request), STAGE), "epoch"))))
-        assert control.run(scripts.claim(WORKER, ROLE, "0-1", RequestId(request), STAGE, epoch)) == "ok"
+        assert (
+            control.run(scripts.claim(WORKER, ROLE, "0-1", RequestId(request), STAGE, epoch))
+            == "ok"
+        )
     assert num_commands(control.client, scripts.fence_worker("", WORKER, died=True), "ok") < 2000
     assert control.run(scripts.fence_tasks(control.leader, WORKER)) in ("more", "ok")

@@ -1,4 +1,6 @@
-"""A gateway compares its idle streams with Redis in few calls, and reads exactly those whose notices were lost."""
+"""A gateway compares its idle streams with Redis in few calls, and reads exactly those whose
+notices were lost.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -24,7 +26,9 @@ OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 
 
 class Idle:
-    """A gateway that reads no inbox, so that every notice is lost, and one request whose worker is the test."""
+    """A gateway that reads no inbox, so that every notice is lost, and one request whose worker is
+    the test.
+    """
 
     def __init__(self, client: redis.Redis, gateway: FleetClient) -> None:
         self.client, self.gateway = client, gateway
@@ -44,14 +48,20 @@ class Idle:
         return list(self.read)
 
     async def settle(self) -> None:
-        """Let the gateway note that the streams advanced, then acknowledge what was read from them."""
+        """Let the gateway note that the streams advanced, then acknowledge what was read from
+        them.
+        """
         await self.catch_up()
         await self.catch_up()
 
 
 @pytest.fixture
-async def idle(redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Idle]:
-    config = load_config(None, ("engine=fake", "device=cpu", "graph=text", "limits.max_requests=1000"))
+async def idle(
+    redis_url: str, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Idle]:
+    config = load_config(
+        None, ("engine=fake", "device=cpu", "graph=text", "limits.max_requests=1000")
+    )
     gateway = await FleetClient.connect(redis_url, config)
     await gateway._membership.register()  # pyright: ignore[reportPrivateUsage]
     await gateway.requests.start()
@@ -91,7 +101,9 @@ def lose_acknowledgements(idle: Idle) -> None:
 
 
 def end(idle: Idle) -> None:
-    call = scripts.end_request(idle.control.leader, REQUEST, "failed", "engine_error", "it failed", None)
+    call = scripts.end_request(
+        idle.control.leader, REQUEST, "failed", "engine_error", "it failed", None
+    )
     assert idle.control.run(call) == "ok"
 
 
@@ -106,8 +118,12 @@ def attach_elsewhere(idle: Idle) -> None:
     assert idle.control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
 
 
-@pytest.mark.parametrize("cause", [append, grant_again, lose_acknowledgements, end, lose_request, attach_elsewhere])
-async def test_stream_is_read_once_redis_has_something_new_for_it(idle: Idle, cause: Callable[[Idle], None]) -> None:
+@pytest.mark.parametrize(
+    "cause", [append, grant_again, lose_acknowledgements, end, lose_request, attach_elsewhere]
+)
+async def test_stream_is_read_once_redis_has_something_new_for_it(
+    idle: Idle, cause: Callable[[Idle], None]
+) -> None:
     stream, _ = await idle.submit(REQUEST), await idle.submit(RequestId("req-other"))
     idle.control.own()
     append(idle, 0)
@@ -119,7 +135,9 @@ async def test_stream_is_read_once_redis_has_something_new_for_it(idle: Idle, ca
     assert await idle.catch_up() == [REQUEST]
 
 
-async def test_stream_waits_for_a_submission_that_is_slow(idle: Idle, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_waits_for_a_submission_that_is_slow(
+    idle: Idle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Redis does not have the request yet, which is no proof that its answer has ended."""
     sent, arrives = asyncio.Event(), asyncio.Event()
 
@@ -157,13 +175,17 @@ async def test_gateway_with_open_connections_opens_no_more_under_load(redis_url:
         await client.open_connections()
         pool = client._redis.connection_pool  # pyright: ignore[reportPrivateUsage]
         opened = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
-        assert len(opened) == MAX_CONNECTIONS and all(each.is_connected for each in pool._available_connections)  # pyright: ignore
+        assert len(opened) == MAX_CONNECTIONS and all(
+            each.is_connected for each in pool._available_connections
+        )  # pyright: ignore
         await asyncio.gather(*(client.ping() for _ in range(10 * MAX_CONNECTIONS)))
         after = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
         assert after == opened
 
 
-async def test_connections_are_opened_one_after_the_other(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connections_are_opened_one_after_the_other(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Concurrent TLS handshakes on a loaded machine each exceed their time limit."""
     opening: list[object] = []
     most = 0

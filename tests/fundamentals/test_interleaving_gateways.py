@@ -1,7 +1,8 @@
-"""In every order of two gateways' calls and of lost writes, the gateway that the client reads delivers the answer.
+"""In every order of two gateways' calls and of lost writes, the gateway that the client reads
+delivers the answer.
 
-An epoch above that of Redis proves that Redis lost writes: its holder has the better right. Seeded mutations show that the check
-can fail, and the model replies to random calls as the scripts do.
+An epoch above that of Redis proves that Redis lost writes: its holder has the better right. Seeded
+mutations show that the check can fail, and the model replies to random calls as the scripts do.
 """
 
 import random
@@ -14,7 +15,14 @@ from fleet.control.connect import run, text, texts
 from fleet.core.ids import CLIENT, Epoch, WorkerId
 from tests.fundamentals.control_plane import REQUEST, STAGE, TEXT, WORKER, Control, submission
 from tests.fundamentals.interleaving_explore import Broken
-from tests.fundamentals.interleaving_gateways import Answer, GatewayMoves, GatewaySearch, ReaderBudget, ReaderScripts, ReaderStore
+from tests.fundamentals.interleaving_gateways import (
+    Answer,
+    GatewayMoves,
+    GatewaySearch,
+    ReaderBudget,
+    ReaderScripts,
+    ReaderStore,
+)
 from tests.support import stream_entries
 
 
@@ -55,7 +63,9 @@ class AttachesAnyEpoch(ReaderScripts):
 
 
 class AbortsUnread(ReaderScripts):
-    """Mutation: a gateway aborts an answer that it does not read, by the API's right, instead of giving it up."""
+    """Mutation: a gateway aborts an answer that it does not read, by the API's right, instead of
+    giving it up.
+    """
 
     def give_up(self, store: ReaderStore, clock: int, gateway: str) -> Answer:
         return self.abort(store, clock, store.epoch)
@@ -85,12 +95,16 @@ NUM_WALKS, NUM_CALLS = 12, 40
 
 
 class ReaderTwins:
-    """The same answer in Redis and in the model. `epochs` maps the model's epochs to those of Redis."""
+    """The same answer in Redis and in the model. `epochs` maps the model's epochs to those of
+    Redis.
+    """
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: ReaderScripts) -> None:
         client.flushdb()
         self.rng, self.mirror, self.store, self.clock = rng, mirror, ReaderStore(), 1
-        self.control = Control(client, texts(run(client, scripts.lead(WorkerId("conductor@test"), "", 600_000)))[0])
+        self.control = Control(
+            client, texts(run(client, scripts.lead(WorkerId("conductor@test"), "", 600_000)))[0]
+        )
         for gateway in NAMES.values():
             self.control.register(gateway, "")
         self.control.register(WORKER)
@@ -116,31 +130,53 @@ class ReaderTwins:
         seen = ReaderStore(
             state=task["state"],
             epoch=self.store.epoch,
-            owner={gateway: name for name, gateway in NAMES.items()}.get(WorkerId(task["owner"]), ""),
+            owner={gateway: name for name, gateway in NAMES.items()}.get(
+                WorkerId(task["owner"]), ""
+            ),
             finished=self.control.task()["state"] == "finished" and self.store.finished,
-            end="" if client.sismember(keys.LIVE, REQUEST) else text(client.hget(keys.request(REQUEST), "state")),
+            end=""
+            if client.sismember(keys.LIVE, REQUEST)
+            else text(client.hget(keys.request(REQUEST), "state")),
             moved=frozenset((name, epoch) for name in NAMES for epoch in self.moved(name)),
         )
         assert seen == self.store, after
 
     def moved(self, name: str) -> list[int]:
         """Return the epochs of which a gateway was notified, as the model numbers them."""
-        found = [fields for _, fields in stream_entries(self.control.client, keys.inbox(NAMES[name])) if fields[b"k"] == b"m"]
+        found = [
+            fields
+            for _, fields in stream_entries(self.control.client, keys.inbox(NAMES[name]))
+            if fields[b"k"] == b"m"
+        ]
         numbers = {real: epoch for epoch, real in self.epochs.items()}
         return [numbers[Epoch(int(fields[b"e"]))] for fields in found]
 
     def random_call(self) -> None:
         name, epoch = self.rng.choice("AB"), self.rng.choice([self.store.epoch, *self.epochs])
         at, gateway, now = self.epochs[epoch], NAMES[name], (self.store, self.clock)
-        kind = self.rng.choice(("attach", "attach", "reattach", "detach", "ack", "lose", "save", "finish", "abort"))
+        kind = self.rng.choice(
+            ("attach", "attach", "reattach", "detach", "ack", "lose", "save", "finish", "abort")
+        )
         if kind == "attach":
             self.call_both(self.mirror.attach(*now, name, None), scripts.attach(REQUEST, gateway))
         elif kind == "reattach":
-            self.call_both(self.mirror.attach(*now, name, epoch), scripts.attach(REQUEST, gateway, held=at))
+            self.call_both(
+                self.mirror.attach(*now, name, epoch), scripts.attach(REQUEST, gateway, held=at)
+            )
         elif kind == "detach":
-            self.call_both(self.mirror.detach(*now, name, epoch), scripts.detach(REQUEST, gateway, at))
+            self.call_both(
+                self.mirror.detach(*now, name, epoch), scripts.detach(REQUEST, gateway, at)
+            )
         elif kind == "ack":
-            ack = scripts.Ack(request=REQUEST, stage=CLIENT, epoch=at, edge=TEXT, consumed=1, producer=STAGE, delivered=True)
+            ack = scripts.Ack(
+                request=REQUEST,
+                stage=CLIENT,
+                epoch=at,
+                edge=TEXT,
+                consumed=1,
+                producer=STAGE,
+                delivered=True,
+            )
             self.call_both(self.mirror.acks(*now, epoch), scripts.ack([ack]))
         elif kind == "abort" and self.rng.random() < 0.3:
             self.call_both(self.mirror.abort(*now, epoch), scripts.abort(REQUEST, at, "stop"))

@@ -1,7 +1,9 @@
-"""Every order of moves of workers, client and conductor: each state is valid, and each leads to the request's end.
+"""Every order of moves of workers, client and conductor: each state is valid, and each leads to the
+request's end.
 
-`interleaving_store` mirrors the scripts, `interleaving_moves` lists the possible next moves around the real `step`;
-`interleaving_search` tries all orders. Seeded mutations show that the check can fail.
+`interleaving_store` mirrors the scripts, `interleaving_moves` lists the possible next moves around
+the real `step`; `interleaving_search` tries all orders. Seeded mutations show that the check can
+fail.
 """
 
 import gc
@@ -17,7 +19,16 @@ from fleet.graphs import GRAPHS
 from tests.fundamentals.interleaving_explore import Broken
 from tests.fundamentals.interleaving_moves import Fleet
 from tests.fundamentals.interleaving_search import Search
-from tests.fundamentals.interleaving_store import CONSUMER, PAIR, PRODUCER, STAGES, Answer, MirrorTask, Scripts, Store
+from tests.fundamentals.interleaving_store import (
+    CONSUMER,
+    PAIR,
+    PRODUCER,
+    STAGES,
+    Answer,
+    MirrorTask,
+    Scripts,
+    Store,
+)
 from tests.fundamentals.interleaving_world import Budget, World
 
 TWO_PRODUCERS, TWO_CONSUMERS = "ABc", "Acd"
@@ -27,7 +38,9 @@ TWO_FROM_PRODUCER, TWO_FROM_CONSUMER, ONE_EACH = (2, 1), (1, 2), (1, 1)
 
 @pytest.fixture(autouse=True)
 def pair(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Register the model's graph; disable garbage collection, which would look for cycles in a million tuples without any."""
+    """Register the model's graph; disable garbage collection, which would look for cycles in a
+    million tuples without any.
+    """
     monkeypatch.setitem(GRAPHS, PAIR.name, PAIR)
     gc.disable()
     yield
@@ -46,7 +59,10 @@ def explore(fleet: Fleet) -> Search:
     [
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
         pytest.param(Budget(freezes=1, failures=1), id="a worker freezes and wakes, a task fails"),
-        pytest.param(Budget(crashes=1, repeats=1, early_grants=1), id="the conductor dies, reads events twice, grants early"),
+        pytest.param(
+            Budget(crashes=1, repeats=1, early_grants=1),
+            id="the conductor dies, reads events twice, grants early",
+        ),
     ],
 )
 def test_producer_recovers_in_every_interleaving(budget: Budget) -> None:
@@ -75,8 +91,14 @@ ENDED = MirrorTask(state="finished", epoch=3, role="producer", log=(0,), produce
     "store",
     [
         pytest.param(OLDER, id="its tasks are pending"),
-        pytest.param(OLDER.with_task(PRODUCER, MirrorTask("lost", 2, STAGES[PRODUCER], deaths=1)), id="a task is lost"),
-        pytest.param(OLDER._replace(tasks=(ENDED, ENDED), at=("A0",), consumed_by_client=1), id="it is complete"),
+        pytest.param(
+            OLDER.with_task(PRODUCER, MirrorTask("lost", 2, STAGES[PRODUCER], deaths=1)),
+            id="a task is lost",
+        ),
+        pytest.param(
+            OLDER._replace(tasks=(ENDED, ENDED), at=("A0",), consumed_by_client=1),
+            id="it is complete",
+        ),
     ],
 )
 def test_request_of_an_older_version_is_resumed_by_the_next_leader(store: Store) -> None:
@@ -85,7 +107,9 @@ def test_request_of_an_older_version_is_resumed_by_the_next_leader(store: Store)
 
 
 def was_recomputed(world: World) -> bool:
-    """Epochs: granted at 1, lost at 2, granted at 3, granted to recompute tensors at 4, closed at 5."""
+    """Epochs: granted at 1, lost at 2, granted at 3, granted to recompute tensors at 4, closed at
+    5.
+    """
     (producer, _) = world.store.tasks
     return world.store.end == "finished" and producer.epoch >= 5 and producer.deaths > 0
 
@@ -94,7 +118,10 @@ def was_recomputed(world: World) -> bool:
     "budget",
     [
         pytest.param(Budget(deaths=1, crashes=1), id="a worker and the conductor die"),
-        pytest.param(Budget(freezes=1, repeats=1), id="a worker freezes and wakes, events are delivered again"),
+        pytest.param(
+            Budget(freezes=1, repeats=1),
+            id="a worker freezes and wakes, events are delivered again",
+        ),
     ],
 )
 def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
@@ -105,19 +132,45 @@ def test_consumer_recovers_in_every_interleaving(budget: Budget) -> None:
 @pytest.mark.parametrize(
     ("places", "faulty", "sizes", "budget"),
     [
-        pytest.param("AXc", "AXc", TWO_FROM_PRODUCER, Budget(deaths=1), id="producer: any worker dies"),
-        pytest.param("AXc", "AX", TWO_FROM_PRODUCER, Budget(freezes=1), id="producer: a half freezes and wakes"),
-        pytest.param("AXc", "", TWO_FROM_PRODUCER, Budget(crashes=1), id="producer: the conductor dies"),
-        pytest.param("AXc", "AX", TWO_FROM_PRODUCER, Budget(steps=1), id="producer: a step fails as a whole"),
-        pytest.param("Acx", "Acx", TWO_FROM_CONSUMER, Budget(deaths=1), id="consumer: any worker dies"),
-        pytest.param("Acx", "cx", TWO_FROM_CONSUMER, Budget(freezes=1), id="consumer: a half freezes and wakes"),
+        pytest.param(
+            "AXc", "AXc", TWO_FROM_PRODUCER, Budget(deaths=1), id="producer: any worker dies"
+        ),
+        pytest.param(
+            "AXc",
+            "AX",
+            TWO_FROM_PRODUCER,
+            Budget(freezes=1),
+            id="producer: a half freezes and wakes",
+        ),
+        pytest.param(
+            "AXc", "", TWO_FROM_PRODUCER, Budget(crashes=1), id="producer: the conductor dies"
+        ),
+        pytest.param(
+            "AXc", "AX", TWO_FROM_PRODUCER, Budget(steps=1), id="producer: a step fails as a whole"
+        ),
+        pytest.param(
+            "Acx", "Acx", TWO_FROM_CONSUMER, Budget(deaths=1), id="consumer: any worker dies"
+        ),
+        pytest.param(
+            "Acx",
+            "cx",
+            TWO_FROM_CONSUMER,
+            Budget(freezes=1),
+            id="consumer: a half freezes and wakes",
+        ),
     ],
 )
-def test_hand_off_completes_in_every_interleaving(places: str, faulty: str, sizes: tuple[int, int], budget: Budget) -> None:
+def test_hand_off_completes_in_every_interleaving(
+    places: str, faulty: str, sizes: tuple[int, int], budget: Budget
+) -> None:
     """The producer may be one chunk ahead, so that it waits for a consumer whose input is lost."""
-    search = explore(Fleet(places, budget, faulty=faulty, sizes=sizes, split=split_stage(places), credits=1))
+    search = explore(
+        Fleet(places, budget, faulty=faulty, sizes=sizes, split=split_stage(places), credits=1)
+    )
     assert {world.store.end for world in search.worlds} == {"", "finished"}
-    assert {"offered", "confirmed", "released"} <= {task.offer for world in search.worlds for task in world.store.tasks}
+    assert {"offered", "confirmed", "released"} <= {
+        task.offer for world in search.worlds for task in world.store.tasks
+    }
 
 
 def split_stage(places: str) -> int:
@@ -137,8 +190,14 @@ class RegrantsWithoutRaising(Scripts):
 
 
 class LosesWithoutGranting(Scripts):
-    def grant_task(self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str) -> Store:
-        return store if by == "regrant" else super().grant_task(store, stage, task, role, alone=alone, by=by)
+    def grant_task(
+        self, store: Store, stage: int, task: MirrorTask, role: str, *, alone: bool, by: str
+    ) -> Store:
+        return (
+            store
+            if by == "regrant"
+            else super().grant_task(store, stage, task, role, alone=alone, by=by)
+        )
 
 
 class ClosesUndelivered(Scripts):
@@ -147,7 +206,9 @@ class ClosesUndelivered(Scripts):
 
 
 class ClosesWithAnOpenTask(Scripts):
-    """Mutation: the delivery closes the request although a finished task runs again, to recompute its tensors."""
+    """Mutation: the delivery closes the request although a finished task runs again, to recompute
+    its tensors.
+    """
 
     def is_complete(self, store: Store) -> bool:
         return store.consumed_by_client == store.sizes[CONSUMER]
@@ -161,7 +222,9 @@ class NeverCloses(Scripts):
 class ClosesAtDeliveryOnly(Scripts):
     """Mutation: a task that ends after the delivery does not close the request."""
 
-    def append(self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool) -> Answer:
+    def append(
+        self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool
+    ) -> Answer:
         return NeverCloses().append(store, worker, stage, epoch, index, finish=finish)
 
 
@@ -173,7 +236,9 @@ class AppendsAtAnyEpoch(Scripts):
 class AppendsAgain(Scripts):
     """Mutation: a chunk that the log holds is written a second time."""
 
-    def append(self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool) -> Answer:
+    def append(
+        self, store: Store, worker: str, stage: int, epoch: int, index: int, *, finish: bool
+    ) -> Answer:
         after, answer = super().append(store, worker, stage, epoch, index, finish=finish)
         if answer != "duplicate":
             return after, answer
@@ -189,7 +254,9 @@ class ImportsUnlistedSource(Scripts):
 
 
 class ExpectsRecomputation(Scripts):
-    """Mutation: an owner that imported blocks is expected to recompute the chunks published before."""
+    """Mutation: an owner that imported blocks is expected to recompute the chunks published
+    before.
+    """
 
     def skips(self, task: MirrorTask) -> bool:
         return False
@@ -233,16 +300,28 @@ def test_mutated_script_is_detected(scripts: type[Scripts], message: str) -> Non
 
 def test_import_from_an_unlisted_source_is_detected() -> None:
     with pytest.raises(Broken, match="blocks that are not the request's"):
-        explore(Fleet("AXc", Budget(freezes=1), ImportsUnlistedSource(), faulty="A", split=PRODUCER))
+        explore(
+            Fleet("AXc", Budget(freezes=1), ImportsUnlistedSource(), faulty="A", split=PRODUCER)
+        )
 
 
 def test_skipped_recomputation_of_lost_tensors_is_detected() -> None:
     with pytest.raises(Broken, match="never ends as it should"):
-        explore(Fleet("AXc", Budget(deaths=1), ExpectsRecomputation(), faulty="A", split=PRODUCER, credits=1))
+        explore(
+            Fleet(
+                "AXc",
+                Budget(deaths=1),
+                ExpectsRecomputation(),
+                faulty="A",
+                split=PRODUCER,
+                credits=1,
+            )
+        )
 
 
 @pytest.mark.parametrize(
-    ("fleet", "budget"), [(IgnoresLostTasks, Budget(steps=MAX_DEATHS + 1)), (FailsAtFirstDeath, Budget(deaths=1))]
+    ("fleet", "budget"),
+    [(IgnoresLostTasks, Budget(steps=MAX_DEATHS + 1)), (FailsAtFirstDeath, Budget(deaths=1))],
 )
 def test_mutated_conductor_is_detected(fleet: type[Fleet], budget: Budget) -> None:
     with pytest.raises(Broken, match="never ends as it should"):

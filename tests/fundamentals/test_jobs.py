@@ -1,4 +1,6 @@
-"""Jobs are listed and controlled through the gateway's port: state, progress and traceback; over real rq, without its worker."""
+"""Jobs are listed and controlled through the gateway's port: state, progress and traceback; over
+real rq, without its worker.
+"""
 
 import os
 import shutil
@@ -14,12 +16,17 @@ from rq.job import Job as RqJob
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from fleet.lab.measure.options import BenchOptions, parse
 from fleet.config import load_config
 from fleet.control import jobs
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect
-from fleet.control.job_files import MAX_FILE_BYTES, MAX_FOLDERS, make_folder, read_file, remove_old_folders
+from fleet.control.job_files import (
+    MAX_FILE_BYTES,
+    MAX_FOLDERS,
+    make_folder,
+    read_file,
+    remove_old_folders,
+)
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments, Measure
 from fleet.core.telemetry import JobProgress
@@ -27,6 +34,7 @@ from fleet.jobs.bench import OF_THE_GATEWAY, command_line, report_options
 from fleet.jobs.measured import Measured
 from fleet.jobs.record import JobRecord
 from fleet.jobs.worker import JobWorker
+from fleet.lab.measure.options import BenchOptions, parse
 from tests.support import RedisProcess, wait_until
 
 MEASURED = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")
@@ -40,15 +48,22 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
 
 @pytest.fixture
 async def client(redis_url: str, tmp_path: Path) -> FleetClient:
-    return await FleetClient.connect(redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}")))
+    return await FleetClient.connect(
+        redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}"))
+    )
 
 
 def rq_job(connection: redis.Redis, job: str) -> RqJob:
     return RqJob.fetch(job, connection=connection, serializer=JSONSerializer)
 
 
-async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, client: FleetClient) -> None:
-    first, second = await client.jobs.submit("bench", {"measure": "scale"}), await client.jobs.submit("bench", {})
+async def test_job_is_shown_from_queue_to_failure(
+    connection: redis.Redis, client: FleetClient
+) -> None:
+    first, second = (
+        await client.jobs.submit("bench", {"measure": "scale"}),
+        await client.jobs.submit("bench", {}),
+    )
     assert [job.id for job in await client.jobs.list_jobs()] == [second.id, first.id]
     assert first.state == "queued" and first.created_us > 0 and first.progress is None
     assert first.arguments == BenchArguments(measure="scale").as_json()
@@ -59,15 +74,25 @@ async def test_job_is_shown_from_queue_to_failure(connection: redis.Redis, clien
     queue = jobs.open_queue(connection)
     queue.remove(first.id)
     running.set_status(jobs.JobStatus.FAILED)
-    queue.failed_job_registry.add(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
-    Result.create_failure(running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>")
+    queue.failed_job_registry.add(
+        running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>"
+    )
+    Result.create_failure(
+        running, ttl=1000, exc_string="Traceback (most recent call last):\nValueError: no <b>"
+    )
     failed = await client.jobs.find(first.id)
     assert failed is not None and failed.state == "failed" and failed.error == "ValueError: no <b>"
     assert failed.traceback.startswith("Traceback") and failed.result == ""
     retried = await client.jobs.retry(first.id)
-    assert retried.id != first.id and retried.arguments == first.arguments and retried.state == "queued"
+    assert (
+        retried.id != first.id
+        and retried.arguments == first.arguments
+        and retried.state == "queued"
+    )
     await client.jobs.delete(first.id)
-    assert await client.jobs.find(first.id) is None and first.id not in {job.id for job in await client.jobs.list_jobs()}
+    assert await client.jobs.find(first.id) is None and first.id not in {
+        job.id for job in await client.jobs.list_jobs()
+    }
     await client.stop()
 
 
@@ -75,18 +100,25 @@ def test_job_worker_waits_while_redis_refuses_writes(own_redis: RedisProcess) ->
     """It takes the next job afterwards, and its process does not end."""
     with connect(own_redis.url) as admin, redis.Redis.from_url(own_redis.url) as connection:
         queue = Queue(jobs.QUEUE, connection=connection, serializer=JSONSerializer)
-        worker = JobWorker([queue], connection=connection, serializer=JSONSerializer, job_class=JobRecord)
+        worker = JobWorker(
+            [queue], connection=connection, serializer=JSONSerializer, job_class=JobRecord
+        )
         submitted = queue.enqueue("time.sleep", 600)
         admin.config_set("min-replicas-to-write", 1)
         with ThreadPoolExecutor(1) as thread:
             found = thread.submit(worker.dequeue_job_and_maintain_ttl, None)
-            wait_until(lambda: found.done() or "NOREPLICAS" in worker.outage.cause, "the job worker to be refused")
+            wait_until(
+                lambda: found.done() or "NOREPLICAS" in worker.outage.cause,
+                "the job worker to be refused",
+            )
             admin.config_set("min-replicas-to-write", 0)
             taken = found.result(timeout=30)
         assert taken is not None and taken[0].id == submitted.id
 
 
-async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(client: FleetClient) -> None:
+async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(
+    client: FleetClient,
+) -> None:
     job = await client.jobs.submit("bench", {})
     with pytest.raises(Conflict, match="not ended"):
         await client.jobs.retry(job.id)
@@ -103,14 +135,18 @@ async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(client: 
     await client.stop()
 
 
-async def test_job_submitted_by_other_code_is_not_run(connection: redis.Redis, client: FleetClient) -> None:
+async def test_job_submitted_by_other_code_is_not_run(
+    connection: redis.Redis, client: FleetClient
+) -> None:
     jobs.open_queue(connection).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
     (job,) = await client.jobs.list_jobs()
     assert (job.kind, job.arguments, job.progress, job.state) == ("", None, None, "queued")
     await client.stop()
 
 
-async def test_record_of_another_version_is_shown_but_not_retried(connection: redis.Redis, client: FleetClient) -> None:
+async def test_record_of_another_version_is_shown_but_not_retried(
+    connection: redis.Redis, client: FleetClient
+) -> None:
     queue = jobs.open_queue(connection)
     old = queue.enqueue("fleet.jobs.bench.run", ["--json", "/tmp/x"], meta={"kind": "bench"})
     (job,) = await client.jobs.list_jobs()
@@ -121,7 +157,9 @@ async def test_record_of_another_version_is_shown_but_not_retried(connection: re
     await client.stop()
 
 
-async def test_job_folder_is_private_and_removed_with_its_job(client: FleetClient, tmp_path: Path) -> None:
+async def test_job_folder_is_private_and_removed_with_its_job(
+    client: FleetClient, tmp_path: Path
+) -> None:
     job = await client.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     assert folder == tmp_path / "jobs" / job.id and stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -129,7 +167,12 @@ async def test_job_folder_is_private_and_removed_with_its_job(client: FleetClien
     (folder / "other.txt").write_text("no")
     (folder / "report.png").symlink_to(folder / "other.txt")
     assert await client.jobs.read_file(job.id, "report.json") == b"{}"
-    for job_id, name in ((job.id, "other.txt"), (job.id, "report.png"), (job.id, "../report.json"), ("../jobs", "report.json")):
+    for job_id, name in (
+        (job.id, "other.txt"),
+        (job.id, "report.png"),
+        (job.id, "../report.json"),
+        ("../jobs", "report.json"),
+    ):
         with pytest.raises(NotFound):
             await client.jobs.read_file(job_id, name)
     (folder / "report.json").write_bytes(b" " * (MAX_FILE_BYTES + 1))
@@ -140,7 +183,9 @@ async def test_job_folder_is_private_and_removed_with_its_job(client: FleetClien
     await client.stop()
 
 
-async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, client: FleetClient, tmp_path: Path) -> None:
+async def test_folders_of_expired_jobs_are_removed(
+    connection: redis.Redis, client: FleetClient, tmp_path: Path
+) -> None:
     kept, expired = await client.jobs.submit("bench", {}), await client.jobs.submit("bench", {})
     folders = [make_folder(tmp_path, job.id) for job in (kept, expired)]
     foreign = tmp_path / "jobs" / "notes"
@@ -151,7 +196,9 @@ async def test_folders_of_expired_jobs_are_removed(connection: redis.Redis, clie
     await client.stop()
 
 
-async def test_missing_or_large_job_file_is_refused_without_a_path(client: FleetClient, tmp_path: Path) -> None:
+async def test_missing_or_large_job_file_is_refused_without_a_path(
+    client: FleetClient, tmp_path: Path
+) -> None:
     job = await client.jobs.submit("bench", {})
     folder = make_folder(tmp_path, job.id)
     (folder / "report.png").write_bytes(b" " * (MAX_FILE_BYTES + 1))
@@ -177,12 +224,18 @@ def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path:
         file.write_text("no folder")
         folders = [make_folder(tmp_path, job_id) for job_id in ids[3:]]
         clean_up()
-        assert target.is_dir() and not any(path.is_symlink() or path.is_file() for path in (link, dangling, file))
+        assert target.is_dir() and not any(
+            path.is_symlink() or path.is_file() for path in (link, dangling, file)
+        )
         assert [folder.exists() for folder in folders] == [link.exists()] * 2
 
 
-def test_undeletable_folder_does_not_keep_other_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = [make_folder(tmp_path, f"00000000-0000-0000-0000-{number:012x}") for number in range(3)]
+def test_undeletable_folder_does_not_keep_other_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [
+        make_folder(tmp_path, f"00000000-0000-0000-0000-{number:012x}") for number in range(3)
+    ]
     remove = shutil.rmtree
 
     def refuse_one(path: Path) -> None:
@@ -196,7 +249,13 @@ def test_undeletable_folder_does_not_keep_other_folders(tmp_path: Path, monkeypa
     assert [folder.exists() for folder in folders] == [False, True, False]
 
 
-CORRUPT = (("meta", b"[1]"), ("timeout", b"xx"), ("created_at", b"soon"), ("status", b"asleep"), ("data", None))
+CORRUPT = (
+    ("meta", b"[1]"),
+    ("timeout", b"xx"),
+    ("created_at", b"soon"),
+    ("status", b"asleep"),
+    ("data", None),
+)
 
 
 @pytest.mark.parametrize(("field", "value"), CORRUPT, ids=[field for field, _ in CORRUPT])
@@ -218,7 +277,9 @@ async def test_unreadable_record_is_listed_beside_others(
             await order(corrupt.id)
     assert jobs.kept_ids(connection, [whole.id, corrupt.id, "none"]) == {whole.id, corrupt.id}
     await client.jobs.delete(corrupt.id)
-    assert [job.id for job in await client.jobs.list_jobs()] == [whole.id] and jobs.open_queue(connection).job_ids == [whole.id]
+    assert [job.id for job in await client.jobs.list_jobs()] == [whole.id] and jobs.open_queue(
+        connection
+    ).job_ids == [whole.id]
     await client.stop()
 
 
@@ -245,13 +306,23 @@ def test_oldest_folders_beyond_the_bound_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("measure", MEASURE_TAKES)
 def test_each_measure_is_a_command_line_of_the_benchmark(measure: Measure, tmp_path: Path) -> None:
-    command = command_line(BenchArguments(measure=measure, check=True), MEASURED, tmp_path / "c.yaml")
+    command = command_line(
+        BenchArguments(measure=measure, check=True), MEASURED, tmp_path / "c.yaml"
+    )
     options = parse([*command, *report_options(tmp_path)])
-    assert options.check and options.config == tmp_path / "c.yaml" and options.json == tmp_path / "report.json"
-    assert options.overrides == () and not options.up and options.engine is None and options.wavs == ()
+    assert (
+        options.check
+        and options.config == tmp_path / "c.yaml"
+        and options.json == tmp_path / "report.json"
+    )
+    assert (
+        options.overrides == () and not options.up and options.engine is None and options.wavs == ()
+    )
     assert options.url == (MEASURED.url if measure in OF_THE_GATEWAY else None)
     assert options.serving == (measure == "serving") and options.voice == (measure == "voice")
-    assert [options.barge_in, options.scale, options.hop, options.transfer].count(True) == (measure not in ("serving", "voice"))
+    assert [options.barge_in, options.scale, options.hop, options.transfer].count(True) == (
+        measure not in ("serving", "voice")
+    )
 
 
 def test_benchmark_receives_the_job_arguments(tmp_path: Path) -> None:
@@ -259,7 +330,13 @@ def test_benchmark_receives_the_job_arguments(tmp_path: Path) -> None:
         return parse(command_line(arguments, MEASURED, tmp_path))
 
     options = parsed(BenchArguments(requests=3, concurrency=2, max_tokens=5, frames=6, warm_up=0))
-    assert (options.requests, options.concurrency, options.max_tokens, options.frames, options.warm_up) == (3, 2, 5, 6, 0)
+    assert (
+        options.requests,
+        options.concurrency,
+        options.max_tokens,
+        options.frames,
+        options.warm_up,
+    ) == (3, 2, 5, 6, 0)
     scale = parsed(BenchArguments(measure="scale", streams=(4, 2), scale_seconds=7))
     assert (scale.streams, scale.scale_seconds) == ((2, 4), 7)
     assert parsed(BenchArguments(measure="voice", sessions=5)).sessions == 5

@@ -1,4 +1,6 @@
-"""Facts of the fleet outlast any number of other lines in its log, and each kind of line is bounded."""
+"""Facts of the fleet outlast any number of other lines in its log, and each kind of line is
+bounded.
+"""
 
 import asyncio
 import logging
@@ -48,33 +50,54 @@ def order_of(line: LogLine) -> tuple[int, ...]:
     return tuple(map(int, line.id.split("-")))
 
 
-async def test_facts_are_found_behind_more_lines_than_the_log_keeps(client: redis.Redis, gateway_client: FleetClient) -> None:
+async def test_facts_are_found_behind_more_lines_than_the_log_keeps(
+    client: redis.Redis, gateway_client: FleetClient
+) -> None:
     chat(client, 5)
     kill_worker(client)
     add_line(client, Labels("conductor"), "conductor c died", level="warning")
     chat(client, CHATTER)
-    for query, expected in ((LogQuery(text="died"), 2), (LogQuery(worker=WORKER), 1), (LogQuery(), MAX_STORED + 2)):
+    for query, expected in (
+        (LogQuery(text="died"), 2),
+        (LogQuery(worker=WORKER), 1),
+        (LogQuery(), MAX_STORED + 2),
+    ):
         assert len(await read_all(gateway_client, query, limit=7000)) == expected
     lines = await read_all(gateway_client, LogQuery(), limit=1000)
-    assert [line.message.partition(" ")[0] for line in lines[-3:]] == ["chatter", "conductor", "worker"]
-    assert [order_of(line) for line in lines] == sorted((order_of(line) for line in lines), reverse=True)
+    assert [line.message.partition(" ")[0] for line in lines[-3:]] == [
+        "chatter",
+        "conductor",
+        "worker",
+    ]
+    assert [order_of(line) for line in lines] == sorted(
+        (order_of(line) for line in lines), reverse=True
+    )
 
 
-async def test_page_that_ends_at_the_last_line_has_no_next_one(client: redis.Redis, gateway_client: FleetClient) -> None:
+async def test_page_that_ends_at_the_last_line_has_no_next_one(
+    client: redis.Redis, gateway_client: FleetClient
+) -> None:
     kill_worker(client)
     chat(client, 3)
-    assert not (await gateway_client.telemetry.logs(LogQuery(), limit=4)).next, "a fact is not listed twice"
+    assert not (await gateway_client.telemetry.logs(LogQuery(), limit=4)).next, (
+        "a fact is not listed twice"
+    )
     assert (await gateway_client.telemetry.logs(LogQuery(), limit=3)).next
 
 
-async def test_reader_that_was_away_is_sent_the_facts_that_it_missed(client: redis.Redis, gateway_client: FleetClient) -> None:
+async def test_reader_that_was_away_is_sent_the_facts_that_it_missed(
+    client: redis.Redis, gateway_client: FleetClient
+) -> None:
     chat(client, 1)
     seen = (await gateway_client.telemetry.logs(LogQuery())).newest
     kill_worker(client)
     chat(client, CHATTER)
     follower = gateway_client.telemetry.follow_logs(LogQuery(), after=seen)
     first, second = [await asyncio.wait_for(anext(follower), 10) for _ in range(2)]
-    assert f"worker {WORKER} died" in first.message and second.message == f"chatter {CHATTER - MAX_STORED}"
+    assert (
+        f"worker {WORKER} died" in first.message
+        and second.message == f"chatter {CHATTER - MAX_STORED}"
+    )
     await follower.aclose()
 
 
@@ -99,7 +122,9 @@ def logger() -> Iterator[logging.Logger]:
     own_logger.handlers.clear()
 
 
-def test_lines_of_one_kind_are_bounded_and_counted(redis_url: str, client: redis.Redis, logger: logging.Logger) -> None:
+def test_lines_of_one_kind_are_bounded_and_counted(
+    redis_url: str, client: redis.Redis, logger: logging.Logger
+) -> None:
     handler = LogShipper(connect_for_a_call(redis_url, 0.5), Labels("web"))
     logger.addHandler(handler)
     for number in range(CHATTER):
@@ -110,7 +135,9 @@ def test_lines_of_one_kind_are_bounded_and_counted(redis_url: str, client: redis
     assert messages[:MAX_PER_KIND] == [f"request {number} fails" for number in range(MAX_PER_KIND)]
     other, counted = messages[MAX_PER_KIND:]
     assert other == "another kind"
-    assert f"{CHATTER - MAX_PER_KIND} more lines" in counted and counted.endswith(f"request {CHATTER - 1} fails")
+    assert f"{CHATTER - MAX_PER_KIND} more lines" in counted and counted.endswith(
+        f"request {CHATTER - 1} fails"
+    )
 
 
 def record(text: str, *values: object) -> logging.LogRecord:
@@ -120,11 +147,16 @@ def record(text: str, *values: object) -> logging.LogRecord:
 def test_line_budget_is_per_kind_and_period() -> None:
     budget = LineBudget()
     for second in (0.0, PERIOD_S, 2 * PERIOD_S):
-        admitted = [budget.admits(record("a %d", number), second) for number in range(2 * MAX_PER_KIND)]
+        admitted = [
+            budget.admits(record("a %d", number), second) for number in range(2 * MAX_PER_KIND)
+        ]
         assert admitted == [True] * MAX_PER_KIND + [False] * MAX_PER_KIND
         assert not budget.take_summaries(second + PERIOD_S / 2)
         (summary,) = budget.take_summaries(second + PERIOD_S)
-        assert re.match(rf"{MAX_PER_KIND} more lines", summary.getMessage()) and summary.levelname == "WARNING"
+        assert (
+            re.match(rf"{MAX_PER_KIND} more lines", summary.getMessage())
+            and summary.levelname == "WARNING"
+        )
     assert not budget.take_summaries(3 * PERIOD_S), "a quiet kind needs no line"
 
 

@@ -1,4 +1,6 @@
-"""The life of a request: submitted, granted, claimed, streamed, ended; the answer is independent of walk driver and chunking."""
+"""The life of a request: submitted, granted, claimed, streamed, ended; the answer is independent of
+walk driver and chunking.
+"""
 
 import asyncio
 from dataclasses import replace
@@ -10,7 +12,16 @@ import pytest
 from fleet.control import keys
 from fleet.core.errors import FleetError
 from fleet.core.ids import EdgeName, StageName
-from tests.harness import answer, fake_spec, gateway, held, open_fleet, stop_claims, thread_fleet, wait_ended
+from tests.harness import (
+    answer,
+    fake_spec,
+    gateway,
+    held,
+    open_fleet,
+    stop_claims,
+    thread_fleet,
+    wait_ended,
+)
 from tests.support import await_until, wait_until
 
 TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
@@ -24,13 +35,20 @@ async def test_every_client_edge_is_delivered_and_the_request_ends(redis_url: st
             assert len(received[TEXT]) == 30
             assert len(received[AUDIO]) == 30 * 1920
             view = await wait_ended(client, spec.id)
-            assert view.state == "finished" and all(edge.produced == edge.consumed for edge in view.edges)
+            assert view.state == "finished" and all(
+                edge.produced == edge.consumed for edge in view.edges
+            )
             assert await client.telemetry.num_live() == 0
         wait_until(lambda: not held(fleet), "workers to hold nothing")
 
 
-@pytest.mark.parametrize("override", ["async_chunk=false", "transition_source=conductor", "edges.codes.policy={kind: each}"])
-async def test_answer_is_independent_of_walk_driver_and_chunk_sizes(redis_url: str, override: str) -> None:
+@pytest.mark.parametrize(
+    "override",
+    ["async_chunk=false", "transition_source=conductor", "edges.codes.policy={kind: each}"],
+)
+async def test_answer_is_independent_of_walk_driver_and_chunk_sizes(
+    redis_url: str, override: str
+) -> None:
     async with open_fleet(redis_url) as (fleet, client):
         expected = await answer(client, fake_spec(fleet, seed=5))
     async with open_fleet(redis_url, override) as (fleet, client):
@@ -50,7 +68,9 @@ async def test_new_leader_sets_walks_its_predecessor_missed(redis_url: str) -> N
 
         async def text_is_complete() -> bool:
             view = await client.telemetry.trace(stream.request_id)
-            return view is not None and any(e.name == stages[TEXT].name and e.produced == 40 for e in view.edges)
+            return view is not None and any(
+                e.name == stages[TEXT].name and e.produced == 40 for e in view.edges
+            )
 
         await await_until(text_is_complete, "the whole text, while speech waits for its walk")
         fleet.driver.client.delete(keys.CONDUCTOR)
@@ -64,15 +84,22 @@ async def test_new_leader_sets_walks_its_predecessor_missed(redis_url: str) -> N
 
 
 async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
-    """Grants wait in the role's stream until a slot is free; the oldest request always has all its slots."""
-    async with open_fleet(redis_url, "stages.thinker.max_batch=2", "stages.talker.max_batch=3") as (fleet, client):
+    """Grants wait in the role's stream until a slot is free; the oldest request always has all its
+    slots.
+    """
+    async with open_fleet(redis_url, "stages.thinker.max_batch=2", "stages.talker.max_batch=3") as (
+        fleet,
+        client,
+    ):
         specs = [fake_spec(fleet, seed=i, num_tokens=20) for i in range(12)]
         answers = await asyncio.gather(*(answer(client, spec) for spec in specs))
         assert all(len(a[AUDIO]) == 20 * 1920 for a in answers)
 
 
 async def test_stage_that_ends_early_does_not_block_its_producer(redis_url: str) -> None:
-    """Audio is limited to far less than the text, and the edge between them has few credits: the text is still complete."""
+    """Audio is limited to far less than the text, and the edge between them has few credits: the
+    text is still complete.
+    """
     async with open_fleet(redis_url, "edges.thought.credits=4") as (fleet, client):
         spec = fake_spec(fleet, num_tokens=60)
         short = msgspec.structs.replace(spec.sampling[StageName("talker")], max_tokens=5)
@@ -82,7 +109,9 @@ async def test_stage_that_ends_early_does_not_block_its_producer(redis_url: str)
 
 
 async def test_request_for_a_drained_role_fails_naming_it(redis_url: str) -> None:
-    async with open_fleet(redis_url, "lease.no_worker_timeout_s=0.5", "lease.claim_timeout_s=0.2") as (fleet, client):
+    async with open_fleet(
+        redis_url, "lease.no_worker_timeout_s=0.5", "lease.claim_timeout_s=0.2"
+    ) as (fleet, client):
         draining = next(loop for loop in fleet.loops if loop.stage == "talker")
         stop_claims(draining)
         stream = await client.requests.submit(fake_spec(fleet), None)
@@ -95,7 +124,10 @@ async def test_request_for_a_drained_role_fails_naming_it(redis_url: str) -> Non
 
 async def test_slow_client_blocks_only_its_own_producers(redis_url: str) -> None:
     """A stream that is not read stops at its credit; another request finishes meanwhile."""
-    async with open_fleet(redis_url, "edges.text.credits=8", "edges.audio.credits=4") as (fleet, client):
+    async with open_fleet(redis_url, "edges.text.credits=8", "edges.audio.credits=4") as (
+        fleet,
+        client,
+    ):
         slow = await client.requests.submit(fake_spec(fleet, num_tokens=200), None)
         received = await answer(client, fake_spec(fleet, num_tokens=60))
         assert len(received[TEXT]) == 60

@@ -1,4 +1,6 @@
-"""Logins of the console in a real Redis: every gateway finds them, they expire, and their number is bounded."""
+"""Logins of the console in a real Redis: every gateway finds them, they expire, and their number is
+bounded.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -21,7 +23,9 @@ async def client(redis_url: str) -> AsyncIterator[redis.asyncio.Redis]:
         yield client
 
 
-async def test_login_is_found_until_it_ends_or_is_removed(client: redis.asyncio.Redis, redis_url: str) -> None:
+async def test_login_is_found_until_it_ends_or_is_removed(
+    client: redis.asyncio.Redis, redis_url: str
+) -> None:
     store = LoginStore(client)
     await store.add("a", HOUR_S)
     other = await FleetClient.connect(redis_url, FleetConfig())
@@ -44,9 +48,14 @@ async def test_renewal_prolongs_a_login_and_revives_none(client: redis.asyncio.R
     assert await store.ends_us("a") is None
 
 
-async def test_logins_beyond_the_bound_replace_the_oldest_and_the_key_expires(client: redis.asyncio.Redis) -> None:
+async def test_logins_beyond_the_bound_replace_the_oldest_and_the_key_expires(
+    client: redis.asyncio.Redis,
+) -> None:
     store = LoginStore(client)
-    await client.zadd(keys.LOGINS, {f"old{number}": now_us() + 10_000_000 + number for number in range(MAX_LOGINS)})
+    await client.zadd(
+        keys.LOGINS,
+        {f"old{number}": now_us() + 10_000_000 + number for number in range(MAX_LOGINS)},
+    )
     await client.zadd(keys.LOGINS, {"ended": now_us() - 1})
     await store.add("new", HOUR_S)
     assert await client.zcard(keys.LOGINS) == MAX_LOGINS

@@ -1,4 +1,6 @@
-"""The log of all processes: lines have labels, logging never blocks, and dropped lines are counted."""
+"""The log of all processes: lines have labels, logging never blocks, and dropped lines are
+counted.
+"""
 
 import asyncio
 import logging
@@ -54,14 +56,24 @@ async def test_log_line_has_labels_request_and_traceback(
     page = await gateway_client.telemetry.logs(LogQuery())
     exception, warned, failed = page.lines
     assert (failed.request, failed.worker, failed.stage, failed.process, failed.level) == (
-        request, "lm@test:1:a", "lm", "worker", "info",
-    )  # fmt: skip
+        request,
+        "lm@test:1:a",
+        "lm",
+        "worker",
+        "info",
+    )
     assert (warned.epoch, warned.request, warned.message) == (7, "req-9", "this is of an epoch")
-    assert exception.level == "error" and exception.trace.endswith("ValueError: broken <b>") and not failed.trace
+    assert (
+        exception.level == "error"
+        and exception.trace.endswith("ValueError: broken <b>")
+        and not failed.trace
+    )
     assert page.newest == exception.id and page.next == "" and page.dropped == 0
 
 
-async def test_log_lines_are_searched_and_paged(redis_url: str, gateway_client: FleetClient, logger: logging.Logger) -> None:
+async def test_log_lines_are_searched_and_paged(
+    redis_url: str, gateway_client: FleetClient, logger: logging.Logger
+) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(30):
@@ -78,13 +90,22 @@ async def test_log_lines_are_searched_and_paged(redis_url: str, gateway_client: 
     warned = (await gateway_client.telemetry.logs(LogQuery(level="warning"), limit=4)).lines
     assert [line.message for line in warned] == ["Line 27", "Line 24", "Line 21", "Line 18"]
     assert not (await gateway_client.telemetry.logs(LogQuery(worker="lm@other:1:a"))).lines
-    assert len((await gateway_client.telemetry.logs(LogQuery(process="worker", request=""))).lines) == 30
-    for query, before in ((LogQuery(level="loud"), ""), (LogQuery(), "x"), (LogQuery(), "1-" + "9" * 30)):
+    assert (
+        len((await gateway_client.telemetry.logs(LogQuery(process="worker", request=""))).lines)
+        == 30
+    )
+    for query, before in (
+        (LogQuery(level="loud"), ""),
+        (LogQuery(), "x"),
+        (LogQuery(), "1-" + "9" * 30),
+    ):
         with pytest.raises(BadInput):
             await gateway_client.telemetry.logs(query, before=before)
 
 
-async def test_log_is_followed_from_any_line(redis_url: str, gateway_client: FleetClient, logger: logging.Logger) -> None:
+async def test_log_is_followed_from_any_line(
+    redis_url: str, gateway_client: FleetClient, logger: logging.Logger
+) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
     for number in range(5):
@@ -104,18 +125,24 @@ async def test_log_is_followed_from_any_line(redis_url: str, gateway_client: Fle
     await follower.aclose()
 
 
-def test_logging_never_blocks_and_dropped_lines_are_counted(own_redis: RedisProcess, logger: logging.Logger) -> None:
+def test_logging_never_blocks_and_dropped_lines_are_counted(
+    own_redis: RedisProcess, logger: logging.Logger
+) -> None:
     handler = shipper(own_redis.url)
     own_redis.kill()
     logger.addHandler(handler)
     began = time.thread_time()
     for number in range(MAX_WAITING + 500):
-        logger.info(f"line {number % 50} of %d", number)  # of as many kinds that none reaches its bound
+        # of as many kinds that none reaches its bound
+        logger.info(f"line {number % 50} of %d", number)
     assert time.thread_time() - began < 5, "logging without Redis used the caller's CPU time"
     own_redis.start()
     with redis.Redis.from_url(own_redis.url) as client:
         wait_until(lambda: client.xlen(keys.LOGS) >= MAX_WAITING, "the waiting lines to arrive")
-        wait_until(lambda: int(client.get(keys.LOGS_DROPPED) or 0) == 500, "the dropped lines to be counted")  # pyright: ignore[reportArgumentType]
+        wait_until(
+            lambda: int(client.get(keys.LOGS_DROPPED) or 0) == 500,
+            "the dropped lines to be counted",
+        )  # pyright: ignore[reportArgumentType]
         logger.info("after all")
         handler.end()
         assert stream_entries(client, keys.LOGS)[-1][1][b"m"] == b"after all"
@@ -125,16 +152,27 @@ def test_logging_continues_after_reconfiguration(redis_url: str, client: redis.R
     root, level = logging.getLogger(), logging.getLogger().level
     root.setLevel(logging.INFO)
     with shipping(redis_url, LABELS):
-        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, "loggers": {"other": {"level": "INFO"}}})
+        logging.config.dictConfig(
+            {
+                "version": 1,
+                "disable_existing_loggers": False,
+                "loggers": {"other": {"level": "INFO"}},
+            }
+        )
         logging.getLogger("fleet.web").info("still here")
     root.setLevel(level)
     assert [fields[b"m"] for _, fields in stream_entries(client, keys.LOGS)] == [b"still here"]
 
 
-def test_concurrent_threads_lose_no_log_lines(redis_url: str, client: redis.Redis, logger: logging.Logger) -> None:
+def test_concurrent_threads_lose_no_log_lines(
+    redis_url: str, client: redis.Redis, logger: logging.Logger
+) -> None:
     handler = shipper(redis_url)
     logger.addHandler(handler)
-    threads = [threading.Thread(target=lambda n=n: [logger.info(f"%d {i}", n) for i in range(200)]) for n in range(4)]
+    threads = [
+        threading.Thread(target=lambda n=n: [logger.info(f"%d {i}", n) for i in range(200)])
+        for n in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -154,7 +192,12 @@ def test_process_ships_log_lines_until_it_ends(redis_url: str, client: redis.Red
     root.setLevel(level)
     assert root.handlers == before
     ((_, fields),) = stream_entries(client, keys.LOGS)
-    assert (fields[b"p"], fields[b"w"], fields[b"m"], fields[b"n"]) == (b"web", b"gateway@test:1:a", b"hello", b"fleet.web")
+    assert (fields[b"p"], fields[b"w"], fields[b"m"], fields[b"n"]) == (
+        b"web",
+        b"gateway@test:1:a",
+        b"hello",
+        b"fleet.web",
+    )
 
 
 async def test_reads_without_redis_raise_redis_unreachable(own_redis: RedisProcess) -> None:
@@ -173,7 +216,9 @@ async def test_reads_without_redis_raise_redis_unreachable(own_redis: RedisProce
     await client_of_fleet.stop()
 
 
-async def test_log_line_of_another_version_is_shown_in_part(client: redis.Redis, gateway_client: FleetClient) -> None:
+async def test_log_line_of_another_version_is_shown_in_part(
+    client: redis.Redis, gateway_client: FleetClient
+) -> None:
     client.xadd(keys.LOGS, {"m": b"\xff\xfe", "l": "shout"})
     (line,) = (await gateway_client.telemetry.logs(LogQuery())).lines
     assert (line.level, line.message, line.at_us) == ("info", "\ufffd\ufffd", 0)

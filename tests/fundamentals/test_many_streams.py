@@ -1,4 +1,6 @@
-"""With many streams, a leader or gateway keeps its lease during long reads and acts only on current state."""
+"""With many streams, a leader or gateway keeps its lease during long reads and acts only on current
+state.
+"""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +31,9 @@ NUM_LIVE, LEASE_S = 6, 60
 
 @dataclass(slots=True)
 class SlowReads:
-    """Reads of requests that each take as long as the lead lasts, by the driver's clock; `then` is called at each."""
+    """Reads of requests that each take as long as the lead lasts, by the driver's clock; `then` is
+    called at each.
+    """
 
     driver: Driver
     then: Callable[[int], None]
@@ -52,12 +56,17 @@ def driver(redis_url: str, client: redis.Redis) -> Iterator[Driver]:
     for spec in specs:
         edges = [edge.name for edge in graph.edges_for(spec.outputs)]
         stages = graph.stages_for(spec.outputs)
-        run(client, scripts.submit(spec, None, bound=NUM_LIVE, stages=stages, edges=edges, gateway=GATEWAY))
+        run(
+            client,
+            scripts.submit(spec, None, bound=NUM_LIVE, stages=stages, edges=edges, gateway=GATEWAY),
+        )
     with connect(redis_url) as own_client:
         yield Driver(config, own_client, WorkerId("conductor@test"))
 
 
-def test_leader_ignores_observations_of_an_earlier_term(client: redis.Redis, driver: Driver) -> None:
+def test_leader_ignores_observations_of_an_earlier_term(
+    client: redis.Redis, driver: Driver
+) -> None:
     """A conductor that was on standby for an hour has no observations of the workers since."""
     live = read_live(client)
     first = driver.config.graph_declaration().stages[0].name
@@ -67,7 +76,9 @@ def test_leader_ignores_observations_of_an_earlier_term(client: redis.Redis, dri
         driver.granted_at[at] -= driver.config.lease.claim_timeout_s + 1
     driver.next_watch = 0.0
     driver.turn()
-    assert [client.hget(keys.task(request, first), "state") for request in live] == [b"granted"] * NUM_LIVE
+    assert [client.hget(keys.task(request, first), "state") for request in live] == [
+        b"granted"
+    ] * NUM_LIVE
 
 
 def test_new_leader_keeps_its_lease_while_it_reads_many_requests(
@@ -86,7 +97,9 @@ def test_new_leader_keeps_its_lease_while_it_reads_many_requests(
     assert reads.seen == live, "each request is read once"
     assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each read"
     first = driver.config.graph_declaration().stages[0].name
-    assert [client.hget(keys.task(request, first), "state") for request in live] == [b"granted"] * NUM_LIVE
+    assert [client.hget(keys.task(request, first), "state") for request in live] == [
+        b"granted"
+    ] * NUM_LIVE
 
 
 def test_leader_that_loses_its_lease_while_reading_sends_no_commands(
@@ -177,7 +190,9 @@ def test_leader_renews_its_lease_between_slices_of_overdue_grants(
         scripts_run.append(call.script)
         return run(to, call)
 
-    def read_grants_slowly(_: object, grants: Sequence[tuple[RequestId, StageName]]) -> set[tuple[RequestId, StageName]]:
+    def read_grants_slowly(
+        _: object, grants: Sequence[tuple[RequestId, StageName]]
+    ) -> set[tuple[RequestId, StageName]]:
         slices.append(list(grants))
         left_s.append(client.ttl(keys.CONDUCTOR))
         client.expire(keys.CONDUCTOR, LEASE_S // 2)
@@ -191,20 +206,31 @@ def test_leader_renews_its_lease_between_slices_of_overdue_grants(
     for _ in range(-(-len(overdue) // 4)):
         driver.turn()
     assert [grant for grants in slices for grant in grants] == overdue, "each grant is handled once"
-    assert all(len(grants) <= 4 for grants in slices) and scripts_run.count("availability") == len(slices)
+    assert all(len(grants) <= 4 for grants in slices) and scripts_run.count("availability") == len(
+        slices
+    )
     assert all(left > LEASE_S // 2 for left in left_s), "the lead is renewed before each slice"
 
 
-def test_leader_reads_each_role_once_for_many_overdue_grants(client: redis.Redis, driver: Driver) -> None:
+def test_leader_reads_each_role_once_for_many_overdue_grants(
+    client: redis.Redis, driver: Driver
+) -> None:
     for stage in driver.config.graph_declaration().stages:
-        run(client, scripts.register(WorkerId(f"{stage.name}@test:1:a"), stage.name, HOUR_US, {"kind": "test"}))
+        run(
+            client,
+            scripts.register(
+                WorkerId(f"{stage.name}@test:1:a"), stage.name, HOUR_US, {"kind": "test"}
+            ),
+        )
     for _ in range(2):
         driver.turn()
     age_grants(client, driver)
     client.config_resetstat()
     driver.turn()
     stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    reads = sum(counts["calls"] for name, counts in stats.items() if name.startswith("cmdstat_xinfo"))
+    reads = sum(
+        counts["calls"] for name, counts in stats.items() if name.startswith("cmdstat_xinfo")
+    )
     assert reads == len({stage for _, stage in driver.granted_at})
 
 
@@ -215,7 +241,10 @@ def test_waiting_grant_is_lost_once_it_left_its_queue(client: redis.Redis, drive
     run(client, scripts.register(worker, role.name, HOUR_US, {"kind": "test"}))
     for _ in range(2):
         driver.turn()
-    waiting = sorted((grant for grant in driver.granted_at if grant[1] == role.stage), key=lambda grant: entry_of(client, grant))
+    waiting = sorted(
+        (grant for grant in driver.granted_at if grant[1] == role.stage),
+        key=lambda grant: entry_of(client, grant),
+    )
     client.xreadgroup(keys.GROUP, worker, {keys.role(role.name): ">"}, count=2, noack=True)
     read = {grant for grant in waiting if entry_of(client, grant) <= entry_of(client, waiting[1])}
     assert lost_grants(client, waiting) == read and 0 < len(read) < len(waiting)
@@ -225,11 +254,19 @@ def entry_of(client: redis.Redis, grant: tuple[RequestId, StageName]) -> tuple[i
     return entry_order(text(client.hget(keys.task(*grant), "entry")))
 
 
-def test_invariants_are_checked_of_changed_requests_only(client: redis.Redis, driver: Driver) -> None:
+def test_invariants_are_checked_of_changed_requests_only(
+    client: redis.Redis, driver: Driver
+) -> None:
     driver.turn()
     first, *_, last = driver.state.requests.values()
     stage = next(iter(first.tasks))
-    broken = replace(first, tasks={**first.tasks, stage: replace(first.tasks[stage], state=TaskState.RUNNING, owner=None)})
+    broken = replace(
+        first,
+        tasks={
+            **first.tasks,
+            stage: replace(first.tasks[stage], state=TaskState.RUNNING, owner=None),
+        },
+    )
     changed = driver.state.with_request(broken)
     assert len(violations(changed, driver.state)) == len(violations(changed)) == 1
     assert violations(changed.with_request(replace(last, ending=True)), changed) == []

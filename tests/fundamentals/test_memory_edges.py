@@ -1,6 +1,8 @@
-"""Allocation failures around a request's work: a hand-off recomputes without its blocks, any other failure ends one request.
+"""Allocation failures around a request's work: a hand-off recomputes without its blocks, any other
+failure ends one request.
 
-The worker survives, and its other requests are unaffected. `test_poison` covers failures in an engine's steps.
+The worker survives, and its other requests are unaffected. `test_poison` covers failures in an
+engine's steps.
 """
 
 import asyncio
@@ -26,7 +28,11 @@ ERRORS = [MemoryError(), RuntimeError("can't allocate memory")]
 
 
 def fail_calls(
-    monkeypatch: pytest.MonkeyPatch, owner: object, name: str, error: Exception, is_selected: Callable[..., bool]
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    error: Exception,
+    is_selected: Callable[..., bool],
 ) -> list[str]:
     """Make the calls selected by their arguments raise; return the list that records each."""
     original, failed_calls = getattr(owner, name), list[str]()
@@ -62,7 +68,12 @@ def is_kv_owner(_transfer: NixlTransfer, owner: RequestId, *_tensor: object) -> 
     ids=["lend_pages", "export_kv", "publish", "pull", "import_kv"],
 )
 async def test_hand_off_without_memory_recomputes_the_prefix(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, is_selected: Callable[..., bool], error: Exception
+    redis_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: object,
+    name: str,
+    is_selected: Callable[..., bool],
+    error: Exception,
 ) -> None:
     if name == "lend_pages":  # pages are lent only where memory is shared
         monkeypatch.setattr(NixlTransfer, "shares_memory", True)
@@ -77,7 +88,9 @@ async def test_hand_off_without_memory_recomputes_the_prefix(
 
 
 async def fail_one_of_two(url: str, fail_calls_of: Callable[[RequestId], list[str]]) -> FleetError:
-    """Return the error of a request without memory; a concurrent request receives its complete answer."""
+    """Return the error of a request without memory; a concurrent request receives its complete
+    answer.
+    """
     with thread_fleet(url, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
@@ -97,15 +110,31 @@ async def fail_one_of_two(url: str, fail_calls_of: Callable[[RequestId], list[st
     return failed
 
 
-async def test_chunk_without_memory_fails_its_request(redis_url: str, monkeypatch: pytest.MonkeyPatch, pulled: EdgeName) -> None:
+async def test_chunk_without_memory_fails_its_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, pulled: EdgeName
+) -> None:
     def fail_calls_of(request: RequestId) -> list[str]:
-        return fail_calls(monkeypatch, NixlTransfer, "publish", MemoryError(), lambda _transfer, owner, *_: owner == request)
+        return fail_calls(
+            monkeypatch,
+            NixlTransfer,
+            "publish",
+            MemoryError(),
+            lambda _transfer, owner, *_: owner == request,
+        )
 
     assert isinstance(await fail_one_of_two(redis_url, fail_calls_of), OutOfMemory), pulled
 
 
-async def test_replayed_logs_without_memory_fail_their_request(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_replayed_logs_without_memory_fail_their_request(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail_calls_of(request: RequestId) -> list[str]:
-        return fail_calls(monkeypatch, grants, "parse_claim", MemoryError(), lambda reply, *_: request.encode() in reply[1])
+        return fail_calls(
+            monkeypatch,
+            grants,
+            "parse_claim",
+            MemoryError(),
+            lambda reply, *_: request.encode() in reply[1],
+        )
 
     assert isinstance(await fail_one_of_two(redis_url, fail_calls_of), OutOfMemory)

@@ -1,4 +1,6 @@
-"""An answer that moved between gateways has one reader, also after Redis lost the write that moved it."""
+"""An answer that moved between gateways has one reader, also after Redis lost the write that moved
+it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -40,7 +42,9 @@ SETTINGS = (*in_step(get_graph("text")), "lease.worker_ttl_s=3600", "lease.gatew
 
 @dataclass(slots=True)
 class Holders:
-    """State of one answer's reader in Redis, to be written back as if Redis had lost all later writes."""
+    """State of one answer's reader in Redis, to be written back as if Redis had lost all later
+    writes.
+    """
 
     client: redis.Redis
     request: RequestId
@@ -52,8 +56,12 @@ class Holders:
     @staticmethod
     def read(client: redis.Redis, request: RequestId, *gateways: WorkerId) -> "Holders":
         task = cast("dict[bytes, bytes]", client.hgetall(keys.task(request, CLIENT)))
-        held = tuple(cast("set[bytes]", client.smembers(keys.worker_tasks(name))) for name in gateways)
-        listed = cast("list[tuple[bytes, float]]", client.zrange(keys.WORKERS, 0, -1, withscores=True))
+        held = tuple(
+            cast("set[bytes]", client.smembers(keys.worker_tasks(name))) for name in gateways
+        )
+        listed = cast(
+            "list[tuple[bytes, float]]", client.zrange(keys.WORKERS, 0, -1, withscores=True)
+        )
         return Holders(client, request, gateways, task, held, listed)
 
     def write_back(self) -> None:
@@ -88,7 +96,9 @@ class Moving:
         return self.fleet.clients[0]
 
     async def begin(self) -> tuple[RequestSpec, ClientStream]:
-        """Begin an answer at the first gateway; its reader has the first chunk, and its workers wait for credit."""
+        """Begin an answer at the first gateway; its reader has the first chunk, and its workers
+        wait for credit.
+        """
         spec = fake_spec(self.fleet, num_tokens=NUM_TOKENS)
         stream = await self.first.requests.submit(spec, None)
         await anext(stream)
@@ -108,7 +118,9 @@ async def two_gateways(url: str, *settings: str) -> AsyncIterator[Moving]:
             yield Moving(fleet, first, second, expected)
 
 
-async def test_lost_attach_neither_aborts_an_answer_nor_returns_it_to_the_former_gateway(redis_url: str) -> None:
+async def test_lost_attach_neither_aborts_an_answer_nor_returns_it_to_the_former_gateway(
+    redis_url: str,
+) -> None:
     async with two_gateways(redis_url) as moving:
         spec, _ = await moving.begin()
         before = Holders.read(moving.redis, spec.id, moving.first.id, moving.second.id)
@@ -123,8 +135,12 @@ async def test_lost_attach_neither_aborts_an_answer_nor_returns_it_to_the_former
         assert (await wait_ended(moving.second, spec.id)).state == "finished"
 
 
-async def test_answer_is_delivered_although_its_attach_is_lost_and_its_former_gateway_is_dead(redis_url: str) -> None:
-    """Acknowledgements at an epoch that Redis lost are refused: the answer is attached again, and they are repeated."""
+async def test_answer_is_delivered_although_its_attach_is_lost_and_its_former_gateway_is_dead(
+    redis_url: str,
+) -> None:
+    """Acknowledgements at an epoch that Redis lost are refused: the answer is attached again, and
+    they are repeated.
+    """
     async with two_gateways(redis_url) as moving:
         spec, _ = await moving.begin()
         before = Holders.read(moving.redis, spec.id, moving.first.id, moving.second.id)
@@ -135,7 +151,9 @@ async def test_answer_is_delivered_although_its_attach_is_lost_and_its_former_ga
         assert (await wait_ended(moving.second, spec.id)).state == "finished"
 
 
-async def test_rejoined_gateway_keeps_its_listener_although_the_rejoin_is_lost(redis_url: str) -> None:
+async def test_rejoined_gateway_keeps_its_listener_although_the_rejoin_is_lost(
+    redis_url: str,
+) -> None:
     async with two_gateways(redis_url) as moving:
         spec, stream = await moving.begin()
         before = Holders.read(moving.redis, spec.id, moving.first.id)
@@ -150,7 +168,9 @@ async def test_rejoined_gateway_keeps_its_listener_although_the_rejoin_is_lost(r
         assert (await wait_ended(moving.first, spec.id)).state == "finished"
 
 
-async def test_older_connection_of_a_resumed_answer_receives_no_further_chunk(redis_url: str) -> None:
+async def test_older_connection_of_a_resumed_answer_receives_no_further_chunk(
+    redis_url: str,
+) -> None:
     async with two_gateways(redis_url) as moving:
         spec, older = await moving.begin()
         newer = await moving.resume(spec)
@@ -160,17 +180,23 @@ async def test_older_connection_of_a_resumed_answer_receives_no_further_chunk(re
         assert_same(await collected(newer, spec), moving.expected)
 
 
-@pytest.mark.parametrize("delayed", [0, 1], ids=["the first reply is late", "the second reply is late"])
+@pytest.mark.parametrize(
+    "delayed", [0, 1], ids=["the first reply is late", "the second reply is late"]
+)
 async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_other_ends(
     redis_url: str, monkeypatch: pytest.MonkeyPatch, delayed: int
 ) -> None:
-    """Whichever attach Redis ran last has the answer, also if the replies arrive in another order."""
+    """Whichever attach Redis ran last has the answer, also if the replies arrive in another
+    order.
+    """
     async with two_gateways(redis_url) as moving:
         spec, _ = await moving.begin()
         attached, replied = [asyncio.Event(), asyncio.Event()], asyncio.Event()
         numbers = iter(range(2))
 
-        async def in_order(client: Redis, call: scripts.Call, *command: str) -> tuple[object, object]:
+        async def in_order(
+            client: Redis, call: scripts.Call, *command: str
+        ) -> tuple[object, object]:
             number = next(numbers, None)
             if number == 1:
                 await attached[0].wait()
@@ -183,8 +209,13 @@ async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_ot
 
         monkeypatch.setattr(requests_module, "run_with", in_order)
         tries = [asyncio.create_task(moving.resume(spec)) for _ in range(2)]
-        await await_until(lambda: asyncio.to_thread(lambda: all(e.is_set() for e in attached)), "both to be attached")
-        await await_until(lambda: asyncio.to_thread(tries[1 - delayed].done), "the reply that is not late")
+        await await_until(
+            lambda: asyncio.to_thread(lambda: all(e.is_set() for e in attached)),
+            "both to be attached",
+        )
+        await await_until(
+            lambda: asyncio.to_thread(tries[1 - delayed].done), "the reply that is not late"
+        )
         replied.set()
         first, second = await asyncio.gather(*tries, return_exceptions=True)
         assert isinstance(second, ClientStream)
@@ -197,12 +228,18 @@ async def test_one_of_two_resumptions_at_one_gateway_reads_the_answer_and_the_ot
 
 
 async def delivered_then_lost(moving: Moving) -> tuple[RequestSpec, Callable[[], None]]:
-    """Deliver an answer whole; return a function after which Redis has lost its end, and its worker is replaced."""
+    """Deliver an answer whole; return a function after which Redis has lost its end, and its worker
+    is replaced.
+    """
     spec, stream = await moving.begin()
     worker = moving.fleet.owner(spec.id, LM)
     holders = [keys.worker_tasks(name) for name in (moving.first.id, worker.worker)]
-    of_request = [text(key) for key in cast("list[bytes]", moving.redis.keys(f"{keys.request(spec.id)}*"))]
-    before = {key: cast(bytes, moving.redis.dump(key)) for key in (keys.LIVE, *holders, *of_request)}
+    of_request = [
+        text(key) for key in cast("list[bytes]", moving.redis.keys(f"{keys.request(spec.id)}*"))
+    ]
+    before = {
+        key: cast(bytes, moving.redis.dump(key)) for key in (keys.LIVE, *holders, *of_request)
+    }
     await collected(stream, spec)
     assert (await wait_ended(moving.first, spec.id)).state == "finished"
 
@@ -215,7 +252,9 @@ async def delivered_then_lost(moving: Moving) -> tuple[RequestSpec, Callable[[],
     return spec, lose_end
 
 
-async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(redis_url: str) -> None:
+async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(
+    redis_url: str,
+) -> None:
     """Its worker died as well: what is computed again has no reader, and must not wait for one."""
     async with two_gateways(redis_url) as moving:
         spec, lose_end = await delivered_then_lost(moving)
@@ -226,7 +265,9 @@ async def test_delivered_answer_ends_as_finished_although_redis_lost_its_end(red
 
 
 async def test_ended_answer_is_read_once_more_although_redis_lost_its_end(redis_url: str) -> None:
-    """The reader of an ended answer holds nothing of it; once it runs again, that reader is its newest one."""
+    """The reader of an ended answer holds nothing of it; once it runs again, that reader is its
+    newest one.
+    """
     async with two_gateways(redis_url) as moving:
         spec, lose_end = await delivered_then_lost(moving)
         stream = await moving.resume(spec)
@@ -235,13 +276,20 @@ async def test_ended_answer_is_read_once_more_although_redis_lost_its_end(redis_
         assert (await wait_ended(moving.second, spec.id)).state == "finished"
 
 
-async def test_cancelled_resumption_leaves_no_stream(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The connection of its client, or the voice session, may end meanwhile: no reader would ever end the stream."""
+async def test_cancelled_resumption_leaves_no_stream(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection of its client, or the voice session, may end meanwhile: no reader would ever
+    end the stream.
+    """
     async with two_gateways(redis_url) as moving:
         spec, stream = await moving.begin()
         monkeypatch.setattr(ClientStream, "read_from_start", lambda _: asyncio.Event().wait())
         resumed = asyncio.create_task(moving.resume(spec))
-        await await_until(lambda: asyncio.to_thread(lambda: moving.second.requests.num_held == 1), "the stream to be held")
+        await await_until(
+            lambda: asyncio.to_thread(lambda: moving.second.requests.num_held == 1),
+            "the stream to be held",
+        )
         resumed.cancel()
         await asyncio.wait([resumed])
         assert resumed.cancelled() and moving.second.requests.num_held == 0
@@ -250,12 +298,16 @@ async def test_cancelled_resumption_leaves_no_stream(redis_url: str, monkeypatch
         await collected(stream, spec)
 
 
-async def test_cancelled_submission_leaves_no_stream(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_submission_leaves_no_stream(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with two_gateways(redis_url) as moving:
         requests = moving.first.requests
         monkeypatch.setattr(requests, "_replicate", lambda *_: asyncio.Event().wait())
         submitted = asyncio.create_task(requests.submit(fake_spec(moving.fleet), None))
-        await await_until(lambda: asyncio.to_thread(lambda: requests.num_held == 1), "the stream to be held")
+        await await_until(
+            lambda: asyncio.to_thread(lambda: requests.num_held == 1), "the stream to be held"
+        )
         submitted.cancel()
         await asyncio.wait([submitted])
         assert submitted.cancelled() and requests.num_held == 0

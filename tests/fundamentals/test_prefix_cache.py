@@ -1,4 +1,5 @@
-"""A conversation's next turn goes to the worker that caches its prefix, if that worker has room, and computes only new rows.
+"""A conversation's next turn goes to the worker that caches its prefix, if that worker has room,
+and computes only new rows.
 
 The answer is independent of the worker.
 """
@@ -21,19 +22,36 @@ from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop import WorkerLoop
 from tests.fundamentals.control_plane import set_deadline
-from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, held, in_step, stop_claims, thread_fleet
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    assert_same,
+    fake_spec,
+    gateway,
+    held,
+    in_step,
+    stop_claims,
+    thread_fleet,
+)
 from tests.support import await_until, wait_until
 
 GRAPH = get_graph("text")
 STAGE, ROLE, TEXT = GRAPH.stages[0].name, RoleName(GRAPH.stages[0].name), GRAPH.edges[0].name
-SESSION, CACHING, OTHER, GATEWAY = "talk", WorkerId("lm@test:1:a"), WorkerId("lm@test:2:b"), WorkerId("gateway@test:1:a")
+SESSION, CACHING, OTHER, GATEWAY = (
+    "talk",
+    WorkerId("lm@test:1:a"),
+    WorkerId("lm@test:2:b"),
+    WorkerId("gateway@test:1:a"),
+)
 HOUR_US = 3_600_000_000
 NEVER_OVERDUE = ("lease.claim_timeout_s=3600", "lease.no_worker_timeout_s=3600")
 
 
 @dataclass(slots=True)
 class PrefixCacheBench:
-    """A leader, a gateway and two workers, one of which caches the prefix of SESSION since its first turn; no process."""
+    """A leader, a gateway and two workers, one of which caches the prefix of SESSION since its
+    first turn; no process.
+    """
 
     client: redis.Redis
     leader: str
@@ -42,10 +60,17 @@ class PrefixCacheBench:
         return first_text(run(self.client, call))
 
     def join(self, worker: WorkerId, role: str) -> None:
-        assert self.call_script(scripts.register(worker, role, HOUR_US, {"kind": "worker", "capacity": "1"})) == "ok"
+        assert (
+            self.call_script(
+                scripts.register(worker, role, HOUR_US, {"kind": "worker", "capacity": "1"})
+            )
+            == "ok"
+        )
 
     def submit(self, name: str) -> RequestId:
-        spec = RequestSpec(id=RequestId(name), graph=GRAPH.name, prompt_ids=(1,), outputs=(TEXT,), session=SESSION)
+        spec = RequestSpec(
+            id=RequestId(name), graph=GRAPH.name, prompt_ids=(1,), outputs=(TEXT,), session=SESSION
+        )
         call = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
         assert self.call_script(call) == "ok"
         return spec.id
@@ -55,7 +80,10 @@ class PrefixCacheBench:
 
     def grant_again(self, request: RequestId) -> None:
         """Grant the task again as the leader does when it is overdue."""
-        assert self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, self.epoch(request))) == "ok"
+        assert (
+            self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, self.epoch(request)))
+            == "ok"
+        )
 
     def waiting_at(self) -> str:
         """Return the role or worker whose queue holds a grant."""
@@ -66,22 +94,36 @@ class PrefixCacheBench:
     def claim(self, request: RequestId, worker: WorkerId) -> str:
         entries = cast("list[tuple[bytes, object]]", self.client.xrange(keys.role(ROLE)))
         entry = text(entries[0][0]) if entries else ""
-        return self.call_script(scripts.claim(worker, ROLE, entry, request, STAGE, self.epoch(request)))
+        return self.call_script(
+            scripts.claim(worker, ROLE, entry, request, STAGE, self.epoch(request))
+        )
 
     def first_turn(self) -> None:
         first = self.submit("first")
         assert self.waiting_at() == ROLE
         assert self.claim(first, CACHING) == "ok"
-        retain = scripts.cache_prefix(first, STAGE, self.epoch(first), CACHING, SESSION, num_rows=9, reused=0, keep_s=60)
+        retain = scripts.cache_prefix(
+            first, STAGE, self.epoch(first), CACHING, SESSION, num_rows=9, reused=0, keep_s=60
+        )
         assert self.call_script(retain) == "ok"
         chunk = Chunk(request=first, edge=TEXT, index=0, epoch=self.epoch(first), final=True)
-        last = scripts.Append(stage=STAGE, consumer=CLIENT, chunk=chunk, location={}, event=None, finish=True, num_items=1)
+        last = scripts.Append(
+            stage=STAGE,
+            consumer=CLIENT,
+            chunk=chunk,
+            location={},
+            event=None,
+            finish=True,
+            num_items=1,
+        )
         assert self.call_script(scripts.append([last])) == "ok"
 
 
 @pytest.fixture
 def bench(client: redis.Redis) -> PrefixCacheBench:
-    bench = PrefixCacheBench(client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000))))
+    bench = PrefixCacheBench(
+        client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
+    )
     for worker, role in ((GATEWAY, ""), (CACHING, ROLE), (OTHER, ROLE)):
         bench.join(worker, role)
     bench.first_turn()
@@ -111,7 +153,9 @@ def run_a_task(bench: PrefixCacheBench) -> None:
 
 
 def reserve_a_slot(bench: PrefixCacheBench) -> None:
-    """A slot counts as used from the moment a task is offered for it; otherwise several tasks would be offered for one slot."""
+    """A slot counts as used from the moment a task is offered for it; otherwise several tasks would
+    be offered for one slot.
+    """
     bench.submit("offered")
     assert bench.waiting_at() == CACHING
     bench.client.delete(keys.inbox(CACHING))
@@ -144,7 +188,8 @@ def test_overdue_turn_is_granted_to_the_role(bench: PrefixCacheBench) -> None:
     second = bench.submit("second")
     assert bench.waiting_at() == CACHING
     late = scripts.claim(CACHING, ROLE, "", second, STAGE, bench.epoch(second))
-    bench.client.hset(keys.worker(CACHING), "capacity", "9")  # a grant may not return even to a worker with room for another task
+    # a grant may not return even to a worker with room for another task
+    bench.client.hset(keys.worker(CACHING), "capacity", "9")
     bench.grant_again(second)
     assert bench.client.xlen(keys.role(ROLE)) == 1
     assert bench.call_script(late) == "stale"
@@ -161,7 +206,11 @@ def test_turn_reserved_for_a_leaving_worker_is_granted_again(
     before = bench.epoch(second)
     leave(bench)
     fields = cast("dict[bytes, bytes]", bench.client.hgetall(keys.task(second, STAGE)))
-    assert (fields[b"state"], b"reserved_for" in fields, fields.get(b"deaths")) == (b"granted", False, None)
+    assert (fields[b"state"], b"reserved_for" in fields, fields.get(b"deaths")) == (
+        b"granted",
+        False,
+        None,
+    )
     assert bench.epoch(second) > before
     assert bench.client.scard(keys.worker_tasks(CACHING)) == 0
     assert bench.claim(second, OTHER) == "ok"
@@ -174,9 +223,14 @@ def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) 
     assert bench.claim(second, CACHING) == "ended"
 
 
-def make_turn(fleet: ThreadFleet, number: int, *, session: str = SESSION, num_tokens: int = 12) -> RequestSpec:
+def make_turn(
+    fleet: ThreadFleet, number: int, *, session: str = SESSION, num_tokens: int = 12
+) -> RequestSpec:
     """Return a turn whose prompt begins with that of the preceding turn."""
-    return replace(fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=num_tokens, seed=number), session=session)
+    return replace(
+        fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=num_tokens, seed=number),
+        session=session,
+    )
 
 
 async def serve(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
@@ -197,21 +251,27 @@ def caching_workers(fleet: ThreadFleet, session: str = SESSION) -> set[WorkerId]
 
 @pytest.fixture
 def fleet(request: pytest.FixtureRequest, redis_url: str) -> Iterator[ThreadFleet]:
-    """Two workers of one stage; a grant to a worker is never overdue, unless the test's parameter overrides it."""
+    """Two workers of one stage; a grant to a worker is never overdue, unless the test's parameter
+    overrides it.
+    """
     overrides = cast("tuple[str, ...]", getattr(request, "param", ()))
     with thread_fleet(redis_url, "graph=text", *NEVER_OVERDUE, *overrides) as fleet:
         fleet.add_worker(ROLE)
         yield fleet
 
 
-async def test_turn_is_served_by_the_caching_worker_and_computes_only_new_rows(fleet: ThreadFleet) -> None:
+async def test_turn_is_served_by_the_caching_worker_and_computes_only_new_rows(
+    fleet: ThreadFleet,
+) -> None:
     async with gateway(fleet) as client:
         first, num_cached = await serve(client, make_turn(fleet, 0))
         assert num_cached == 0
         for number in range(1, 8):
             spec = make_turn(fleet, number)
             assert await serve(client, spec) == (first, 10 + 5 * (number - 1))
-            assert_same(await answer(client, repeat(spec)), await answer(client, repeat(spec, session="")))
+            assert_same(
+                await answer(client, repeat(spec)), await answer(client, repeat(spec, session=""))
+            )
     assert caching_workers(fleet) == {first}
     wait_until(lambda: not held(fleet), "workers to hold nothing")
 
@@ -228,7 +288,9 @@ async def test_diverging_prompt_reuses_only_the_common_prefix(fleet: ThreadFleet
         assert (await serve(client, other))[1] == 7
         again = make_turn(fleet, 2)
         assert (await serve(client, again))[1] == 7, "only the last turn is cached"
-        assert_same(await answer(client, repeat(other)), await answer(client, repeat(other, session="")))
+        assert_same(
+            await answer(client, repeat(other)), await answer(client, repeat(other, session=""))
+        )
 
 
 async def test_request_without_session_caches_nothing(fleet: ThreadFleet) -> None:
@@ -255,7 +317,9 @@ async def test_full_caching_worker_is_skipped_immediately(fleet: ThreadFleet) ->
         assert (other != caching_worker, num_cached) == (True, 0)
         await blocking.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
-        assert caching_workers(fleet) == {caching_worker, other}, "the aborted turn returns the prefix it began with"
+        assert caching_workers(fleet) == {caching_worker, other}, (
+            "the aborted turn returns the prefix it began with"
+        )
         assert await serve(client, make_turn(fleet, 3)) == (other, 20)
 
 
@@ -265,7 +329,10 @@ async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         for _ in range(3):
             aborted = await client.requests.submit(make_turn(fleet, 1), None)
-            wait_until(lambda: aborted.request_id in loop_of(fleet, caching_worker).tasks, "the turn to be claimed")  # noqa: B023
+            wait_until(
+                lambda: aborted.request_id in loop_of(fleet, caching_worker).tasks,
+                "the turn to be claimed",
+            )  # noqa: B023
             await aborted.abort("the user continues")
             wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
         worker, num_cached = await serve(client, make_turn(fleet, 1))
@@ -277,7 +344,10 @@ async def test_aborted_first_turn_caches_nothing(fleet: ThreadFleet) -> None:
     """The answer is not read, so that the task runs until it is aborted."""
     async with gateway(fleet) as client:
         first = await client.requests.submit(make_turn(fleet, 0, num_tokens=2000), None)
-        wait_until(lambda: any(first.request_id in loop.tasks for loop in fleet.loops), "the turn to be claimed")
+        wait_until(
+            lambda: any(first.request_id in loop.tasks for loop in fleet.loops),
+            "the turn to be claimed",
+        )
         await first.abort("enough")
         wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
     assert not caching_workers(fleet)
@@ -330,7 +400,10 @@ async def test_caching_worker_running_a_suspect_claims_no_turn(fleet: ThreadFlee
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         suspect = await client.requests.submit(make_turn(fleet, 1), None)
         loop = loop_of(fleet, caching_worker)
-        wait_until(lambda: suspect.request_id in loop.tasks, "the caching worker to be busy with the second turn")
+        wait_until(
+            lambda: suspect.request_id in loop.tasks,
+            "the caching worker to be busy with the second turn",
+        )
         loop.tasks[suspect.request_id].alone = True
         assert (await serve(client, make_turn(fleet, 2)))[0] != caching_worker
         await suspect.abort("enough")
@@ -351,7 +424,10 @@ async def test_cached_prefix_expires(fleet: ThreadFleet) -> None:
         await answer(client, make_turn(fleet, 0))
         assert caching_workers(fleet)
         wait_until(lambda: not caching_workers(fleet), "the prefix to be dropped")
-        wait_until(lambda: not fleet.clients[0].exists(keys.cached_prefix(SESSION)), "the key of the prefix to expire")
+        wait_until(
+            lambda: not fleet.clients[0].exists(keys.cached_prefix(SESSION)),
+            "the key of the prefix to expire",
+        )
         assert (await serve(client, make_turn(fleet, 1)))[1] == 0
 
 
@@ -365,7 +441,9 @@ async def test_number_of_cached_conversations_is_bounded(fleet: ThreadFleet) -> 
     assert [session for session in "abc" if caching_workers(fleet, session)] == ["a", "c"]
 
 
-@pytest.mark.parametrize("fleet", [("limits.max_cached_conversations=0",), ("lease.prefix_cache_s=0",)], indirect=True)
+@pytest.mark.parametrize(
+    "fleet", [("limits.max_cached_conversations=0",), ("lease.prefix_cache_s=0",)], indirect=True
+)
 async def test_prefix_cache_can_be_disabled(fleet: ThreadFleet) -> None:
     async with gateway(fleet) as client:
         for number in range(3):
@@ -381,19 +459,24 @@ async def test_split_stage_caches_nothing(redis_url: str) -> None:
             for number in range(3):
                 assert (await serve(client, make_turn(fleet, number)))[1] == 0
                 assert_same(
-                    await answer(client, make_turn(fleet, number)), await answer(client, make_turn(fleet, number, session=""))
+                    await answer(client, make_turn(fleet, number)),
+                    await answer(client, make_turn(fleet, number, session="")),
                 )
         assert not caching_workers(fleet)
 
 
 async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
-    """The worker was fenced after its engine finished the task, and before it could write the cache entry."""
+    """The worker was fenced after its engine finished the task, and before it could write the cache
+    entry.
+    """
     async with gateway(fleet) as client:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         loop = loop_of(fleet, caching_worker)
         stop(fleet, caching_worker)
         pending = await client.requests.submit(spec := make_turn(fleet, 1), None)
-        call = scripts.cache_prefix(spec.id, STAGE, Epoch(1), caching_worker, SESSION, num_rows=3, reused=0, keep_s=60)
+        call = scripts.cache_prefix(
+            spec.id, STAGE, Epoch(1), caching_worker, SESSION, num_rows=3, reused=0, keep_s=60
+        )
         assert loop.engine.num_cached_rows(SESSION)
         loop.cached_sessions._settle(SESSION, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
         assert not loop.engine.num_cached_rows(SESSION)

@@ -1,4 +1,6 @@
-"""A request may prescribe its answer, in whole or in part; the prescribed tokens are not sampled."""
+"""A request may prescribe its answer, in whole or in part; the prescribed tokens are not
+sampled.
+"""
 
 import msgspec
 import numpy as np
@@ -6,7 +8,16 @@ import pytest
 
 from fleet.core.ids import EdgeName
 from fleet.graphs import Graph, get_graph
-from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, open_fleet, thread_fleet
+from tests.harness import (
+    answer,
+    answer_disturbed,
+    assert_same,
+    fake_spec,
+    gateway,
+    in_step,
+    open_fleet,
+    thread_fleet,
+)
 from tests.support import wait_until
 
 NUM_TOKENS = 20
@@ -19,10 +30,17 @@ async def test_prescribed_answer_precedes_sampled_tokens(redis_url: str, graph: 
     async with open_fleet(redis_url, *in_step(graph)) as (fleet, client):
         sampled = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
         for prescribed in ((7, 8, 9), tuple(range(NUM_TOKENS))):
-            received = await answer(client, msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), given=prescribed))
-            np.testing.assert_array_equal(received[TEXT], [*prescribed, *sampled[TEXT][len(prescribed) :]])
+            received = await answer(
+                client,
+                msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), given=prescribed),
+            )
+            np.testing.assert_array_equal(
+                received[TEXT], [*prescribed, *sampled[TEXT][len(prescribed) :]]
+            )
             audio_edges = [edge for edge in received if edge != TEXT]
-            assert all(not np.array_equal(received[edge], sampled[edge]) for edge in audio_edges), "another text has other audio"
+            assert all(not np.array_equal(received[edge], sampled[edge]) for edge in audio_edges), (
+                "another text has other audio"
+            )
 
 
 async def test_prescribed_answer_survives_the_death_of_its_worker(redis_url: str) -> None:
@@ -41,4 +59,7 @@ async def test_prescribed_answer_survives_the_death_of_its_worker(redis_url: str
                         fleet.kill(dying)
 
             assert_same(await answer_disturbed(client, again, None, kill), expected)
-        wait_until(lambda: not any(loop.tasks for loop in fleet.loops if loop.worker not in fleet.killed), "every task to end")
+        wait_until(
+            lambda: not any(loop.tasks for loop in fleet.loops if loop.worker not in fleet.killed),
+            "every task to end",
+        )

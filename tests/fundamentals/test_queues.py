@@ -1,4 +1,6 @@
-"""Views of queues and capacity for operators and admission: grants waiting for a role, and workers that count for it."""
+"""Views of queues and capacity for operators and admission: grants waiting for a role, and workers
+that count for it.
+"""
 
 from collections.abc import AsyncIterator
 from typing import cast
@@ -32,7 +34,11 @@ class QueueBench:
 
     def join(self, role: RoleName, number: int) -> WorkerId:
         worker = WorkerId(f"{role}@test:{number}:a")
-        fields: dict[str, str | bytes] = {"kind": "worker", "pid": str(number), "capacity": str(CAPACITY)}
+        fields: dict[str, str | bytes] = {
+            "kind": "worker",
+            "pid": str(number),
+            "capacity": str(CAPACITY),
+        }
         assert self.call_script(scripts.register(worker, role, LEASE_US, fields)) == "ok"
         return worker
 
@@ -40,7 +46,9 @@ class QueueBench:
         return first_text(run(self.client, call))
 
     async def submit(self) -> RequestId:
-        spec = RequestSpec(id=new_request_id(), graph=GRAPH.name, prompt_ids=(1,), outputs=tuple(GRAPH.media))
+        spec = RequestSpec(
+            id=new_request_id(), graph=GRAPH.name, prompt_ids=(1,), outputs=tuple(GRAPH.media)
+        )
         await self.gateway.requests.submit(spec, None)
         return spec.id
 
@@ -49,7 +57,9 @@ class QueueBench:
 
     def read_one(self) -> str:
         """Deliver the next grant to the worker, as its loop reads it; return the entry's id."""
-        reply = self.client.xreadgroup(keys.GROUP, self.workers[STAGE], {keys.role(ROLE): ">"}, count=1, noack=True)
+        reply = self.client.xreadgroup(
+            keys.GROUP, self.workers[STAGE], {keys.role(ROLE): ">"}, count=1, noack=True
+        )
         return text(cast("list[tuple[bytes, list[tuple[bytes, object]]]]", reply)[0][1][0][0])
 
     async def role(self) -> RoleView:
@@ -69,7 +79,12 @@ async def test_grant_is_queued_until_it_is_claimed(bench: QueueBench) -> None:
     assert (waiting.queue_depth, waiting.lag) == (2, 2) and 0 <= waiting.oldest_s < 10
     entry = bench.read_one()
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (2, 1)
-    assert bench.call_script(scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, bench.epoch(first))) == "ok"
+    assert (
+        bench.call_script(
+            scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, bench.epoch(first))
+        )
+        == "ok"
+    )
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (1, 1)
 
 
@@ -90,7 +105,9 @@ async def test_ended_request_leaves_the_queue(bench: QueueBench) -> None:
 
 
 async def test_draining_worker_does_not_count_as_capacity(bench: QueueBench) -> None:
-    """It keeps its lease and finishes its tasks; a request that needs its role is refused with the role's name."""
+    """It keeps its lease and finishes its tasks; a request that needs its role is refused with the
+    role's name.
+    """
     leaving = bench.workers[STAGE]
     assert ((await bench.role()).workers, (await bench.role()).capacity) == (1, CAPACITY)
     assert bench.call_script(scripts.order(leaving, "drain")) == "ok"

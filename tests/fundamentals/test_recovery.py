@@ -1,4 +1,6 @@
-"""Any worker may die at any time: another continues where its log ends, and the answer is identical to the undisturbed one."""
+"""Any worker may die at any time: another continues where its log ends, and the answer is identical
+to the undisturbed one.
+"""
 
 import asyncio
 
@@ -45,14 +47,21 @@ def replace_worker(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> N
 
 @pytest.mark.parametrize("at", [0, 3, 15])
 @pytest.mark.parametrize("graph", [OMNI, TEXT], ids=lambda graph: graph.name)
-async def test_answer_is_complete_after_each_stage_is_killed(redis_url: str, graph: Graph, at: int) -> None:
+async def test_answer_is_complete_after_each_stage_is_killed(
+    redis_url: str, graph: Graph, at: int
+) -> None:
     with thread_fleet(redis_url, *in_step(graph)) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
             for stage in graph.stages:
                 spec = fake_spec(fleet)
 
-                def kill(edge: EdgeName, index: int, spec: RequestSpec = spec, stage: StageName = stage.name) -> None:
+                def kill(
+                    edge: EdgeName,
+                    index: int,
+                    spec: RequestSpec = spec,
+                    stage: StageName = stage.name,
+                ) -> None:
                     if edge == graph.edges[0].name and index in (at, at + 4):
                         replace_worker(fleet, spec, stage)
 
@@ -89,7 +98,9 @@ async def test_worker_resumed_after_its_lease_writes_nothing(redis_url: str) -> 
         assert_same(await answer_disturbed(client, spec, None, fence_talker), expected)
 
 
-async def test_answers_with_joined_tokens_are_complete_after_their_worker_is_killed(redis_url: str) -> None:
+async def test_answers_with_joined_tokens_are_complete_after_their_worker_is_killed(
+    redis_url: str,
+) -> None:
     """Few credits, so that no answer is over when its worker is killed."""
     joined = ("edges.text.policy={kind: each, max_chunks_per_s: 100}", "edges.text.credits=4")
     async with open_fleet(redis_url, "graph=text", *joined) as (fleet, client):
@@ -108,28 +119,41 @@ async def test_answers_with_joined_tokens_are_complete_after_their_worker_is_kil
         assert num_chunks[0] < 2000, "tokens share chunks"
 
 
-async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(redis_url: str) -> None:
+async def test_request_that_kills_its_worker_alone_becomes_the_only_dead_letter(
+    redis_url: str,
+) -> None:
     with thread_fleet(redis_url, *in_step(TEXT)) as fleet:
         (stage,) = (each_stage.name for each_stage in fleet.config.graph_declaration().stages)
         async with gateway(fleet) as client:
             expected = await answer(client, fake_spec(fleet))
-            # Neither answer is read at first, so both pause: no progress resets the count of deaths.
+            # Neither answer is read at first, so both pause: no progress resets the count of
+            # deaths.
             poison = await client.requests.submit(fake_spec(fleet), None)
             other = await client.requests.submit(fake_spec(fleet), None)
             for death in range(3):
                 both = {poison.request_id, other.request_id}
                 together = both if death < 2 else {poison.request_id}
-                await asyncio.to_thread(kill_with_tasks, fleet, poison.request_id, together, 2 if death == 1 else 1)
+                await asyncio.to_thread(
+                    kill_with_tasks, fleet, poison.request_id, together, 2 if death == 1 else 1
+                )
             with pytest.raises(FleetError, match=f"3 workers of stage {stage} died") as caught:
                 _ = [chunk async for chunk in poison]
             assert caught.value.code == "worker_lost"
-            ids = [np.frombuffer(tensor.data or b"", np.int32) async for chunk in other for tensor in chunk.tensors.values()]
+            ids = [
+                np.frombuffer(tensor.data or b"", np.int32)
+                async for chunk in other
+                for tensor in chunk.tensors.values()
+            ]
             np.testing.assert_array_equal(np.concatenate(ids), expected[EdgeName("text")])
         assert [letter.request for letter in read_letters(fleet.clients[0])] == [poison.request_id]
 
 
-def kill_with_tasks(fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int) -> None:
-    """Add workers, then kill the request's worker while it runs exactly these requests, all paused."""
+def kill_with_tasks(
+    fleet: ThreadFleet, request: RequestId, together: set[RequestId], num_new: int
+) -> None:
+    """Add workers, then kill the request's worker while it runs exactly these requests, all
+    paused.
+    """
     dying = fleet.owner(request, StageName("lm"))
     wait_until(lambda: set(dying.tasks) == together, f"{together} to run together")
     wait_until(lambda: dying.tasks[request].paused, "the task to pause")
@@ -139,7 +163,9 @@ def kill_with_tasks(fleet: ThreadFleet, request: RequestId, together: set[Reques
 
 
 async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> None:
-    """Its workers die one after another before it has input: no death is counted, and it is answered as usual."""
+    """Its workers die one after another before it has input: no death is counted, and it is
+    answered as usual.
+    """
     async with open_fleet(redis_url) as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
         slow = next(loop for loop in fleet.loops if loop.stage == SOURCE)
@@ -154,7 +180,9 @@ async def test_task_waiting_for_first_input_is_no_suspect(redis_url: str) -> Non
 
 
 async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> None:
-    """Its producer is lost during the answer. A death is not counted once the task runs alone and idles."""
+    """Its producer is lost during the answer. A death is not counted once the task runs alone and
+    idles.
+    """
     slow_source = f"stages.{SOURCE}.extra={{step_ms: 20}}"
     async with open_fleet(redis_url, slow_source) as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
@@ -169,14 +197,19 @@ async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> 
             return task_field(f"produced:{into_sink.name}", into_sink.source)
 
         def is_idle() -> bool:
-            return task_field("alone", SINK) == "1" and task_field(f"idle_consumed:{into_sink.name}", SINK) == num_produced()
+            return (
+                task_field("alone", SINK) == "1"
+                and task_field(f"idle_consumed:{into_sink.name}", SINK) == num_produced()
+            )
 
         def kill_workers() -> None:
             wait_until(num_produced, "a part of the answer to be produced")
             fleet.kill(fleet.owner(spec.id, SOURCE))
             for _ in range(10):  # a death after progress restarts the count
                 replace_worker(fleet, spec, SINK)
-                wait_until(lambda: task_field("state", SINK) == "running", "another worker to continue")
+                wait_until(
+                    lambda: task_field("state", SINK) == "running", "another worker to continue"
+                )
                 if task_field("alone", SINK) == "1":
                     break
             for _ in range(2):
@@ -200,7 +233,9 @@ async def resume(client: FleetClient, spec: RequestSpec) -> ClientStream:
     return resumed[1]
 
 
-async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(redis_url: str) -> None:
+async def test_answer_is_resumed_at_another_gateway_and_the_first_cannot_abort(
+    redis_url: str,
+) -> None:
     with thread_fleet(redis_url, *in_step(OMNI)) as fleet:
         async with gateway(fleet) as first, gateway(fleet) as second:
             expected = await answer(first, fake_spec(fleet))
@@ -220,7 +255,9 @@ async def test_resume_of_an_expired_answer_raises_not_found(redis_url: str) -> N
         spec = fake_spec(fleet)
         expected = await answer(client, spec)
         assert (await wait_ended(client, spec.id)).state == "finished"
-        left_s = [fleet.clients[0].ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")]
+        left_s = [
+            fleet.clients[0].ttl(keys.edge(spec.id, EdgeName(edge))) for edge in ("text", "audio")
+        ]
         assert left_s[1] <= 60 < left_s[0] <= fleet.config.retention_s
         resumed = await resume(client, spec)
         assert_same(await collected(resumed, spec), expected)
@@ -268,8 +305,12 @@ async def test_answer_without_a_client_is_aborted_after_the_timeout(redis_url: s
         assert fleet.clients[0].hget(keys.request(spec.id), "state") == b"aborted"
 
 
-async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(redis_url: str) -> None:
-    """A client whose network broke resumes its answer, perhaps long before its old connection is known to be gone."""
+async def test_answer_resumed_at_the_same_gateway_outlives_its_older_connection(
+    redis_url: str,
+) -> None:
+    """A client whose network broke resumes its answer, perhaps long before its old connection is
+    known to be gone.
+    """
     async with open_fleet(redis_url, "lease.worker_ttl_s=0.5", *in_step(OMNI)) as (fleet, client):
         expected = await answer(client, fake_spec(fleet))
         spec = fake_spec(fleet)

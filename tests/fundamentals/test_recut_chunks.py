@@ -1,4 +1,6 @@
-"""Chunks lost by Redis are recomputed with other sizes where sizes depend on timing: each row is still received once."""
+"""Chunks lost by Redis are recomputed with other sizes where sizes depend on timing: each row is
+still received once.
+"""
 
 import asyncio
 import itertools
@@ -23,7 +25,16 @@ from fleet.stages.base import BuildOptions, BuiltStage, EdgeItem
 from fleet.stages.fake import FakeTask
 from fleet.worker.main import build_options
 from tests.fundamentals.test_redis_restart import LEASES, OMNI
-from tests.harness import ANSWER_TIMEOUT_S, EdgeArrays, answer, assert_same, build, fake_spec_of, in_step, open_processes
+from tests.harness import (
+    ANSWER_TIMEOUT_S,
+    EdgeArrays,
+    answer,
+    assert_same,
+    build,
+    fake_spec_of,
+    in_step,
+    open_processes,
+)
 from tests.support import RedisProcess, wait_until
 
 pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
@@ -35,9 +46,13 @@ FIRST = (2, 4, 8, 16, 25)
 
 
 class Windows(FakeTask):
-    """Audio in windows of the given sizes, the last of them repeated: one item each, as a codec produces them."""
+    """Audio in windows of the given sizes, the last of them repeated: one item each, as a codec
+    produces them.
+    """
 
-    def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions, sizes: Sequence[int]) -> None:
+    def __init__(
+        self, spec: RequestSpec, graph: Graph, options: BuildOptions, sizes: Sequence[int]
+    ) -> None:
         super().__init__(spec, graph, options)
         self._sizes = itertools.chain(sizes, itertools.repeat(sizes[-1]))
         self._size, self._waiting = next(self._sizes), list[np.ndarray]()
@@ -48,14 +63,17 @@ class Windows(FakeTask):
             self._waiting += item.arrays.values()
             if len(self._waiting) >= self._size or item.final:
                 arrays = {"pcm": np.concatenate(self._waiting)} if self._waiting else {}
-                items.append(EdgeItem(edge=item.edge, walk=item.walk, arrays=arrays, final=item.final))
+                items.append(
+                    EdgeItem(edge=item.edge, walk=item.walk, arrays=arrays, final=item.final)
+                )
                 self._size, self._waiting = next(self._sizes), []
         return items
 
 
 def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName], BuiltStage]:
-    """Give a task's later owners other window sizes than its first owner. A step computes one frame, so that the credit of the
-    audio edge limits the chunks exactly: a step that computed all frames at hand could complete the answer.
+    """Give a task's later owners other window sizes than its first owner. A step computes one
+    frame, so that the credit of the audio edge limits the chunks exactly: a step that computed all
+    frames at hand could complete the answer.
     """
 
     def build_stage(config: FleetConfig, stage: StageName) -> BuiltStage:
@@ -67,7 +85,9 @@ def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName
         def adapter(spec: RequestSpec, _blob: bytes | None) -> FakeTask:
             owners[spec.id] = owners.get(spec.id, 0) + 1
             options = build_options(config, stage, Path())
-            return Windows(spec, config.graph_declaration(), options, FIRST if owners[spec.id] == 1 else again)
+            return Windows(
+                spec, config.graph_declaration(), options, FIRST if owners[spec.id] == 1 else again
+            )
 
         return BuiltStage(engine=FakeEngine(max_batch=8), adapter=adapter)
 
@@ -82,9 +102,14 @@ class AppendOnlyFile:
         self._sizes: Mapping[Path, int] = {}
 
     def record_size(self) -> None:
-        """Record the file's size once everything acknowledged so far is written: a slow fsync may delay that for seconds."""
+        """Record the file's size once everything acknowledged so far is written: a slow fsync may
+        delay that for seconds.
+        """
         with connect(self._server.url) as client:
-            wait_until(lambda: client.info("persistence")["aof_buffer_length"] == 0, "the append-only file to be written")  # pyright: ignore
+            wait_until(
+                lambda: client.info("persistence")["aof_buffer_length"] == 0,
+                "the append-only file to be written",
+            )  # pyright: ignore
         self._sizes = {file: file.stat().st_size for file in self._folder.rglob("*.aof")}
 
     def restart(self) -> None:
@@ -102,13 +127,21 @@ def sizes_of(url: str, request: RequestId) -> list[int]:
     return [decode_chunk(pairs(raw)["h"]).num_rows // 1920 for _, raw in entries]  # pyright: ignore
 
 
-async def answer_with_actions(client: FleetClient, spec: RequestSpec, actions: Mapping[int, Callable[[], object]]) -> EdgeArrays:
+async def answer_with_actions(
+    client: FleetClient, spec: RequestSpec, actions: Mapping[int, Callable[[], object]]
+) -> EdgeArrays:
     """Return the answer; run each action after the audio chunk with its index is received."""
     parts: dict[EdgeName, list[np.ndarray]] = {edge: [] for edge in spec.outputs}
     async with asyncio.timeout(ANSWER_TIMEOUT_S):
         async for chunk in await client.requests.submit(spec, None):
-            parts[chunk.edge] += [np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()]
-            if chunk.edge == AUDIO and chunk.index == len(parts[AUDIO]) - 1 and chunk.index in actions:
+            parts[chunk.edge] += [
+                np.frombuffer(tensor.data or b"", tensor.dtype) for tensor in chunk.tensors.values()
+            ]
+            if (
+                chunk.edge == AUDIO
+                and chunk.index == len(parts[AUDIO]) - 1
+                and chunk.index in actions
+            ):
                 await asyncio.to_thread(actions[chunk.index])
     return {edge: np.concatenate(arrays) for edge, arrays in parts.items()}
 
@@ -116,24 +149,38 @@ async def answer_with_actions(client: FleetClient, spec: RequestSpec, actions: M
 @pytest.mark.parametrize("later_sizes", [(25,), (1,), (11,), (NUM_FRAMES,)], ids=str)
 @pytest.mark.parametrize(("num_kept", "num_received"), [(2, 4), (0, 3), (1, 4)])
 async def test_recomputed_audio_with_other_chunk_bounds_has_no_gap_and_no_repeat(
-    own_redis: RedisProcess, tmp_path: Path, later_sizes: Sequence[int], num_kept: int, num_received: int
+    own_redis: RedisProcess,
+    tmp_path: Path,
+    later_sizes: Sequence[int],
+    num_kept: int,
+    num_received: int,
 ) -> None:
-    """The client has chunks up to `num_received`; the restarted Redis has those up to `num_kept`, and perhaps one more."""
+    """The client has chunks up to `num_received`; the restarted Redis has those up to `num_kept`,
+    and perhaps one more.
+    """
     paced = (*in_step(OMNI, credits=3), f"edges.{AUDIO}.credits=1")
     config = load_config(None, ("engine=fake", "device=cpu", "numerics=fast", *LEASES, *paced))
     log_file = AppendOnlyFile(own_redis, tmp_path)
-    async with open_processes(own_redis.url, config, build_with_windows(later_sizes)) as (_, client):
+    async with open_processes(own_redis.url, config, build_with_windows(later_sizes)) as (
+        _,
+        client,
+    ):
         whole = fake_spec_of(config, num_tokens=NUM_FRAMES)
         expected = await answer(client, whole)
         before = sizes_of(own_redis.url, whole.id)
 
         spec = fake_spec_of(config, num_tokens=NUM_FRAMES)
         assert_same(
-            await answer_with_actions(client, spec, {num_kept: log_file.record_size, num_received: log_file.restart}), expected
+            await answer_with_actions(
+                client, spec, {num_kept: log_file.record_size, num_received: log_file.restart}
+            ),
+            expected,
         )
         after = sizes_of(own_redis.url, spec.id)
         assert sum(after) == sum(before) == NUM_FRAMES
-        assert after[: num_kept + 1] == before[: num_kept + 1] and after != before, "the recomputed chunks have other sizes"
+        assert after[: num_kept + 1] == before[: num_kept + 1] and after != before, (
+            "the recomputed chunks have other sizes"
+        )
 
 
 class BlockingCodec(FakeEngine):
@@ -153,8 +200,12 @@ class BlockingCodec(FakeEngine):
         return outputs
 
 
-async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(own_redis: RedisProcess, tmp_path: Path) -> None:
-    """The worker has consumed chunks that the log lost; they are produced again with other sizes."""
+async def test_worker_in_a_step_while_redis_lost_writes_recomputes_its_task(
+    own_redis: RedisProcess, tmp_path: Path
+) -> None:
+    """The worker has consumed chunks that the log lost; they are produced again with other
+    sizes.
+    """
     settings = (
         "engine=fake",
         "device=cpu",

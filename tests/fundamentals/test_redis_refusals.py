@@ -1,4 +1,6 @@
-"""Redis that refuses writes, or is a replica for a while, is away: workers and conductor wait, and every answer is complete."""
+"""Redis that refuses writes, or is a replica for a while, is away: workers and conductor wait, and
+every answer is complete.
+"""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -16,17 +18,33 @@ from fleet.control.connect import connect, text
 from fleet.control.outage import is_away, refuses_writes
 from fleet.core.ids import EdgeName
 from fleet.graphs import get_graph
-from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
+from tests.harness import (
+    answer,
+    answer_disturbed,
+    assert_same,
+    fake_spec_of,
+    in_step,
+    open_processes,
+)
 from tests.support import RedisProcess, await_until, wait_until
 
 pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
 
 OMNI = get_graph("qwen3_omni")
-SETTINGS = ("engine=fake", "device=cpu", "numerics=invariant", "transfer.kind=redis", "lease.worker_ttl_s=1.0", *in_step(OMNI))
+SETTINGS = (
+    "engine=fake",
+    "device=cpu",
+    "numerics=invariant",
+    "transfer.kind=redis",
+    "lease.worker_ttl_s=1.0",
+    *in_step(OMNI),
+)
 
 
 class RedisFault(ABC):
-    """One way in which a running Redis stops to accept writes, and its end. `folder` is the data folder of the server."""
+    """One way in which a running Redis stops to accept writes, and its end. `folder` is the data
+    folder of the server.
+    """
 
     def __init__(self, client: redis.Redis, folder: Path) -> None:
         self.client, self.folder = client, folder
@@ -63,7 +81,10 @@ class FailedSave(RedisFault):
         place.mkdir()
         (place / "file").touch()
         self.client.bgsave()
-        wait_until(lambda: self.client.info("persistence")["rdb_last_bgsave_status"] == "err", "the save to fail")
+        wait_until(
+            lambda: self.client.info("persistence")["rdb_last_bgsave_status"] == "err",
+            "the save to fail",
+        )
 
     def end(self) -> None:
         self.client.config_set("save", "")
@@ -94,7 +115,10 @@ def test_refused_write_is_an_outage_inside_and_outside_of_scripts(
 ) -> None:
     refusal = kind(admin, tmp_path)
     refusal.begin()
-    for write in (lambda: admin.set("fleet:any", 1), lambda: admin.eval("return redis.call('SET', 'fleet:any', 1)", 0)):
+    for write in (
+        lambda: admin.set("fleet:any", 1),
+        lambda: admin.eval("return redis.call('SET', 'fleet:any', 1)", 0),
+    ):
         with pytest.raises(RedisError) as refused:
             write()
         assert is_away(refused.value), refused.value
@@ -106,7 +130,9 @@ def test_refused_write_is_an_outage_inside_and_outside_of_scripts(
 async def test_workers_keep_their_incarnation_while_redis_refuses_writes(
     server: RedisProcess, admin: redis.Redis, tmp_path: Path, kind: type[RedisFault]
 ) -> None:
-    """The refusals begin in mid-answer, and leases lapse meanwhile; the answer is that of an undisturbed fleet."""
+    """The refusals begin in mid-answer, and leases lapse meanwhile; the answer is that of an
+    undisturbed fleet.
+    """
     config, refusal = load_config(None, SETTINGS), kind(admin, tmp_path)
     async with open_processes(server.url, config) as (workers, client):
         expected = await answer(client, fake_spec_of(config))
@@ -122,14 +148,20 @@ async def test_workers_keep_their_incarnation_while_redis_refuses_writes(
             return any(worker.outage.cause for worker in workers)
 
         async def has_renewed_or_lapsed() -> bool:
-            return lease_deadline(admin) > deadline if kind is FullMemory else lease_deadline(admin) < time_us(admin)
+            return (
+                lease_deadline(admin) > deadline
+                if kind is FullMemory
+                else lease_deadline(admin) < time_us(admin)
+            )
 
         loop = asyncio.get_running_loop()
         received = asyncio.create_task(answer_disturbed(client, fake_spec_of(config), None, refuse))
         await begun.wait()
         await await_until(is_refused, "a worker to be refused")
         deadline = lease_deadline(admin)
-        await await_until(has_renewed_or_lapsed, "the leases to be renewed with a full memory, else to lapse")
+        await await_until(
+            has_renewed_or_lapsed, "the leases to be renewed with a full memory, else to lapse"
+        )
         refusal.end()
         assert_same(await asyncio.wait_for(received, 60), expected)
         assert [worker.last_id for worker in workers] == before, "no worker joined again"
@@ -157,7 +189,9 @@ async def test_each_worker_joins_again_once_after_its_redis_was_a_replica(
         assert_same(await answer_disturbed(client, fake_spec_of(config), None, demote), expected)
         ended = {text(name) for name in cast("list[bytes]", admin.zrange(keys.GONE, 0, -1))}
         assert ended.issuperset(name for name in before if name), "the former incarnations are over"
-        assert len([name for name in ended if not name.startswith("gateway")]) == len(workers), "and no other one began"
+        assert len([name for name in ended if not name.startswith("gateway")]) == len(workers), (
+            "and no other one began"
+        )
 
 
 def time_us(client: redis.Redis) -> int:

@@ -1,4 +1,6 @@
-"""Redis may be killed during an answer and restarted, with or without its last writes: every answer is complete."""
+"""Redis may be killed during an answer and restarted, with or without its last writes: every answer
+is complete.
+"""
 
 import asyncio
 import random
@@ -42,8 +44,12 @@ def cut_tail(folder: Path, num_bytes: int) -> None:
                 log.truncate(file.stat().st_size - num_bytes)
 
 
-def restart(server: RedisProcess, folder: Path, at: int, cut_bytes: int) -> Callable[[EdgeName, int], None]:
-    """Return an action that kills the server at the given text chunk and restarts it with a truncated log."""
+def restart(
+    server: RedisProcess, folder: Path, at: int, cut_bytes: int
+) -> Callable[[EdgeName, int], None]:
+    """Return an action that kills the server at the given text chunk and restarts it with a
+    truncated log.
+    """
 
     def restart_at_index(edge: EdgeName, index: int) -> None:
         if (edge, index) == ("text", at):
@@ -60,7 +66,9 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, 
     claims: list[tuple[RequestId, StageName, Epoch]] = []
     open_task = grants.open_task
 
-    def open_and_record(spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any) -> Task:
+    def open_and_record(
+        spec: RequestSpec, stage: StageName, epoch: Epoch, *others: Any, **more: Any
+    ) -> Task:
         claims.append((spec.id, stage, epoch))
         return open_task(spec, stage, epoch, *others, **more)
 
@@ -70,27 +78,40 @@ def claims(monkeypatch: pytest.MonkeyPatch) -> list[tuple[RequestId, StageName, 
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_answers_survive_a_killed_redis_that_lost_its_last_writes(
-    server: RedisProcess, tmp_path: Path, claims: list[tuple[RequestId, StageName, Epoch]], seed: int
+    server: RedisProcess,
+    tmp_path: Path,
+    claims: list[tuple[RequestId, StageName, Epoch]],
+    seed: int,
 ) -> None:
-    """Any part of the last writes may be lost, at any moment of the answers: no epoch is granted twice."""
+    """Any part of the last writes may be lost, at any moment of the answers: no epoch is granted
+    twice.
+    """
     rng = random.Random(seed)
     at, cut_bytes = rng.randrange(5, 35), rng.randrange(1, 30_000)
-    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+    config = load_config(
+        None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI))
+    )
     async with open_processes(server.url, config) as (_, client):
         expected = await answer(client, fake_spec_of(config))
 
         def nothing(_edge: EdgeName, _index: int) -> None: ...
 
         actions = (restart(server, tmp_path, at, cut_bytes), nothing, nothing, nothing)
-        answers = await asyncio.gather(*(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions))
+        answers = await asyncio.gather(
+            *(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions)
+        )
         for received in answers:
             assert_same(received, expected)
     assert len(claims) == len(set(claims)) >= 5 * len(OMNI.stages)
 
 
 @pytest.mark.parametrize("cut_bytes", [0, 700, 9_000])
-async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Path, cut_bytes: int) -> None:
-    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+async def test_answer_survives_a_killed_redis(
+    server: RedisProcess, tmp_path: Path, cut_bytes: int
+) -> None:
+    config = load_config(
+        None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI))
+    )
     async with open_processes(server.url, config) as (_, client):
         expected = await answer(client, fake_spec_of(config))
         action = restart(server, tmp_path, 20, cut_bytes)
@@ -99,7 +120,9 @@ async def test_answer_survives_a_killed_redis(server: RedisProcess, tmp_path: Pa
 
 
 async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
-    """The chunks remain but their acknowledgements are lost: the chunks are not recomputed, and the producer waits for credit."""
+    """The chunks remain but their acknowledgements are lost: the chunks are not recomputed, and the
+    producer waits for credit.
+    """
     async with open_fleet(redis_url, "numerics=invariant", *in_step(OMNI)) as (fleet, client):
         spec = fake_spec(fleet)
 
@@ -109,7 +132,9 @@ async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
 
         async def text_is_consumed() -> bool:
             view = await client.telemetry.trace(spec.id)
-            return view is not None and any(e.name == "text" and e.produced == e.consumed > 20 for e in view.edges)
+            return view is not None and any(
+                e.name == "text" and e.produced == e.consumed > 20 for e in view.edges
+            )
 
         expected = await answer(client, fake_spec(fleet))
         received = asyncio.create_task(answer_disturbed(client, spec, None, kill))
@@ -121,7 +146,10 @@ async def test_credit_that_redis_lost_is_returned_again(redis_url: str) -> None:
 
 
 async def test_empty_redis_fails_running_requests_and_serves_new_ones(tmp_path: Path) -> None:
-    first, config = RedisProcess(tmp_path), load_config(None, ("engine=fake", "device=cpu", *LEASES, *in_step(OMNI)))
+    first, config = (
+        RedisProcess(tmp_path),
+        load_config(None, ("engine=fake", "device=cpu", *LEASES, *in_step(OMNI))),
+    )
     first.start()
     async with open_processes(first.url, config) as (_, client):
         begun = fake_spec_of(config)

@@ -19,7 +19,16 @@ from fleet.core.ids import CLIENT, RequestId
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from tests.fundamentals.control_plane import join
-from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, fake_spec_of, in_step, open_fleet
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    assert_same,
+    collected,
+    fake_spec,
+    fake_spec_of,
+    in_step,
+    open_fleet,
+)
 
 NUM_TOKENS, NUM_HELD, MANY_HELD = 20, 3, 250
 TEXT = in_step(get_graph("text"))
@@ -62,18 +71,30 @@ async def test_failed_reattachment_is_repeated_at_the_next_renewal(
             await send()
         raise RedisConnectionError("the connection broke")
 
-    async with open_fleet(redis_url, SHORT_LEASE, "lease.gateway_timeout_s=2", *TEXT) as (fleet, client):
+    async with open_fleet(redis_url, SHORT_LEASE, "lease.gateway_timeout_s=2", *TEXT) as (
+        fleet,
+        client,
+    ):
         expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
         held = await begin(client, fleet)
-        monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, lose_connection))
+        monkeypatch.setattr(
+            requests_module, "run_async", intercept_attach(held[1][0].id, lose_connection)
+        )
         fence(fleet, client)
         for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
             assert_same(received, expected)
 
 
-async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a further renewal: the caller that found the fence is cancelled during the rejoin, and every answer is resumed."""
-    async with open_fleet(redis_url, LONG_LEASE, "lease.gateway_timeout_s=2", *TEXT) as (fleet, client):
+async def test_cancelled_caller_does_not_interrupt_the_rejoin(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a further renewal: the caller that found the fence is cancelled during the rejoin,
+    and every answer is resumed.
+    """
+    async with open_fleet(redis_url, LONG_LEASE, "lease.gateway_timeout_s=2", *TEXT) as (
+        fleet,
+        client,
+    ):
         expected = await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS))
         held = await begin(client, fleet)
         other = fake_spec(fleet, num_tokens=NUM_TOKENS)
@@ -85,7 +106,9 @@ async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, mo
             await left.wait()
             return await send()
 
-        monkeypatch.setattr(requests_module, "run_async", intercept_attach(held[1][0].id, cancel_caller))
+        monkeypatch.setattr(
+            requests_module, "run_async", intercept_attach(held[1][0].id, cancel_caller)
+        )
         fence(fleet, client)
         cancelled_submit = asyncio.create_task(client.requests.submit(other, None))
         with pytest.raises(asyncio.CancelledError):
@@ -97,7 +120,9 @@ async def test_cancelled_caller_does_not_interrupt_the_rejoin(redis_url: str, mo
 @pytest.fixture
 async def holder(redis_url: str, client: redis.Redis) -> AsyncIterator[FleetClient]:
     """A gateway that holds `MANY_HELD` requests of a fleet whose workers do nothing."""
-    gateway = await FleetClient.connect(redis_url, load_config(None, ("engine=fake", LONG_LEASE, "limits.max_requests=1000")))
+    gateway = await FleetClient.connect(
+        redis_url, load_config(None, ("engine=fake", LONG_LEASE, "limits.max_requests=1000"))
+    )
     for role in gateway.config.roles():
         assert join(client, f"{role.name}@test:1:a") == ["ok"]
     await gateway.start()
@@ -107,11 +132,16 @@ async def holder(redis_url: str, client: redis.Redis) -> AsyncIterator[FleetClie
     await gateway.stop()
 
 
-async def test_many_streams_are_reattached_in_few_calls(client: redis.Redis, holder: FleetClient) -> None:
+async def test_many_streams_are_reattached_in_few_calls(
+    client: redis.Redis, holder: FleetClient
+) -> None:
     held = client.smembers(keys.worker_tasks(holder.id))
     run(client, scripts.fence_worker("", holder.id, died=True))
     client.config_resetstat()
     other = await holder.requests.submit(fake_spec_of(holder.config), None)
     stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    assert client.smembers(keys.worker_tasks(holder.id)) == {*held, f"{other.request_id}|{CLIENT}".encode()}
+    assert client.smembers(keys.worker_tasks(holder.id)) == {
+        *held,
+        f"{other.request_id}|{CLIENT}".encode(),
+    }
     assert stats["cmdstat_evalsha"]["calls"] < MANY_HELD / 10

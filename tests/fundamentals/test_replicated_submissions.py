@@ -1,4 +1,6 @@
-"""With `redis.wait_replicas` an admitted request is on a replica already, so that a failover does not lose it."""
+"""With `redis.wait_replicas` an admitted request is on a replica already, so that a failover does
+not lose it.
+"""
 
 import os
 import signal
@@ -33,10 +35,15 @@ def replica(primary: RedisProcess, tmp_path: Path) -> Iterator[RedisProcess]:
     replica.start()
     with redis.Redis.from_url(replica.url) as client:
         client.replicaof("127.0.0.1", str(primary.port))
-        wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica to follow", timeout_s=60)
+        wait_until(
+            lambda: client.info("replication")["master_link_status"] == "up",
+            "the replica to follow",
+            timeout_s=60,
+        )
     with redis.Redis.from_url(primary.url) as client:
         client.set(keys.NONE, 1)
-        # The primary counts a replica once it has acknowledged, which some versions do a second after the link is up.
+        # The primary counts a replica once it has acknowledged, which some versions do a second
+        # after the link is up.
         wait_until(lambda: client.wait(1, 1000) == 1, "the replica to acknowledge", timeout_s=60)
         client.delete(keys.NONE)
     yield replica
@@ -44,7 +51,9 @@ def replica(primary: RedisProcess, tmp_path: Path) -> Iterator[RedisProcess]:
     replica.kill()
 
 
-async def test_admitted_request_is_on_the_replica(primary: RedisProcess, replica: RedisProcess) -> None:
+async def test_admitted_request_is_on_the_replica(
+    primary: RedisProcess, replica: RedisProcess
+) -> None:
     async with open_fleet(primary.url, *WAITING) as (fleet, client):
         spec = fake_spec(fleet)
         stream = await client.requests.submit(spec, None)
@@ -60,7 +69,9 @@ async def test_request_that_a_paused_replica_does_not_have_is_aborted_and_refuse
     async with open_fleet(primary.url, *WAITING) as (fleet, client):
         freeze_process(replica.pid)
         spec = fake_spec(fleet)
-        with pytest.raises(NotReplicated, match=r"redis\.wait_timeout_ms \(300\).*redis\.wait_replicas is 1") as refused:
+        with pytest.raises(
+            NotReplicated, match=r"redis\.wait_timeout_ms \(300\).*redis\.wait_replicas is 1"
+        ) as refused:
             await client.requests.submit(spec, None)
         assert refused.value.retryable and refused.value.retry_after_s > 0
         with redis.Redis.from_url(primary.url, decode_responses=True) as reader:
@@ -69,7 +80,10 @@ async def test_request_that_a_paused_replica_does_not_have_is_aborted_and_refuse
         assert client.requests.num_held == 0
         os.kill(replica.pid, signal.SIGCONT)
         with redis.Redis.from_url(replica.url) as follower:
-            wait_until(lambda: follower.hget(keys.request(spec.id), "state") == b"aborted", "the replica to follow again")
+            wait_until(
+                lambda: follower.hget(keys.request(spec.id), "state") == b"aborted",
+                "the replica to follow again",
+            )
         assert set(await answer(client, fake_spec(fleet))) == set(spec.outputs)
 
 
@@ -86,5 +100,11 @@ async def test_request_waits_for_a_replica_also_after_redis_lost_its_scripts(
 
 
 def test_doctor_refuses_fewer_replicas_than_requests_wait_for(primary: RedisProcess) -> None:
-    found = {finding.subject: finding for finding in check_server(primary.url, load_config(None, WAITING))}
-    assert found["Redis replicas"].refused and "redis.wait_replicas is 1, and 0 replicas follow" in found["Redis replicas"].text
+    found = {
+        finding.subject: finding
+        for finding in check_server(primary.url, load_config(None, WAITING))
+    }
+    assert (
+        found["Redis replicas"].refused
+        and "redis.wait_replicas is 1, and 0 replicas follow" in found["Redis replicas"].text
+    )

@@ -1,4 +1,6 @@
-"""While a role's only worker restarts, new requests wait for it; if no worker is expected they are refused immediately."""
+"""While a role's only worker restarts, new requests wait for it; if no worker is expected they are
+refused immediately.
+"""
 
 import asyncio
 import os
@@ -22,7 +24,15 @@ from fleet.control.stream import ClientStream
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
 from fleet.core.telemetry import LogQuery, RoleView
-from tests.harness import ANSWER_TIMEOUT_S, ThreadFleet, collected, fake_spec, fake_spec_of, gateway_at, open_fleet
+from tests.harness import (
+    ANSWER_TIMEOUT_S,
+    ThreadFleet,
+    collected,
+    fake_spec,
+    fake_spec_of,
+    gateway_at,
+    open_fleet,
+)
 from tests.support import REPO, RedisProcess, await_until, wait_until
 
 SINCE_DEATH_S = (0.7, 1.5, 2.5, 3.5, 29.0)
@@ -60,7 +70,8 @@ async def role_of(client: FleetClient, name: RoleName) -> RoleView:
 
 
 @pytest.mark.parametrize(
-    ("file", "role"), [(None, "thinker"), (None, "code2wav"), (SPLIT, "thinker.prefill"), (SPLIT, "thinker.decode")]
+    ("file", "role"),
+    [(None, "thinker"), (None, "code2wav"), (SPLIT, "thinker.prefill"), (SPLIT, "thinker.decode")],
 )
 async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the_next(
     redis_url: str, file: Path | None, role: str
@@ -71,9 +82,14 @@ async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the
         for seconds in SINCE_DEATH_S:
             set_time_since_loss(fleet, role, seconds)
             streams.append(await submit(fleet, client))
-        assert await client.telemetry.missing_roles() == [role], "the fleet is not ready without the role"
+        assert await client.telemetry.missing_roles() == [role], (
+            "the fleet is not ready without the role"
+        )
         set_time_since_loss(fleet, role, 31.0)
-        with pytest.raises(NoWorker, match=f"no worker serves the role {role}; start one with `fleet worker {role}`"):
+        with pytest.raises(
+            NoWorker,
+            match=f"no worker serves the role {role}; start one with `fleet worker {role}`",
+        ):
             await submit(fleet, client)
         fleet.add_worker(role)
         assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * len(SINCE_DEATH_S)
@@ -81,13 +97,17 @@ async def test_requests_submitted_after_the_only_worker_died_are_answered_by_the
 
 async def test_role_that_never_had_a_worker_is_refused_with_a_time_to_retry(redis_url: str) -> None:
     async with open_fleet(redis_url, without=TALKER) as (fleet, client):
-        with pytest.raises(NoWorker, match=r"no worker serves the role talker; .* try again in 5 s") as refused:
+        with pytest.raises(
+            NoWorker, match=r"no worker serves the role talker; .* try again in 5 s"
+        ) as refused:
             await submit(fleet, client)
         assert refused.value.retry_after_s == 5
         assert await client.telemetry.num_live() == 0
 
 
-async def test_time_to_retry_is_the_duration_of_the_last_start_up_to_a_minute(redis_url: str) -> None:
+async def test_time_to_retry_is_the_duration_of_the_last_start_up_to_a_minute(
+    redis_url: str,
+) -> None:
     async with open_fleet(redis_url, without=TALKER) as (fleet, client):
         for took_us, retry_s in ((12_300_000, 13), (400_000, 1), (300_000_000, 60)):
             run(fleet.clients[0], scripts.announce_start(TALKER, "test:9", START_LEASE_US))
@@ -137,23 +157,41 @@ with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "dev
     start.end_by(signal.SIGTERM)
     signal.pause()
 """
-    with redis.Redis.from_url(own_redis.url) as client, psutil.Popen([sys.executable, "-c", load]) as process:
-        wait_until(lambda: client.hget(keys.availability(TALKER), "tries") == b"1", "the start to be announced", timeout_s=60)
+    with (
+        redis.Redis.from_url(own_redis.url) as client,
+        psutil.Popen([sys.executable, "-c", load]) as process,
+    ):
+        wait_until(
+            lambda: client.hget(keys.availability(TALKER), "tries") == b"1",
+            "the start to be announced",
+            timeout_s=60,
+        )
         process.terminate()
         assert process.wait(timeout=30) == -signal.SIGTERM
         assert client.hget(keys.availability(TALKER), "tries") == b"0"
-        fields = [text(name) for name in cast("list[bytes]", client.hkeys(keys.availability(TALKER)))]
+        fields = [
+            text(name) for name in cast("list[bytes]", client.hkeys(keys.availability(TALKER)))
+        ]
         assert not [name for name in fields if name.startswith("start:")]
 
 
 @pytest.mark.parametrize("joins", [True, False], ids=["the worker joins", "the keeper gives up"])
-async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: str, *, joins: bool) -> None:
-    """The failure of the second request shows that the conductor checks continue after the grace time."""
-    async with open_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT) as (fleet, client):
+async def test_conductor_keeps_a_request_while_a_start_is_announced(
+    redis_url: str, *, joins: bool
+) -> None:
+    """The failure of the second request shows that the conductor checks continue after the grace
+    time.
+    """
+    async with open_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT) as (
+        fleet,
+        client,
+    ):
         run(fleet.clients[0], scripts.announce_start(THINKER, "test:9", START_LEASE_US))
         kill(fleet, THINKER)
         set_time_since_loss(fleet, THINKER, 60.0)
-        text_spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
+        text_spec = msgspec.structs.replace(
+            fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,)
+        )
         waiting = await client.requests.submit(text_spec, None)
         speech_stream = await submit(fleet, client)
         kill(fleet, TALKER)
@@ -170,8 +208,12 @@ async def test_conductor_keeps_a_request_while_a_start_is_announced(redis_url: s
 
 
 async def test_load_longer_than_no_worker_timeout_loses_no_request(redis_url: str) -> None:
-    """The failure of a request for another role, lost during the load, shows that the load outlasts `no_worker_timeout_s`."""
-    async with open_fleet(redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT, without=THINKER) as (fleet, client):
+    """The failure of a request for another role, lost during the load, shows that the load outlasts
+    `no_worker_timeout_s`.
+    """
+    async with open_fleet(
+        redis_url, "lease.no_worker_timeout_s=0.5", SHORT_CLAIM_TIMEOUT, without=THINKER
+    ) as (fleet, client):
 
         async def submit_text() -> ClientStream:
             spec = msgspec.structs.replace(fake_spec(fleet, num_tokens=NUM_TOKENS), outputs=(TEXT,))
@@ -188,7 +230,9 @@ async def test_load_longer_than_no_worker_timeout_loses_no_request(redis_url: st
             with pytest.raises(FleetError, match="no worker serves the role talker"):
                 await num_tokens(speech_stream)
             streams += [await submit_text() for _ in range(3)]
-            assert await client.telemetry.num_live() == len(streams), "all wait for the worker that loads"
+            assert await client.telemetry.num_live() == len(streams), (
+                "all wait for the worker that loads"
+            )
             fleet.add_worker(THINKER)
             start.joined()
         assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * len(streams)
@@ -198,15 +242,22 @@ async def test_drained_role_refuses_requests_until_it_is_resumed(redis_url: str)
     async with open_fleet(redis_url) as (fleet, client):
         worker = next(loop.worker for loop in fleet.loops if loop.role == THINKER)
         run(fleet.clients[0], scripts.order(worker, "drain"))
-        with pytest.raises(NoWorker, match="start one with `fleet worker thinker` or resume one, then try again"):
+        with pytest.raises(
+            NoWorker, match="start one with `fleet worker thinker` or resume one, then try again"
+        ):
             await submit(fleet, client)
         run(fleet.clients[0], scripts.order(worker, "resume"))
         assert await num_tokens(await submit(fleet, client)) == NUM_TOKENS
 
 
-async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_the_next(redis_url: str) -> None:
+async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_the_next(
+    redis_url: str,
+) -> None:
     async with open_fleet(redis_url, SHORT_CLAIM_TIMEOUT) as (fleet, client):
-        run(fleet.clients[0], scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)))
+        run(
+            fleet.clients[0],
+            scripts.drain(next(loop.worker for loop in fleet.loops if loop.role == THINKER)),
+        )
         kill(fleet, THINKER)
         stream = await submit(fleet, client)
         fleet.add_worker(THINKER)
@@ -214,7 +265,10 @@ async def test_requests_submitted_while_the_only_worker_leaves_are_answered_by_t
 
 
 async def test_requests_waiting_for_a_worker_count_for_the_queue_bound(redis_url: str) -> None:
-    async with open_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as (fleet, client):
+    async with open_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as (
+        fleet,
+        client,
+    ):
         kill(fleet, THINKER)
         streams = [await submit(fleet, client) for _ in range(2)]
         with pytest.raises(Overloaded):
@@ -223,7 +277,9 @@ async def test_requests_waiting_for_a_worker_count_for_the_queue_bound(redis_url
         assert await asyncio.gather(*map(num_tokens, streams)) == [NUM_TOKENS] * 2
 
 
-async def test_empty_redis_admits_requests_for_rejoining_workers(own_redis: RedisProcess, tmp_path: Path) -> None:
+async def test_empty_redis_admits_requests_for_rejoining_workers(
+    own_redis: RedisProcess, tmp_path: Path
+) -> None:
     config = load_config(None, ("engine=fake", "device=cpu"))
     async with gateway_at(own_redis.url, config) as client:
         with pytest.raises(NoWorker, match="thinker, talker, code2wav"):
@@ -236,7 +292,9 @@ async def test_empty_redis_admits_requests_for_rejoining_workers(own_redis: Redi
         await await_until(client.ping, "the gateway to reach Redis again")
         await client.requests.submit(fake_spec_of(config), None)
         assert await client.telemetry.num_live() == 1
-        assert not (await client.telemetry.logs(LogQuery())).lines, "an admitted request is not logged as refused"
+        assert not (await client.telemetry.logs(LogQuery())).lines, (
+            "an admitted request is not logged as refused"
+        )
 
 
 async def test_keeper_announces_starts_once_redis_answers(own_redis: RedisProcess) -> None:
@@ -245,7 +303,9 @@ async def test_keeper_announces_starts_once_redis_answers(own_redis: RedisProces
     starts.begin(0.0)
     starts.spawned(1)
     own_redis.start()
-    async with gateway_at(own_redis.url, load_config(None, ("engine=fake", "device=cpu"))) as client:
+    async with gateway_at(
+        own_redis.url, load_config(None, ("engine=fake", "device=cpu"))
+    ) as client:
 
         async def announced() -> bool:
             return (await role_of(client, TALKER)).starting == 1

@@ -1,4 +1,6 @@
-"""Audio of ended requests is deleted when its time is over, and earlier if the memory of Redis becomes scarce."""
+"""Audio of ended requests is deleted when its time is over, and earlier if the memory of Redis
+becomes scarce.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +23,13 @@ SETTINGS = ("engine=fake", "device=cpu", "graph=text")
 
 
 def speak(control: Control, request: str, *, blob: bytes | None = b"prompt") -> RequestId:
-    """Submit a request whose edge is retained as audio, let its worker write a chunk, and abort it."""
+    """Submit a request whose edge is retained as audio, let its worker write a chunk, and abort
+    it.
+    """
     spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    call = scripts.submit(spec, blob, bound=999, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, audio=[TEXT])
+    call = scripts.submit(
+        spec, blob, bound=999, stages=[STAGE], edges=[TEXT], gateway=GATEWAY, audio=[TEXT]
+    )
     assert control.run(call) == "ok"
     control.client.xadd(keys.edge(spec.id, TEXT), {"h": b"sound"}, id="1-0")
     assert control.abort(spec.id) == "ok"
@@ -53,7 +59,11 @@ def test_audio_is_deleted_once_its_time_is_over_and_the_record_stays(control: Co
 def test_oldest_audio_is_deleted_early_where_that_is_wanted(control: Control) -> None:
     first, second, third = (speak(control, f"speech-{number}") for number in range(1, 4))
     assert control.run(scripts.sweep(control.leader, 2)) == "ok"
-    assert [has_audio(control, request) for request in (first, second, third)] == [False, False, True]
+    assert [has_audio(control, request) for request in (first, second, third)] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_many_are_deleted_in_slices(control: Control) -> None:

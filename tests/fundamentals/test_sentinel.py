@@ -1,4 +1,6 @@
-"""A Redis that Sentinel fails over: the fleet finds the promoted replica, and every answer is complete."""
+"""A Redis that Sentinel fails over: the fleet finds the promoted replica, and every answer is
+complete.
+"""
 
 import asyncio
 import subprocess
@@ -17,8 +19,23 @@ from fleet.control.connect import connect, connect_async
 from fleet.core.errors import ConfigError, RedisUnreachable
 from fleet.core.ids import EdgeName
 from fleet.graphs import get_graph
-from tests.harness import EdgeArrays, answer, answer_disturbed, assert_same, fake_spec_of, in_step, open_processes
-from tests.support import RedisProcess, await_until, default_server, free_port, redis_answers, wait_until
+from tests.harness import (
+    EdgeArrays,
+    answer,
+    answer_disturbed,
+    assert_same,
+    fake_spec_of,
+    in_step,
+    open_processes,
+)
+from tests.support import (
+    RedisProcess,
+    await_until,
+    default_server,
+    free_port,
+    redis_answers,
+    wait_until,
+)
 
 pytestmark = pytest.mark.one_file_in(2, "fundamentals with many processes")
 
@@ -33,14 +50,22 @@ def sentinel_of(folder: Path, port: int) -> Generator[str]:
     own_port = free_port()
     config = folder / "sentinel.conf"
     config.write_text(
-        f"port {own_port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {SERVICE} 127.0.0.1 {port} 1\n"
-        f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} 2000\n"
+        f"port {own_port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {SERVICE} 127.0.0.1 "
+        f"{port} 1\n"
+        f"sentinel down-after-milliseconds {SERVICE} 1000\nsentinel failover-timeout {SERVICE} "
+        "2000\n"
     )
     process = subprocess.Popen(
-        [str(default_server()), str(config), "--sentinel"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [str(default_server()), str(config), "--sentinel"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     try:
-        wait_until(lambda: redis_answers(f"redis://127.0.0.1:{own_port}"), f"a sentinel on port {own_port}", timeout_s=20)
+        wait_until(
+            lambda: redis_answers(f"redis://127.0.0.1:{own_port}"),
+            f"a sentinel on port {own_port}",
+            timeout_s=20,
+        )
         # The first address is of no sentinel: the next one is asked.
         yield f"redis+sentinel://127.0.0.1:{free_port()},127.0.0.1:{own_port}/{SERVICE}"
     finally:
@@ -55,13 +80,17 @@ class Servers:
         self.primary, self.replica, self.url = primary, replica, url
 
     def fail_over(self) -> None:
-        """Kill the primary, and wait until the replica is the primary. The last writes may be lost."""
+        """Kill the primary, and wait until the replica is the primary. The last writes may be
+        lost.
+        """
         self.primary.kill()
         wait_until(lambda: is_primary(self.replica), "the promotion of the replica", timeout_s=60)
 
 
 def is_primary(server: RedisProcess) -> bool:
-    """Return whether `server` has been promoted. Sentinel closes a replica's connections as it promotes it: not yet, then."""
+    """Return whether `server` has been promoted. Sentinel closes a replica's connections as it
+    promotes it: not yet, then.
+    """
     with redis.Redis.from_url(server.url) as client:
         try:
             return cast("dict[str, object]", client.info("replication"))["role"] == "master"
@@ -81,10 +110,18 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
         client.config_set("repl-diskless-sync-delay", 0)
     with redis.Redis.from_url(replica.url) as client:
         client.replicaof("127.0.0.1", str(primary.port))
-        wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica to follow", timeout_s=60)
+        wait_until(
+            lambda: client.info("replication")["master_link_status"] == "up",
+            "the replica to follow",
+            timeout_s=60,
+        )
     with sentinel_of(folders[2], primary.port) as url:
         with redis.Redis(port=int(url.rpartition(":")[2].partition("/")[0])) as sentinel:
-            wait_until(lambda: sentinel.sentinel_slaves(SERVICE), "the sentinel to know the replica", timeout_s=60)
+            wait_until(
+                lambda: sentinel.sentinel_slaves(SERVICE),
+                "the sentinel to know the replica",
+                timeout_s=60,
+            )
         yield Servers(primary, replica, url)
     # A replica that still writes its first append-only file ignores SIGTERM.
     primary.kill()
@@ -92,7 +129,9 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
 
 
 async def test_answer_continues_on_the_promoted_replica(servers: Servers) -> None:
-    config = load_config(None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI)))
+    config = load_config(
+        None, ("engine=fake", "device=cpu", "numerics=invariant", *LEASES, *in_step(OMNI))
+    )
     async with open_processes(servers.url, config) as (_, client):
         expected = await answer(client, fake_spec_of(config))
 
@@ -104,10 +143,14 @@ async def test_answer_continues_on_the_promoted_replica(servers: Servers) -> Non
             return act
 
         actions = (fail_over_at(12), fail_over_at(-1), fail_over_at(-1))
-        answers = await asyncio.gather(*(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions))
+        answers = await asyncio.gather(
+            *(answer_disturbed(client, fake_spec_of(config), None, action) for action in actions)
+        )
         for received in answers:
             assert_same(received, expected)
-        received = await await_until(partial(answer_if_admitted, client, config), "a request to be admitted")
+        received = await await_until(
+            partial(answer_if_admitted, client, config), "a request to be admitted"
+        )
         assert received is not None
         assert_same(received, expected)
 
@@ -122,10 +165,18 @@ async def answer_if_admitted(client: FleetClient, config: FleetConfig) -> EdgeAr
 async def test_connections_of_both_kinds_reach_the_primary(servers: Servers) -> None:
     with connect(servers.url) as client, connect(servers.url, one_connection=True) as single:
         asynchronous = connect_async(servers.url)
-        before = {port_of(client.info("server")), port_of(single.info("server")), port_of(await asynchronous.info("server"))}
+        before = {
+            port_of(client.info("server")),
+            port_of(single.info("server")),
+            port_of(await asynchronous.info("server")),
+        }
         servers.fail_over()
         for each in (client, single):
-            wait_until(partial(is_at, each, servers.replica), "the promoted replica to answer", timeout_s=20)
+            wait_until(
+                partial(is_at, each, servers.replica),
+                "the promoted replica to answer",
+                timeout_s=20,
+            )
 
         async def asynchronous_is_there() -> bool:
             try:
@@ -150,12 +201,17 @@ def is_at(client: redis.Redis, server: RedisProcess) -> bool:
 
 
 def test_service_that_no_sentinel_knows_is_named(servers: Servers) -> None:
-    with pytest.raises(RedisUnreachable, match=r"no Redis answers at .*/other \(no sentinel .* primary of 'other'\)"):
+    with pytest.raises(
+        RedisUnreachable,
+        match=r"no Redis answers at .*/other \(no sentinel .* primary of 'other'\)",
+    ):
         connect(servers.url.replace(SERVICE, "other"), patience_s=0)
 
 
 def test_sentinels_that_do_not_answer_are_named() -> None:
-    with pytest.raises(RedisUnreachable, match=r"no Redis answers at redis\+sentinel://127\.0\.0\.1:1/voices"):
+    with pytest.raises(
+        RedisUnreachable, match=r"no Redis answers at redis\+sentinel://127\.0\.0\.1:1/voices"
+    ):
         connect("redis+sentinel://127.0.0.1:1/voices", patience_s=0)
 
 

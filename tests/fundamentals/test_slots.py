@@ -1,4 +1,6 @@
-"""More requests than slots, and tasks that claim slots in another order than their requests arrived: no deadlock."""
+"""More requests than slots, and tasks that claim slots in another order than their requests
+arrived: no deadlock.
+"""
 
 import asyncio
 from pathlib import Path
@@ -20,9 +22,14 @@ NUM_TOKENS = 60
 
 
 async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_url: str) -> None:
-    async with open_fleet(redis_url, *FEW_SLOTS, "stages.thinker.max_batch=1", "edges.thought.credits=2") as (fleet, client):
+    async with open_fleet(
+        redis_url, *FEW_SLOTS, "stages.thinker.max_batch=1", "edges.thought.credits=2"
+    ) as (fleet, client):
         specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (1, 2)]
-        expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in (1, 2)]
+        expected = [
+            await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed))
+            for seed in (1, 2)
+        ]
         answers = [asyncio.create_task(answer(client, spec)) for spec in specs]
         first, second = (spec.id for spec in specs)
 
@@ -30,10 +37,16 @@ async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_ur
             views = [await client.telemetry.trace(request) for request in (first, second)]
             if None in views:
                 return False
-            edges = {edge.name: edge.produced for edge in views[0].edges} if views[0] is not None else {}
+            edges = (
+                {edge.name: edge.produced for edge in views[0].edges}
+                if views[0] is not None
+                else {}
+            )
             return edges[THOUGHT] > 2 and len(fleet.owner(first, THINKER).tasks) == 1
 
-        await await_until(first_speaks_and_second_waits, "the first to be answered while the second waits")
+        await await_until(
+            first_speaks_and_second_waits, "the first to be answered while the second waits"
+        )
         fleet.kill(fleet.owner(first, THINKER))
         fleet.add_worker("thinker")
         for pending_answer, expected_answer in zip(answers, expected, strict=True):
@@ -41,7 +54,9 @@ async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_ur
 
 
 class DelayedPrefillEngine(FakeEngine):
-    """An engine that reads other prompts immediately, and that of `last` only once `last` is cleared."""
+    """An engine that reads other prompts immediately, and that of `last` only once `last` is
+    cleared.
+    """
 
     def __init__(self) -> None:
         super().__init__(max_batch=2, source=True)
@@ -52,15 +67,22 @@ class DelayedPrefillEngine(FakeEngine):
 
 
 async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str) -> None:
-    """The second has credit for its prompt but not for its answer: it holds the only decode slot, its consumer is queued."""
+    """The second has credit for its prompt but not for its answer: it holds the only decode slot,
+    its consumer is queued.
+    """
     split = "stages.thinker.split={prefill: {max_batch: 2}, decode: {max_batch: 1}}"
     role = "thinker.prefill"
-    with thread_fleet(redis_url, *FEW_SLOTS, split, "edges.thought.credits=20", without=role) as fleet:
+    with thread_fleet(
+        redis_url, *FEW_SLOTS, split, "edges.thought.credits=20", without=role
+    ) as fleet:
         engine = DelayedPrefillEngine()
         whole = build_stage(fleet.config.for_role(fleet.config.role(role)), THINKER, Path())
         fleet.add_worker(role, BuiltStage(engine=engine, adapter=whole.adapter))
         async with gateway(fleet) as client:
-            expected = [await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in (1, 2)]
+            expected = [
+                await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed))
+                for seed in (1, 2)
+            ]
             specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (1, 2)]
             engine.last = specs[0].id
             answers = [asyncio.create_task(answer(client, spec)) for spec in specs]
@@ -68,7 +90,9 @@ async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str)
 
             async def second_is_being_answered() -> bool:
                 view = await client.telemetry.trace(specs[1].id)
-                return view is not None and any(edge.name == THOUGHT and edge.produced >= 20 for edge in view.edges)
+                return view is not None and any(
+                    edge.name == THOUGHT and edge.produced >= 20 for edge in view.edges
+                )
 
             await await_until(second_is_being_answered, "the second to use up its credit")
             engine.last = RequestId("")

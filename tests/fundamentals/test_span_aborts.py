@@ -1,4 +1,6 @@
-"""Requests aborted at random moments leave nothing behind: in the anchor, in the span workers and in Redis."""
+"""Requests aborted at random moments leave nothing behind: in the anchor, in the span workers and
+in Redis.
+"""
 
 import asyncio
 import random
@@ -8,8 +10,8 @@ from typing import Any, cast
 import pytest
 
 from fleet.control.client import FleetClient
-from fleet.worker.main import WorkerProcess
 from fleet.spans.host.process import SpanWorkerProcess
+from fleet.worker.main import WorkerProcess
 from tests.fundamentals.test_abort import assert_every_key_expires
 from tests.harness import gateway_at, wait_none_live
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads
@@ -23,7 +25,11 @@ EXPIRING = "limits.max_cached_conversations=0"
 
 async def abort_at_random(client: FleetClient, fleet: SpanThreads, chance: random.Random) -> bool:
     """Send a request and abort it after some chunks, or never; return True if it was aborted."""
-    spec = fleet.spec(chance.randrange(8), NUM_TOKENS, tuple(chance.randrange(5, 300) for _ in range(chance.randrange(1, 90))))
+    spec = fleet.spec(
+        chance.randrange(8),
+        NUM_TOKENS,
+        tuple(chance.randrange(5, 300) for _ in range(chance.randrange(1, 90))),
+    )
     stream = await client.requests.submit(spec, None)
     num_read = chance.randrange(0, NUM_TOKENS + 4)
     if num_read == 0:
@@ -39,9 +45,13 @@ async def abort_at_random(client: FleetClient, fleet: SpanThreads, chance: rando
 
 
 @pytest.mark.parametrize("division", [FORWARD, REVERSE], ids=["forward", "reverse"])
-async def test_aborted_requests_leave_nothing_behind(redis_url: str, tmp_path: Path, division: str, thorough: bool) -> None:
+async def test_aborted_requests_leave_nothing_behind(
+    redis_url: str, tmp_path: Path, division: str, thorough: bool
+) -> None:
     num_requests, chance = (1250 if thorough else 100), random.Random(5)
-    with span_threads(redis_url, tmp_path, division, EXPIRING, f"limits.max_requests={NUM_AT_A_TIME}") as fleet:
+    with span_threads(
+        redis_url, tmp_path, division, EXPIRING, f"limits.max_requests={NUM_AT_A_TIME}"
+    ) as fleet:
         anchor = fleet.add_anchor()
         span_workers = [fleet.add_span_worker() for _ in range(2)]
         await asyncio.to_thread(fleet.wait_route)
@@ -55,7 +65,9 @@ async def test_aborted_requests_leave_nothing_behind(redis_url: str, tmp_path: P
             num_aborted = sum(await asyncio.gather(*(one() for _ in range(num_requests))))
             assert num_aborted >= 0.8 * num_requests
             await wait_none_live(client)
-        await asyncio.to_thread(wait_until, lambda: is_empty(anchor, span_workers), "everything to be free")
+        await asyncio.to_thread(
+            wait_until, lambda: is_empty(anchor, span_workers), "everything to be free"
+        )
         assert_every_key_expires(redis_url)
 
 
@@ -66,5 +78,8 @@ def is_empty(anchor: WorkerProcess, span_workers: list[SpanWorkerProcess]) -> bo
     return (
         engine.pool.num_used == 0
         and engine._passes.is_empty
-        and not any(route.host.num_tables or route.log.num_tables or route.log.num_bytes or route.results for route in hosts)
+        and not any(
+            route.host.num_tables or route.log.num_tables or route.log.num_bytes or route.results
+            for route in hosts
+        )
     )

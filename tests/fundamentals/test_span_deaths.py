@@ -1,4 +1,6 @@
-"""A request over which span workers die runs alone, then becomes a dead letter; requests of the same passes are answered."""
+"""A request over which span workers die runs alone, then becomes a dead letter; requests of the
+same passes are answered.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,7 +22,8 @@ ROLE = "lm"
 
 
 class LossyEngine(FakeEngine):
-    """An engine whose span workers die over each pass of the poisoned request, from `NUM_TOKENS_BEFORE_DEATHS` tokens on.
+    """An engine whose span workers die over each pass of the poisoned request, from
+    `NUM_TOKENS_BEFORE_DEATHS` tokens on.
 
     `deaths`: the number of requests in each such pass.
     """
@@ -30,7 +33,9 @@ class LossyEngine(FakeEngine):
         self.deaths: list[int] = []
 
     def _is_poisoned(self) -> bool:
-        poisoned = [running for running in self._running.values() if running.request.sampling.seed == POISON]
+        poisoned = [
+            running for running in self._running.values() if running.request.sampling.seed == POISON
+        ]
         return any(running.made >= NUM_TOKENS_BEFORE_DEATHS for running in poisoned)
 
     def take_suspects(self) -> Sequence[RequestId]:
@@ -46,18 +51,31 @@ class LossyEngine(FakeEngine):
 def add_lossy_engine(fleet: ThreadFleet) -> LossyEngine:
     engine = LossyEngine()
     fleet.add_worker(
-        ROLE, BuiltStage(engine=engine, adapter=build_stage(fleet.config, fleet.config.role(ROLE).stage, Path()).adapter)
+        ROLE,
+        BuiltStage(
+            engine=engine,
+            adapter=build_stage(fleet.config, fleet.config.role(ROLE).stage, Path()).adapter,
+        ),
     )
     return engine
 
 
-async def test_request_that_kills_span_workers_becomes_a_dead_letter_and_others_are_answered(redis_url: str) -> None:
+async def test_request_that_kills_span_workers_becomes_a_dead_letter_and_others_are_answered(
+    redis_url: str,
+) -> None:
     with thread_fleet(redis_url, "graph=text", without=ROLE) as fleet:
         engine = add_lossy_engine(fleet)
         async with gateway(fleet) as client:
-            expected = {seed: await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed)) for seed in OTHERS}
-            specs = [fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (POISON, *OTHERS)]
-            poisoned, *others = await asyncio.gather(*(answer_or_error(client, spec) for spec in specs))
+            expected = {
+                seed: await answer(client, fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed))
+                for seed in OTHERS
+            }
+            specs = [
+                fake_spec(fleet, num_tokens=NUM_TOKENS, seed=seed) for seed in (POISON, *OTHERS)
+            ]
+            poisoned, *others = await asyncio.gather(
+                *(answer_or_error(client, spec) for spec in specs)
+            )
             assert isinstance(poisoned, FleetError) and poisoned.code == "worker_lost", poisoned
             for seed, received in zip(OTHERS, others, strict=True):
                 assert not isinstance(received, FleetError), f"another request failed: {received}"

@@ -1,4 +1,6 @@
-"""Stacks of a worker's threads are logged on request and when its loop hangs, by another thread than the hanging one."""
+"""Stacks of a worker's threads are logged on request and when its loop hangs, by another thread
+than the hanging one.
+"""
 
 import logging
 import threading
@@ -39,7 +41,9 @@ def client(client: redis.Redis) -> redis.Redis:
 
 
 def traces(client: redis.Redis) -> list[str]:
-    return [fields[b"x"].decode() for _, fields in stream_entries(client, keys.LOGS) if b"x" in fields]
+    return [
+        fields[b"x"].decode() for _, fields in stream_entries(client, keys.LOGS) if b"x" in fields
+    ]
 
 
 @pytest.fixture
@@ -76,7 +80,9 @@ def test_threads_with_equal_stacks_are_logged_once() -> None:
     assert dump.rindex("MainThread") > dump.rindex(place)
 
 
-def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str, hanging: None) -> None:
+def test_dumped_stacks_are_in_the_fleet_log(
+    client: redis.Redis, redis_url: str, hanging: None
+) -> None:
     lease = Lease(client, WORKER, 0.3, dict)
     with shipping(redis_url, Labels("worker", WORKER)):
         lease.start()
@@ -88,7 +94,11 @@ def test_dumped_stacks_are_in_the_fleet_log(client: redis.Redis, redis_url: str,
 
 
 def test_hanging_loop_is_logged_once(
-    client: redis.Redis, redis_url: str, hanging: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    client: redis.Redis,
+    redis_url: str,
+    hanging: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(leases, "STUCK_S", 0.2)
     lease = Lease(client, WORKER, 0.1, dict)
@@ -98,7 +108,9 @@ def test_hanging_loop_is_logged_once(
         found = wait_until(lambda: traces(client), "the stacks to be logged")
         lease.progress()
         deadline = client.zscore(keys.WORKERS, WORKER)
-        wait_until(lambda: client.zscore(keys.WORKERS, WORKER) != deadline, "the lease to be renewed again")
+        wait_until(
+            lambda: client.zscore(keys.WORKERS, WORKER) != deadline, "the lease to be renewed again"
+        )
         wait_until(lambda: len(traces(client)) == 2, "the stacks to be logged again")
         lease.stop()
     assert found is not None and len(found) == 1 and BLOCKED_FUNCTION in found[0]

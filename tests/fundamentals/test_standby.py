@@ -1,4 +1,6 @@
-"""A standby worker is loaded and claims nothing; when a worker of its role is lost it is promoted, in the same script."""
+"""A standby worker is loaded and claims nothing; when a worker of its role is lost it is promoted,
+in the same script.
+"""
 
 import pytest
 import redis
@@ -8,7 +10,15 @@ from fleet.control.connect import run, text
 from fleet.core.ids import EdgeName, StageName, WorkerId
 from fleet.graphs import get_graph
 from tests.fundamentals.control_plane import set_deadline
-from tests.harness import answer, answer_disturbed, assert_same, fake_spec, gateway, in_step, thread_fleet
+from tests.harness import (
+    answer,
+    answer_disturbed,
+    assert_same,
+    fake_spec,
+    gateway,
+    in_step,
+    thread_fleet,
+)
 from tests.support import wait_until
 
 ROLE, LEASE_US = "lm", 60_000_000
@@ -24,7 +34,9 @@ class RoleBench:
 
     def join(self, name: str, role: str = ROLE) -> str:
         fields: dict[str, str | bytes] = {"kind": "worker"}
-        call = scripts.register(WorkerId(name), role, LEASE_US, fields, replicas=self._replicas, standby=self._standby)
+        call = scripts.register(
+            WorkerId(name), role, LEASE_US, fields, replicas=self._replicas, standby=self._standby
+        )
         return text(run(self.client, call))
 
     def lose(self, name: str) -> None:
@@ -38,7 +50,11 @@ class RoleBench:
 
     def standing_by(self) -> set[str]:
         names = [text(name) for name in self.client.zrange(keys.WORKERS, 0, -1)]
-        return {name for name in names if text(self.client.hget(keys.worker(WorkerId(name)), "standby")) == "1"}
+        return {
+            name
+            for name in names
+            if text(self.client.hget(keys.worker(WorkerId(name)), "standby")) == "1"
+        }
 
     def num_promotions(self, name: str) -> int:
         """Return the number of promotions the worker was notified of."""
@@ -100,7 +116,9 @@ def test_standby_worker_with_lapsed_lease_is_not_promoted(client: redis.Redis) -
 
 
 @pytest.mark.parametrize("drained", [True, False])
-def test_standby_worker_with_late_lease_is_promoted_at_its_renewal(client: redis.Redis, drained: bool) -> None:
+def test_standby_worker_with_late_lease_is_promoted_at_its_renewal(
+    client: redis.Redis, drained: bool
+) -> None:
     role = RoleBench(client, replicas=1, standby=2)
     assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
     role.renew("b")
@@ -110,7 +128,10 @@ def test_standby_worker_with_late_lease_is_promoted_at_its_renewal(client: redis
     assert role.standing_by() == {"b", "c"}
     for name in "bcb":
         role.renew(name)
-    assert role.standing_by() == {"c"} and (role.num_promotions("b"), role.num_promotions("c")) == (1, 0)
+    assert role.standing_by() == {"c"} and (role.num_promotions("b"), role.num_promotions("c")) == (
+        1,
+        0,
+    )
 
 
 def test_lapsed_worker_is_not_counted_before_it_is_fenced(client: redis.Redis) -> None:
@@ -141,7 +162,9 @@ async def test_answer_continues_at_the_promoted_worker(redis_url: str) -> None:
 
             def kill(edge: EdgeName, index: int) -> None:
                 if index == 8:
-                    assert fleet.owner(spec.id, StageName(ROLE)) is serving, "a standby worker claims nothing"
+                    assert fleet.owner(spec.id, StageName(ROLE)) is serving, (
+                        "a standby worker claims nothing"
+                    )
                     fleet.kill(serving)
                     wait_until(lambda: spec.id in standby.tasks, "the promoted worker to continue")
 

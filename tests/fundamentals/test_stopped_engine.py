@@ -1,4 +1,6 @@
-"""A worker whose engine can compute nothing any more leaves: its tasks continue elsewhere, and no request is held responsible."""
+"""A worker whose engine can compute nothing any more leaves: its tasks continue elsewhere, and no
+request is held responsible.
+"""
 
 import asyncio
 import threading
@@ -23,7 +25,9 @@ NUM_STEPS, NUM_REQUESTS = 3, 4
 
 
 class BrokenDevice(FakeEngine):
-    """An engine whose device fails for good at step `NUM_STEPS`. `by_request`: it reports that as a failure of each request."""
+    """An engine whose device fails for good at step `NUM_STEPS`. `by_request`: it reports that as a
+    failure of each request.
+    """
 
     def __init__(self, *, by_request: bool = False) -> None:
         super().__init__(max_batch=16, source=True)
@@ -58,11 +62,18 @@ def replace_error(output: EngineOutput, error: EngineError) -> EngineOutput:
 
 
 @contextmanager
-def worker_process(fleet: ThreadFleet, engine: FakeEngine) -> Generator[tuple[threading.Thread, list[Exception]]]:
-    """Run a worker as its process does, on a thread; yield the thread, and the error that ended it."""
+def worker_process(
+    fleet: ThreadFleet, engine: FakeEngine
+) -> Generator[tuple[threading.Thread, list[Exception]]]:
+    """Run a worker as its process does, on a thread; yield the thread, and the error that ended
+    it.
+    """
     whole = build_stage(fleet.config, STAGE, Path())
     process = WorkerProcess(
-        fleet.config.for_role(fleet.config.role(ROLE)), ROLE, fleet.url, BuiltStage(engine=engine, adapter=whole.adapter)
+        fleet.config.for_role(fleet.config.role(ROLE)),
+        ROLE,
+        fleet.url,
+        BuiltStage(engine=engine, adapter=whole.adapter),
     )
     ended_by: list[Exception] = []
 
@@ -82,7 +93,9 @@ def worker_process(fleet: ThreadFleet, engine: FakeEngine) -> Generator[tuple[th
 
 
 @pytest.mark.parametrize("by_request", [False, True], ids=["step fails", "each request fails"])
-async def test_worker_with_a_broken_device_leaves_and_its_tasks_continue_elsewhere(redis_url: str, *, by_request: bool) -> None:
+async def test_worker_with_a_broken_device_leaves_and_its_tasks_continue_elsewhere(
+    redis_url: str, *, by_request: bool
+) -> None:
     broken = BrokenDevice(by_request=by_request)
     with thread_fleet(redis_url, "graph=text", without=ROLE) as fleet:
         async with gateway(fleet) as client:
@@ -91,11 +104,17 @@ async def test_worker_with_a_broken_device_leaves_and_its_tasks_continue_elsewhe
                 specs = [fake_spec(fleet, seed=seed) for seed in range(NUM_REQUESTS)]
                 answers = [asyncio.create_task(answer(client, spec)) for spec in specs]
                 await asyncio.to_thread(thread.join, 20)
-                assert [str(error) for error in ended_by] == ["device cuda:0 fails every computation"]
-                assert await client.telemetry.missing_roles() == [ROLE], "the worker is still registered"
+                assert [str(error) for error in ended_by] == [
+                    "device cuda:0 fails every computation"
+                ]
+                assert await client.telemetry.missing_roles() == [ROLE], (
+                    "the worker is still registered"
+                )
             fleet.add_worker(ROLE)
             received = await asyncio.gather(*answers)
-            expected = [await answer(client, fake_spec(fleet, seed=seed)) for seed in range(NUM_REQUESTS)]
+            expected = [
+                await answer(client, fake_spec(fleet, seed=seed)) for seed in range(NUM_REQUESTS)
+            ]
             for spec, got, whole in zip(specs, received, expected, strict=True):
                 assert_same(got, whole)
                 deaths = fleet.clients[0].hget(keys.task(spec.id, STAGE), "deaths")
@@ -103,7 +122,9 @@ async def test_worker_with_a_broken_device_leaves_and_its_tasks_continue_elsewhe
     assert broken.num_tasks, "no task ran on the broken device"
 
 
-async def test_failure_of_one_request_on_a_sound_device_leaves_the_worker_serving(redis_url: str) -> None:
+async def test_failure_of_one_request_on_a_sound_device_leaves_the_worker_serving(
+    redis_url: str,
+) -> None:
     class RefusesOdd(FakeEngine):
         def submit(self, request: EngineRequest) -> None:
             if request.sampling.seed % 2:

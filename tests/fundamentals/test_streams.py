@@ -1,4 +1,6 @@
-"""Edges without processes: chunks are identified by index, the first copy counts, and no chunk spans a walk transition."""
+"""Edges without processes: chunks are identified by index, the first copy counts, and no chunk
+spans a walk transition.
+"""
 
 import random
 from dataclasses import replace
@@ -27,21 +29,28 @@ EDGE = Edge(
     ),
 )
 POLICIES = st.one_of(
-    st.just(EACH), st.just(ALL), st.lists(st.integers(1, 9), min_size=1, max_size=4).map(
-        lambda ramp: ChunkPolicy(kind="ramp", ramp=tuple(ramp)))
-)  # fmt: skip
+    st.just(EACH),
+    st.just(ALL),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4).map(
+        lambda ramp: ChunkPolicy(kind="ramp", ramp=tuple(ramp))
+    ),
+)
 
 
 def expected_walk(position: int, num_prefill: int) -> Walk:
     return PREFILL if position < num_prefill else LAST if position == num_prefill else DECODE
 
 
-def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: bool = True) -> list[Draft]:
+def chunks_of(
+    policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: bool = True
+) -> list[Draft]:
     edge = OutboundEdge(EDGE, policy, 64, writes_markers=marks)
     drafts: list[Draft] = []
     for position in range(num_prefill + num_decode):
         walk = PREFILL if position < num_prefill else DECODE
-        drafts += edge.offer(EdgeItem(edge=EDGE.name, walk=walk, arrays={"ids": np.array([position])}))
+        drafts += edge.offer(
+            EdgeItem(edge=EDGE.name, walk=walk, arrays={"ids": np.array([position])})
+        )
     drafts += edge.offer(EdgeItem(edge=EDGE.name, walk=DECODE, final=True))
     return drafts
 
@@ -52,12 +61,17 @@ def chunks_of(policy: ChunkPolicy, num_prefill: int, num_decode: int, *, marks: 
     ids=["far faster than speech", "twice as fast", "no faster", "slower"],
 )
 def test_ramped_chunks_grow_with_the_producers_lead(step_ms: int, sizes: list[int]) -> None:
-    """The listener plays items of 80 ms from the first chunk on; no chunk is held back while the buffered audio runs out."""
+    """The listener plays items of 80 ms from the first chunk on; no chunk is held back while the
+    buffered audio runs out.
+    """
     now_ms = 0
     edge = OutboundEdge(
-        replace(EDGE, item_ms=80, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64,
-        writes_markers=True, clock=lambda: now_ms / 1000,
-    )  # fmt: skip
+        replace(EDGE, item_ms=80, transitions=()),
+        ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1),
+        64,
+        writes_markers=True,
+        clock=lambda: now_ms / 1000,
+    )
     released: list[int] = []
     for position in range(30):
         now_ms += step_ms
@@ -68,29 +82,40 @@ def test_ramped_chunks_grow_with_the_producers_lead(step_ms: int, sizes: list[in
 
 @pytest.mark.parametrize(("num_answers", "first"), [(1, 2), (2, 4), (3, 6), (50, 6)])
 def test_first_chunk_grows_with_load_up_to_a_bound(num_answers: int, first: int) -> None:
-    items = [EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])}) for position in range(12)]
+    items = [
+        EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([position])})
+        for position in range(12)
+    ]
     edge = OutboundEdge(
-        replace(EDGE, transitions=()), ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3), 64, writes_markers=True
+        replace(EDGE, transitions=()),
+        ChunkPolicy(kind="ramp", ramp=(2, 4), busy_first_chunk_factor=3),
+        64,
+        writes_markers=True,
     )
     sizes = [draft.num_items for item in items for draft in edge.offer(item, num_answers)]
     assert sizes[:2] == [first, 4]
 
 
 class Answers:
-    """Answers of one worker on an edge of at most 1,000 chunks a second, one token each per `step_ms`."""
+    """Answers of one worker on an edge of at most 1,000 chunks a second, one token each per
+    `step_ms`.
+    """
 
     def __init__(self, num_answers: int) -> None:
         self.now_ms = 0.0
         edge = replace(EDGE, transitions=(), tensors={"ids": "int32"})
         policy = ChunkPolicy(kind="each", max_chunks_per_s=1000)
         self._edges = [
-            OutboundEdge(edge, policy, 512, writes_markers=True, clock=lambda: self.now_ms / 1000) for _ in range(num_answers)
+            OutboundEdge(edge, policy, 512, writes_markers=True, clock=lambda: self.now_ms / 1000)
+            for _ in range(num_answers)
         ]
 
     def step(self, number: int, step_ms: float, *, final: bool = False) -> list[list[int]]:
         """Return the tokens of each chunk that is released."""
         self.now_ms += step_ms
-        item = EdgeItem(edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([number], np.int32)}, final=final)
+        item = EdgeItem(
+            edge=EDGE.name, walk=DECODE, arrays={"ids": np.array([number], np.int32)}, final=final
+        )
         drafts = [draft for edge in self._edges for draft in edge.offer(item, len(self._edges))]
         return [draft.arrays["ids"].tolist() for draft in drafts]
 
@@ -98,7 +123,9 @@ class Answers:
 def test_single_answer_and_slow_steps_release_each_token_alone() -> None:
     alone, slow = Answers(1), Answers(8)
     assert [alone.step(number, 1.1) for number in range(20)] == [[[number]] for number in range(20)]
-    assert [slow.step(number, 8.1) for number in range(20)] == [[[number]] * 8 for number in range(20)]
+    assert [slow.step(number, 8.1) for number in range(20)] == [
+        [[number]] * 8 for number in range(20)
+    ]
 
 
 def test_tokens_of_many_answers_are_joined_up_to_a_rate_and_released_together() -> None:
@@ -113,18 +140,26 @@ def test_tokens_of_many_answers_are_joined_up_to_a_rate_and_released_together() 
 
 def test_end_of_an_answer_releases_tokens_held_for_the_rate() -> None:
     answers = Answers(4)
-    tokens = [chunks[0] for number in range(6) if (chunks := answers.step(number, 0.5, final=number == 5))]
+    tokens = [
+        chunks[0] for number in range(6) if (chunks := answers.step(number, 0.5, final=number == 5))
+    ]
     assert sum(tokens, []) == list(range(6)) and len(tokens) < 6
 
 
 def test_recovered_edge_sends_its_first_chunk_early() -> None:
-    """Logged chunks are not sent again, and the next item is sent immediately, since the recovery was a long enough pause."""
+    """Logged chunks are not sent again, and the next item is sent immediately, since the recovery
+    was a long enough pause.
+    """
     now_ms = 0
     timed = replace(EDGE, item_ms=80, transitions=(), tensors={"ids": "int32"})
     edge = OutboundEdge(
-        timed, ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1), 64, writes_markers=True,
-        logged=EdgeLog(rows=[2, 4], walks=[DECODE, DECODE]), clock=lambda: now_ms / 1000,
-    )  # fmt: skip
+        timed,
+        ChunkPolicy(kind="ramp", ramp=(2, 4, 8, 16), low_buffer_s=0.1),
+        64,
+        writes_markers=True,
+        logged=EdgeLog(rows=[2, 4], walks=[DECODE, DECODE]),
+        clock=lambda: now_ms / 1000,
+    )
     released: list[tuple[int, int]] = []
     for position in range(40):
         now_ms += 5
@@ -135,13 +170,21 @@ def test_recovered_edge_sends_its_first_chunk_early() -> None:
 
 def to_chunk(draft: Draft) -> Chunk:
     return Chunk(
-        request=RequestId("r"), edge=EDGE.name, index=draft.index, epoch=Epoch(1), walk=draft.walk,
-        producer_walk=draft.producer_walk, boundary=draft.boundary, final=draft.final,
-    )  # fmt: skip
+        request=RequestId("r"),
+        edge=EDGE.name,
+        index=draft.index,
+        epoch=Epoch(1),
+        walk=draft.walk,
+        producer_walk=draft.producer_walk,
+        boundary=draft.boundary,
+        final=draft.final,
+    )
 
 
 @given(POLICIES, st.integers(0, 5), st.integers(0, 40))
-def test_items_are_sent_once_in_order_without_straddling_a_walk(policy: ChunkPolicy, prefill: int, decode: int) -> None:
+def test_items_are_sent_once_in_order_without_straddling_a_walk(
+    policy: ChunkPolicy, prefill: int, decode: int
+) -> None:
     drafts = chunks_of(policy, prefill, decode)
     sent = [int(i) for draft in drafts for i in draft.arrays.get("ids", ())]
     assert sent == list(range(prefill + decode))
@@ -222,17 +265,26 @@ def test_credit_is_the_bound_less_unconsumed_chunks() -> None:
 
 
 def test_logged_chunks_are_recomputed_without_credit() -> None:
-    """The consumer may be lost as well; its successor waits for tensors of chunks that count as consumed or under way."""
+    """The consumer may be lost as well; its successor waits for tensors of chunks that count as
+    consumed or under way.
+    """
     edge = OutboundEdge(
-        replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)), EACH, 2, writes_markers=True,
+        replace(EDGE, tensors={"rows": "float32"}, remote=("rows",)),
+        EACH,
+        2,
+        writes_markers=True,
         logged=EdgeLog(rows=[1, 1, 1], walks=[PREFILL, DECODE, DECODE], remote={0, 2}, consumed=1),
-    )  # fmt: skip
+    )
     walks = [PREFILL, DECODE, DECODE]
     for index, walk in enumerate(walks):
         assert edge.has_credit()
-        drafts = edge.offer(EdgeItem(edge=EDGE.name, walk=walk, arrays={"rows": np.ones((1, 2), np.float32)}))
+        drafts = edge.offer(
+            EdgeItem(edge=EDGE.name, walk=walk, arrays={"rows": np.ones((1, 2), np.float32)})
+        )
         expected = [] if index == 1 else [(index, True)]
-        assert [(draft.index, draft.is_logged) for draft in drafts] == expected, "the log contains the data of chunk 1"
+        assert [(draft.index, draft.is_logged) for draft in drafts] == expected, (
+            "the log contains the data of chunk 1"
+        )
     assert not edge.has_credit()
     edge.add_credit(2)
     assert edge.has_credit()

@@ -1,4 +1,6 @@
-"""A task that is to run alone reserves one worker until it has run; other requests are served meanwhile."""
+"""A task that is to run alone reserves one worker until it has run; other requests are served
+meanwhile.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,7 +15,16 @@ from fleet.core.ids import Epoch, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop import WorkerLoop
-from tests.harness import ThreadFleet, answer, assert_same, collected, fake_spec, in_step, open_fleet, stop_claims
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    assert_same,
+    collected,
+    fake_spec,
+    in_step,
+    open_fleet,
+    stop_claims,
+)
 from tests.support import wait_until
 
 STAGE = StageName("lm")
@@ -45,17 +56,23 @@ class BusyFleet:
         wait_until(seen, "the suspect to be overdue several times")
 
 
-async def begin_answer(client: FleetClient, fleet: ThreadFleet, at: WorkerLoop) -> tuple[RequestSpec, ClientStream]:
+async def begin_answer(
+    client: FleetClient, fleet: ThreadFleet, at: WorkerLoop
+) -> tuple[RequestSpec, ClientStream]:
     """Submit a request and wait until it runs at the worker, where it pauses for its client."""
     spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
     stream = await client.requests.submit(spec, None)
-    await asyncio.to_thread(wait_until, lambda: spec.id in at.tasks, "the task to run at the worker")
+    await asyncio.to_thread(
+        wait_until, lambda: spec.id in at.tasks, "the task to run at the worker"
+    )
     return spec, stream
 
 
 @asynccontextmanager
 async def open_busy_fleet(url: str) -> AsyncGenerator[BusyFleet]:
-    async with open_fleet(url, "lease.claim_timeout_s=0.3", *in_step(get_graph("text")), without=STAGE) as (fleet, client):
+    async with open_fleet(
+        url, "lease.claim_timeout_s=0.3", *in_step(get_graph("text")), without=STAGE
+    ) as (fleet, client):
         first = fleet.add_worker(STAGE)
         suspect = await begin_answer(client, fleet, first)
         answers = {first: await begin_answer(client, fleet, first)}
@@ -67,7 +84,9 @@ async def open_busy_fleet(url: str) -> AsyncGenerator[BusyFleet]:
         # Two deaths are recorded in the task's hash, and no worker owns it.
         fleet.clients[0].hset(keys.task(suspect[0].id, STAGE), "deaths", 2)
         run(fleet.clients[0], scripts.redeliver(suspect[0].id, STAGE, Epoch(0)))
-        await asyncio.to_thread(wait_until, busy_fleet.reserving_workers, "a worker to reserve the suspect")
+        await asyncio.to_thread(
+            wait_until, busy_fleet.reserving_workers, "a worker to reserve the suspect"
+        )
         yield busy_fleet
 
 
@@ -80,7 +99,9 @@ async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: s
         spec, stream = fleet.answers[reserving_worker]
         assert_same(await collected(stream, spec), expected)
         spec, stream = fleet.suspect
-        await asyncio.to_thread(wait_until, lambda: spec.id in reserving_worker.tasks, "the suspect to run")
+        await asyncio.to_thread(
+            wait_until, lambda: spec.id in reserving_worker.tasks, "the suspect to run"
+        )
         assert list(reserving_worker.tasks) == [spec.id] and reserving_worker.tasks[spec.id].alone
         assert_same(await collected(stream, spec), expected)
 
@@ -92,8 +113,14 @@ async def test_suspect_is_claimed_by_an_idle_worker(redis_url: str) -> None:
         other = next(loop for loop in fleet.fleet.loops if loop is not reserving_worker)
         await fleet.answers[other][1].abort("enough")
         spec, stream = fleet.suspect
-        await asyncio.to_thread(wait_until, lambda: spec.id in other.tasks, "the suspect to run where nothing else does")
-        await asyncio.to_thread(wait_until, lambda: not reserving_worker.intake.reserved, "the reservation to be dropped")
+        await asyncio.to_thread(
+            wait_until, lambda: spec.id in other.tasks, "the suspect to run where nothing else does"
+        )
+        await asyncio.to_thread(
+            wait_until,
+            lambda: not reserving_worker.intake.reserved,
+            "the reservation to be dropped",
+        )
         bystander, received = await begin_answer(fleet.client, fleet.fleet, reserving_worker)
         assert_same(await collected(received, bystander), await collected(stream, spec))
 
@@ -101,4 +128,6 @@ async def test_suspect_is_claimed_by_an_idle_worker(redis_url: str) -> None:
 async def test_aborted_suspect_reserves_no_worker(redis_url: str) -> None:
     async with open_busy_fleet(redis_url) as fleet:
         await fleet.suspect[1].abort("enough")
-        await asyncio.to_thread(wait_until, lambda: not fleet.reserving_workers(), "the reservation to be dropped")
+        await asyncio.to_thread(
+            wait_until, lambda: not fleet.reserving_workers(), "the reservation to be dropped"
+        )

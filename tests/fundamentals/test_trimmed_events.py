@@ -1,4 +1,6 @@
-"""`events` is trimmed: a conductor that is further behind reads every live request from its hashes, and misses no fact."""
+"""`events` is trimmed: a conductor that is further behind reads every live request from its hashes,
+and misses no fact.
+"""
 
 from collections.abc import Iterator
 
@@ -15,7 +17,13 @@ from fleet.control.connect import connect
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, STAGE, TEXT, WORKER, Control
 
-SETTINGS = ("engine=fake", "device=cpu", "graph=text", "lease.conductor_ttl_s=60", "lease.worker_ttl_s=60")
+SETTINGS = (
+    "engine=fake",
+    "device=cpu",
+    "graph=text",
+    "lease.conductor_ttl_s=60",
+    "lease.worker_ttl_s=60",
+)
 
 
 @pytest.fixture
@@ -54,7 +62,13 @@ def deliver(plane: Control) -> None:
     epoch = plane.epoch()
     assert plane.claim(epoch) == "ok" and plane.append(epoch, finish=True) == "ok"
     ack = scripts.Ack(
-        request=REQUEST, stage=CLIENT, epoch=plane.epoch(CLIENT), edge=TEXT, consumed=1, producer=STAGE, delivered=True
+        request=REQUEST,
+        stage=CLIENT,
+        epoch=plane.epoch(CLIENT),
+        edge=TEXT,
+        consumed=1,
+        producer=STAGE,
+        delivered=True,
     )
     assert plane.run(scripts.ack([ack])) == "ok"
 
@@ -79,7 +93,9 @@ def test_end_with_a_trimmed_event_is_known(plane: Control, driver: Driver) -> No
     deliver(plane)
     trim(plane)
     read_all(driver)
-    assert plane.client.scard(keys.LIVE) == 0 and not driver.state.requests and not driver.granted_at
+    assert (
+        plane.client.scard(keys.LIVE) == 0 and not driver.state.requests and not driver.granted_at
+    )
 
 
 def test_death_alone_with_a_trimmed_event_fails_the_request(plane: Control, driver: Driver) -> None:
@@ -94,7 +110,9 @@ def test_death_alone_with_a_trimmed_event_fails_the_request(plane: Control, driv
     assert (plane.client.scard(keys.LIVE), plane.client.xlen(keys.DEAD)) == (0, 1)
 
 
-def test_leader_that_reads_slowly_notices_trimmed_events(plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leader_that_reads_slowly_notices_trimmed_events(
+    plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It reads one event of several, then the rest is trimmed."""
     requests = [RequestId(f"req-{number}") for number in range(3)]
     assert [plane.submit(request)[0] for request in requests] == ["ok"] * 3
@@ -106,7 +124,9 @@ def test_leader_that_reads_slowly_notices_trimmed_events(plane: Control, driver:
     assert [known_state(driver, request) for request in requests] == [TaskState.GRANTED] * 3
 
 
-def test_complete_events_are_read_without_the_hashes(plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_events_are_read_without_the_hashes(
+    plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trimmed events are those that the conductor has read."""
 
     def refuse(_client: redis.Redis) -> list[RequestId]:
@@ -119,7 +139,9 @@ def test_complete_events_are_read_without_the_hashes(plane: Control, driver: Dri
     assert known_state(driver) is TaskState.GRANTED
 
 
-def test_wait_for_a_gateway_does_not_begin_again_after_trimmed_events(plane: Control, driver: Driver) -> None:
+def test_wait_for_a_gateway_does_not_begin_again_after_trimmed_events(
+    plane: Control, driver: Driver
+) -> None:
     assert plane.submit(REQUEST)[0] == "ok"
     plane.leave(GATEWAY)
     read_all(driver)

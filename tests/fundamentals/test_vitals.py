@@ -1,4 +1,6 @@
-"""A worker's vitals are written with the renewals of its lease: once per lease, and only those that changed."""
+"""A worker's vitals are written with the renewals of its lease: once per lease, and only those that
+changed.
+"""
 
 from typing import cast
 
@@ -15,7 +17,9 @@ from tests.fundamentals.control_plane import WORKER
 
 
 class VitalsBench:
-    """A registered worker, whose lease the test renews itself. `written`: the vitals in each renewal."""
+    """A registered worker, whose lease the test renews itself. `written`: the vitals in each
+    renewal.
+    """
 
     def __init__(self, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
         run(client, scripts.register(WORKER, "lm", 60_000_000, {"kind": "test"}))
@@ -37,7 +41,9 @@ class VitalsBench:
             self._lease._renew()  # pyright: ignore[reportPrivateUsage]
 
     def shown(self) -> dict[str, str]:
-        values = cast("list[bytes | None]", self.client.hmget(keys.worker(WORKER), list(self.vitals)))
+        values = cast(
+            "list[bytes | None]", self.client.hmget(keys.worker(WORKER), list(self.vitals))
+        )
         return dict(zip(self.vitals, map(text, values), strict=True))
 
 
@@ -50,13 +56,19 @@ def test_changed_vitals_are_written_once_per_lease(bench: VitalsBench) -> None:
     bench.renew()
     bench.vitals = {"running": 2, "pages_used": 7}
     bench.renew(RENEWALS)
-    assert bench.written == [{"running": "1", "pages_used": "7"}, *[{}] * (RENEWALS - 1), {"running": "2"}]
+    assert bench.written == [
+        {"running": "1", "pages_used": "7"},
+        *[{}] * (RENEWALS - 1),
+        {"running": "2"},
+    ]
     assert bench.shown() == {"running": "2", "pages_used": "7"}
 
 
 def test_unchanged_vitals_are_not_written_again(bench: VitalsBench) -> None:
     bench.renew(3 * RENEWALS)
-    assert [written for written in bench.written if written] == [{"running": "1", "pages_used": "7"}]
+    assert [written for written in bench.written if written] == [
+        {"running": "1", "pages_used": "7"}
+    ]
 
 
 def test_all_vitals_are_written_after_a_failed_renewal(bench: VitalsBench) -> None:

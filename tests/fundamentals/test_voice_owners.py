@@ -1,4 +1,6 @@
-"""A voice session belongs to the credential that opened it; the sessions of one client secret are bounded across the fleet."""
+"""A voice session belongs to the credential that opened it; the sessions of one client secret are
+bounded across the fleet.
+"""
 
 from typing import cast
 
@@ -14,7 +16,9 @@ API, SECRET, ANOTHER = "", "secret:1a2b", "secret:3c4d"
 HOUR_US = 3_600_000_000
 
 
-def open_session(control: Control, session: str, owner: str, *, holder: WorkerId = GATEWAY, bound: int = 1) -> bool:
+def open_session(
+    control: Control, session: str, owner: str, *, holder: WorkerId = GATEWAY, bound: int = 1
+) -> bool:
     return len(hold(control, session, owner, new=True, holder=holder, bound=bound)) > 1
 
 
@@ -23,7 +27,10 @@ def resume_session(control: Control, session: str, owner: str) -> bool:
 
 
 def sessions_of(control: Control, owner: str) -> set[str]:
-    return {text(name) for name in cast("list[bytes]", control.client.zrange(keys.voices_of(owner), 0, -1))}
+    return {
+        text(name)
+        for name in cast("list[bytes]", control.client.zrange(keys.voices_of(owner), 0, -1))
+    }
 
 
 def test_session_is_unknown_to_every_owner_but_its_own(control: Control) -> None:
@@ -44,8 +51,12 @@ def test_secret_sessions_are_bounded_over_all_gateways(control: Control) -> None
     assert open_session(control, "a", SECRET)
     assert hold(control, "b", SECRET, new=True, holder=OTHER) == [b"full"]
     assert not control.client.exists(keys.voice("b")), "a refused session leaves nothing"
-    assert open_session(control, "c", ANOTHER) and all(open_session(control, f"key-{number}", API) for number in range(5))
-    assert open_session(control, "b", SECRET, bound=2) and hold(control, "d", SECRET, new=True, bound=2) == [b"full"]
+    assert open_session(control, "c", ANOTHER) and all(
+        open_session(control, f"key-{number}", API) for number in range(5)
+    )
+    assert open_session(control, "b", SECRET, bound=2) and hold(
+        control, "d", SECRET, new=True, bound=2
+    ) == [b"full"]
 
 
 def test_secret_opens_another_session_once_its_session_has_ended(control: Control) -> None:
@@ -58,12 +69,18 @@ def test_secret_opens_another_session_once_its_session_has_ended(control: Contro
 
 def test_resumed_session_is_not_counted_twice(control: Control) -> None:
     assert open_session(control, "a", SECRET, bound=2) and resume_session(control, "a", SECRET)
-    assert open_session(control, "b", SECRET, bound=2) and not open_session(control, "c", SECRET, bound=2)
+    assert open_session(control, "b", SECRET, bound=2) and not open_session(
+        control, "c", SECRET, bound=2
+    )
 
 
 def test_longest_absent_session_is_replaced_first(control: Control) -> None:
     first, second = (hold(control, name, SECRET, new=True, bound=2) for name in ("a", "b"))
-    assert save(control, "a", first[0], {"away_us": b"20"}) == save(control, "b", second[0], {"away_us": b"10"}) == "ok"
+    assert (
+        save(control, "a", first[0], {"away_us": b"20"})
+        == save(control, "b", second[0], {"away_us": b"10"})
+        == "ok"
+    )
     replaced = hold(control, "c", SECRET, new=True, bound=2)
     assert replaced[3] == [b"b"] and sessions_of(control, SECRET) == {"a", "c"}
     assert save(control, "b", second[0], {}) == "stale", "the write notifies its gateway"
@@ -74,9 +91,13 @@ def test_longest_absent_session_is_replaced_first(control: Control) -> None:
 
 def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
     control.register(OTHER, "")
-    assert open_session(control, "a", SECRET, holder=OTHER) and not open_session(control, "b", SECRET)
+    assert open_session(control, "a", SECRET, holder=OTHER) and not open_session(
+        control, "b", SECRET
+    )
     control.client.zadd(keys.WORKERS, {OTHER: 1})
-    assert not open_session(control, "b", SECRET), "Redis's clock may have been set: the gateway is not fenced"
+    assert not open_session(control, "b", SECRET), (
+        "Redis's clock may have been set: the gateway is not fenced"
+    )
     control.kill(OTHER)
     assert open_session(control, "b", SECRET) and sessions_of(control, SECRET) == {"b"}
 
@@ -97,7 +118,9 @@ def test_expired_sessions_leave_the_list_without_being_read(control: Control) ->
 
 
 def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
-    """The age of a queued session restarts when it is held again; a session with stored state keeps its start."""
+    """The age of a queued session restarts when it is held again; a session with stored state keeps
+    its start.
+    """
     held = hold(control, "a", API, new=True)
     began_us = int(text(control.client.hget(keys.voice("a"), "started_us"))) - HOUR_US
     control.client.hset(keys.voice("a"), "started_us", str(began_us))

@@ -1,4 +1,6 @@
-"""The indexes of listed workers equal the workers' hashes after any sequence of scripts, and bound what other scripts read."""
+"""The indexes of listed workers equal the workers' hashes after any sequence of scripts, and bound
+what other scripts read.
+"""
 
 import random
 from typing import cast
@@ -9,7 +11,16 @@ import redis
 from fleet.control import keys, scripts
 from fleet.control.connect import first_text, run, text
 from fleet.core.ids import RequestId, RoleName, WorkerId, place_of, role_of
-from tests.fundamentals.control_plane import GATEWAY, LEASE_US, ROLE, WORKER, Control, join, set_deadline, submission
+from tests.fundamentals.control_plane import (
+    GATEWAY,
+    LEASE_US,
+    ROLE,
+    WORKER,
+    Control,
+    join,
+    set_deadline,
+    submission,
+)
 
 ROLES = ("lm", "talker.prefill", "thinker[0:19]")
 STAGE_FIELDS = {"talker.prefill": {"stage": "talker", "dtype": "float32"}}
@@ -31,8 +42,14 @@ class Members:
         role, place = self.rng.choice((*ROLES, "gateway")), self.rng.randrange(4)
         self.num_started += 1
         worker = WorkerId(f"{role}@host:{place}:{self.num_started}")
-        fields: dict[str, str | bytes] = {"kind": "worker", "package": self.rng.choice("111112"), **STAGE_FIELDS.get(role, {})}
-        call = scripts.register(worker, "" if role == "gateway" else role, LEASE_US, fields, replicas=1, standby=2)
+        fields: dict[str, str | bytes] = {
+            "kind": "worker",
+            "package": self.rng.choice("111112"),
+            **STAGE_FIELDS.get(role, {}),
+        }
+        call = scripts.register(
+            worker, "" if role == "gateway" else role, LEASE_US, fields, replicas=1, standby=2
+        )
         run(self.client, call)
         self.known.append(worker)
 
@@ -54,22 +71,39 @@ class Members:
 
     def check(self, after: int) -> set[str]:
         """Compare every index with the hashes; return the statuses that occur."""
-        listed = cast("list[tuple[bytes, float]]", self.client.zrange(keys.WORKERS, 0, -1, withscores=True))
+        listed = cast(
+            "list[tuple[bytes, float]]", self.client.zrange(keys.WORKERS, 0, -1, withscores=True)
+        )
         expected: dict[str, dict[str, float]] = {}
         groups: set[str] = set()
         for name, deadline in listed:
             worker = WorkerId(text(name))
             names = ("role", "standby", "draining", "ordered_off", "settings_group")
             role, standby, draining, off, group = (
-                text(field) for field in cast("list[bytes | None]", self.client.hmget(keys.worker(worker), names))
+                text(field)
+                for field in cast(
+                    "list[bytes | None]", self.client.hmget(keys.worker(worker), names)
+                )
             )
-            status = "standby" if standby else "ordered_off" if off else "leaving" if draining else "accepting"
+            status = (
+                "standby"
+                if standby
+                else "ordered_off"
+                if off
+                else "leaving"
+                if draining
+                else "accepting"
+            )
             groups.add(group)
             expected.setdefault(keys.settings_group(group), {})[worker] = deadline
             if role:
-                expected.setdefault(keys.role_workers(RoleName(role), status), {})[worker] = deadline
+                expected.setdefault(keys.role_workers(RoleName(role), status), {})[worker] = (
+                    deadline
+                )
         assert self.indexed() == expected, f"call {after}"
-        assert {text(group) for group in cast("set[bytes]", self.client.smembers(keys.SETTINGS_GROUPS))} == groups
+        assert {
+            text(group) for group in cast("set[bytes]", self.client.smembers(keys.SETTINGS_GROUPS))
+        } == groups
         self.check_places({WorkerId(text(name)) for name, _ in listed})
         return {key.rpartition(":")[2] for key in expected}
 
@@ -79,7 +113,9 @@ class Members:
         return {
             key: {
                 text(name): score
-                for name, score in cast("list[tuple[bytes, float]]", self.client.zrange(key, 0, -1, withscores=True))
+                for name, score in cast(
+                    "list[tuple[bytes, float]]", self.client.zrange(key, 0, -1, withscores=True)
+                )
             }
             for key in names
         }
@@ -103,7 +139,9 @@ def test_indexes_equal_the_hashes_after_any_sequence_of_scripts(client: redis.Re
         for worker in members.known:
             run(client, scripts.fence_worker("", worker))
         rows = {text(key): keys.row_of(text(key)) for key in client.scan_iter()}
-        left = [key for key, row in rows.items() if row is not None and row.life in ("lease", "index")]
+        left = [
+            key for key, row in rows.items() if row is not None and row.life in ("lease", "index")
+        ]
         assert left == [keys.CONDUCTOR], "the indexes end with the last worker"
     assert set(keys.STATUSES) <= seen
 
@@ -113,14 +151,23 @@ def num_commands(client: redis.Redis, call: scripts.Call, answer: str) -> int:
     client.config_resetstat()
     assert first_text(run(client, call)) == answer
     stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    return sum(counts["calls"] for name, counts in stats.items() if not name.startswith(("cmdstat_config", "cmdstat_info")))
+    return sum(
+        counts["calls"]
+        for name, counts in stats.items()
+        if not name.startswith(("cmdstat_config", "cmdstat_info"))
+    )
 
 
 def fill(client: redis.Redis, number: int) -> str:
-    """List the only worker of a role that the others do not serve, then others; return a leader's token."""
+    """List the only worker of a role that the others do not serve, then others; return a leader's
+    token.
+    """
     client.flushdb()
     leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 600_000)))
-    assert first_text(run(client, scripts.register(GATEWAY, "", LEASE_US, {"kind": "gateway"}))) == "ok"
+    assert (
+        first_text(run(client, scripts.register(GATEWAY, "", LEASE_US, {"kind": "gateway"})))
+        == "ok"
+    )
     assert join(client, WORKER, package="1", checkpoint="a") == ["ok"]
     for position in range(number):
         role = ("thinker", "talker")[position % 2]
@@ -132,14 +179,22 @@ SCRIPT_CALLS = {
     "submit": (submission("req-1", roles=[ROLE, RoleName("thinker"), RoleName("talker")]), "ok"),
     "submit to no worker": (submission("req-1", roles=[RoleName("missing")]), "no_worker"),
     "register": (
-        scripts.register(WorkerId("lm@new:1:a"), "lm", LEASE_US, {"package": "1", "checkpoint": "a"}, standby=1),
+        scripts.register(
+            WorkerId("lm@new:1:a"), "lm", LEASE_US, {"package": "1", "checkpoint": "a"}, standby=1
+        ),
         "standby",
     ),
-    "refused register": (scripts.register(WorkerId("lm@new:1:a"), "lm", LEASE_US, {"package": "2"}), "skew"),
+    "refused register": (
+        scripts.register(WorkerId("lm@new:1:a"), "lm", LEASE_US, {"package": "2"}),
+        "skew",
+    ),
     "renew": (scripts.renew(WORKER, LEASE_US, {"running": 1}), "ok"),
     "drain": (scripts.drain(WORKER), "ok"),
     "fence": (scripts.fence_worker("", WORKER, died=True), "ok"),
-    "announce a child": (scripts.announce_start(ROLE, "host:9", LEASE_US, child="host:8888", begins_us=0, number=1), "ok"),
+    "announce a child": (
+        scripts.announce_start(ROLE, "host:9", LEASE_US, child="host:8888", begins_us=0, number=1),
+        "ok",
+    ),
 }
 
 
@@ -162,14 +217,18 @@ def test_standby_renewal_reads_no_more_in_a_larger_fleet(client: redis.Redis) ->
         set_deadline(client, standby, 1)
         run(client, scripts.order(WORKER, "drain"))
         counts.append(num_commands(client, scripts.renew(standby, LEASE_US, {}), "ok"))
-        assert client.hget(keys.worker(standby), "standby") == b"", "its own late lease is renewed, so it takes over"
+        assert client.hget(keys.worker(standby), "standby") == b"", (
+            "its own late lease is renewed, so it takes over"
+        )
     assert counts[0] == counts[1]
 
 
 def test_process_is_known_by_its_place_until_its_last_incarnation_ends(control: Control) -> None:
     """A new incarnation may join before its former one is fenced."""
     role, child = RoleName(role_of(WORKER)), "test:1"
-    announced = scripts.announce_start(role, "keeper:1", LEASE_US, child=child, begins_us=0, number=1)
+    announced = scripts.announce_start(
+        role, "keeper:1", LEASE_US, child=child, begins_us=0, number=1
+    )
     assert control.run(announced) == "begun"
     again = WorkerId(f"{role}@{child}:z")
     assert control.register(again) == "ok"

@@ -1,4 +1,6 @@
-"""A drained worker finishes its tasks and claims no others; a resumed one claims tasks again; a stopped one leaves."""
+"""A drained worker finishes its tasks and claims no others; a resumed one claims tasks again; a
+stopped one leaves.
+"""
 
 import asyncio
 
@@ -14,7 +16,9 @@ STAGE = "talker"
 
 
 async def find_worker(client: FleetClient, worker: str) -> WorkerView:
-    return next(view for view in await client.telemetry.workers(with_gone=True) if view.id == worker)
+    return next(
+        view for view in await client.telemetry.workers(with_gone=True) if view.id == worker
+    )
 
 
 async def test_drained_worker_finishes_its_tasks_and_claims_no_others(redis_url: str) -> None:
@@ -34,17 +38,27 @@ async def test_drained_worker_finishes_its_tasks_and_claims_no_others(redis_url:
         await collected(stream, spec)
         assert begun.request == spec.id
         traces = {r: await client.telemetry.trace(r) for r in (spec.id, later.id)}
-        owners = {r: t.owner for r, trace in traces.items() if trace for t in trace.tasks if t.stage == STAGE}
+        owners = {
+            r: t.owner
+            for r, trace in traces.items()
+            if trace
+            for t in trace.tasks
+            if t.stage == STAGE
+        }
         assert owners == {spec.id: first.worker, later.id: other.worker}
         await client.operations.order_worker(first.worker, "resume")
         await client.operations.order_worker(other.worker, "drain")
         await await_until(
-            lambda: _is(not first.availability.draining and other.availability.draining), "both workers to read their orders"
+            lambda: _is(not first.availability.draining and other.availability.draining),
+            "both workers to read their orders",
         )
         again = fake_spec(fleet, seed=3)
         await answer(client, again)
         trace = await client.telemetry.trace(again.id)
-        assert trace is not None and next(t.owner for t in trace.tasks if t.stage == STAGE) == first.worker
+        assert (
+            trace is not None
+            and next(t.owner for t in trace.tasks if t.stage == STAGE) == first.worker
+        )
 
 
 async def test_stopped_worker_leaves_after_its_tasks(redis_url: str) -> None:

@@ -1,4 +1,6 @@
-"""The requests of every comparison with the oracle: eight of different kinds, and their answers by `transformers`."""
+"""The requests of every comparison with the oracle: eight of different kinds, and their answers by
+`transformers`.
+"""
 
 import base64
 import io
@@ -43,7 +45,11 @@ class Case:
 
 
 def user(text: str, *audio: AudioPart) -> Message:
-    content = (*audio, TextPart(text=text, where="messages")) if audio else TextPart(text=text, where="messages")
+    content = (
+        (*audio, TextPart(text=text, where="messages"))
+        if audio
+        else TextPart(text=text, where="messages")
+    )
     return Message(role="user", content=content)
 
 
@@ -57,7 +63,9 @@ def speech_like(seconds: float, seed: int) -> NDArray[np.float32]:
     time_s = np.arange(int(seconds * RATE_HZ)) / RATE_HZ
     pitch_hz = 120 + 60 * np.sin(2 * np.pi * 1.3 * time_s + seed)
     phase = 2 * np.pi * np.cumsum(pitch_hz) / RATE_HZ
-    wave = sum(np.sin(k * phase) / k for k in range(1, 12)) * (0.5 + 0.5 * np.sin(2 * np.pi * 3 * time_s))
+    wave = sum(np.sin(k * phase) / k for k in range(1, 12)) * (
+        0.5 + 0.5 * np.sin(2 * np.pi * 3 * time_s)
+    )
     return (0.1 * wave + 0.01 * rng.standard_normal(len(time_s))).astype(np.float32)
 
 
@@ -82,19 +90,42 @@ CASES: tuple[Case, ...] = (
         ),
         voice="chelsie",
     ),
-    Case(name="over 300 frames", messages=(user("Tell me a long story about the sea and the wind."),), tokens=40, frames=312),
+    Case(
+        name="over 300 frames",
+        messages=(user("Tell me a long story about the sea and the wind."),),
+        tokens=40,
+        frames=312,
+    ),
     Case(name="one token", messages=(user("Say nothing much."),), tokens=1),
-    Case(name="other voice", messages=(user("What is the colour of the sky today?"),), voice="chelsie"),
-    Case(name="text outlasts speech", messages=(user("Count up from one, please."),), tokens=70, frames=30),
+    Case(
+        name="other voice",
+        messages=(user("What is the colour of the sky today?"),),
+        voice="chelsie",
+    ),
+    Case(
+        name="text outlasts speech",
+        messages=(user("Count up from one, please."),),
+        tokens=70,
+        frames=30,
+    ),
     Case(name="speech outlasts text", messages=(user("Seven words or so."),), tokens=5, frames=70),
 )
 
 
 def spec_of(
-    case: Case, frontend: OmniFrontend, *, temperature: float | None = 0.0, seed: int = 0, sampling: Samplings = OF_GENERATE
+    case: Case,
+    frontend: OmniFrontend,
+    *,
+    temperature: float | None = 0.0,
+    seed: int = 0,
+    sampling: Samplings = OF_GENERATE,
 ) -> tuple[RequestSpec, bytes | None]:
-    """Return the request as a gateway creates it, greedy by default; with `temperature` None, at that of `sampling`."""
-    said: dict[str, float] = {"seed": seed} if temperature is None else {"seed": seed, "temperature": temperature}
+    """Return the request as a gateway creates it, greedy by default; with `temperature` None, at
+    that of `sampling`.
+    """
+    said: dict[str, float] = (
+        {"seed": seed} if temperature is None else {"seed": seed, "temperature": temperature}
+    )
     resolved = {
         THINKER: msgspec.structs.replace(sampling[THINKER], max_tokens=case.tokens, **said),
         TALKER: msgspec.structs.replace(sampling[TALKER], max_tokens=case.frames, **said),
@@ -115,7 +146,9 @@ def spec_of(
 def expected(oracle: Oracle, spec: RequestSpec, blob: bytes | None, case: Case) -> OracleAnswer:
     """Return the answer of `transformers` to the same prompt ids and samples."""
     samples = np.frombuffer(blob or b"", dtype=np.float32)
-    clips = [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
+    clips = [
+        samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio
+    ]
     return oracle.answer(
         list(spec.prompt_ids),
         clips,

@@ -1,4 +1,6 @@
-"""Fixtures of every comparison with `transformers`, computed once per run, since they take longer than the comparisons."""
+"""Fixtures of every comparison with `transformers`, computed once per run, since they take longer
+than the comparisons.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +22,12 @@ def truth(tiny_checkpoint: Path, run_folder: Path) -> Mapping[str, OracleAnswer]
         oracle, frontend = Oracle(tiny_checkpoint), make_frontend(tiny_checkpoint)
         for number, case in enumerate(CASES):
             answer = expected(oracle, *spec_of(case, frontend), case)
-            np.savez(folder / f"{number}.npz", token_ids=answer.token_ids, codes=answer.codes, wave=answer.wave)
+            np.savez(
+                folder / f"{number}.npz",
+                token_ids=answer.token_ids,
+                codes=answer.codes,
+                wave=answer.wave,
+            )
 
     folder = compute_once(run_folder / "truth", compute)
     return {case.name: _read(folder / f"{number}.npz") for number, case in enumerate(CASES)}
@@ -34,4 +41,6 @@ def built(tiny_checkpoint: Path) -> Built:
 
 def _read(path: Path) -> OracleAnswer:
     with np.load(path, allow_pickle=False) as stored:
-        return OracleAnswer(token_ids=stored["token_ids"].tolist(), codes=stored["codes"], wave=stored["wave"])
+        return OracleAnswer(
+            token_ids=stored["token_ids"].tolist(), codes=stored["codes"], wave=stored["wave"]
+        )

@@ -1,4 +1,6 @@
-"""Thinkers and Talkers whose layers are divided among span workers, and what they answer, for comparison with whole ones."""
+"""Thinkers and Talkers whose layers are divided among span workers, and what they answer, for
+comparison with whole ones.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -8,17 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from fleet.lab.measure.twin import Answers, SlowTwin
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
+from fleet.lab.measure.twin import Answers, SlowTwin
 from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, Case
 from tests.oracle.twins import Built, ask, codes_of, speaking_stages, tokens_of
 from tests.span_route import SpanRoute, Split
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 16}
-SHORT = tuple(replace(case, tokens=8, frames=12) for case in CASES if case.name in ("text", "audio", "three turns", "one token"))
+SHORT = tuple(
+    replace(case, tokens=8, frames=12)
+    for case in CASES
+    if case.name in ("text", "audio", "three turns", "one token")
+)
 TEMPERATURES = (0.0, 0.9)
 THINKERS = {
     "forward 1": Split(anchor="0:1", workers=("2:output",), returned="logits"),
@@ -27,7 +33,9 @@ THINKERS = {
     "head on anchor 2": Split(anchor="0:0", workers=("1:1", "2:last"), returned="last_rows"),
     "reverse 1": Split(anchor="3:output", workers=("0:2",), returned="rows"),
     "reverse 2": Split(anchor="2:output", workers=("0:0", "1:1"), returned="rows"),
-    "reverse 2 tapped before the anchor": Split(anchor="3:output", workers=("0:1", "2:2"), returned="rows"),
+    "reverse 2 tapped before the anchor": Split(
+        anchor="3:output", workers=("0:1", "2:2"), returned="rows"
+    ),
 }
 """The tiny Thinker has 4 layers, of which layer 2 is tapped."""
 TALKERS = {
@@ -66,7 +74,9 @@ class DividedTwin(SlowTwin):
 
 @dataclass(slots=True)
 class SpeechStages:
-    """The three stages; `routes` of those that are divided. `most_running`: requests at one time in one of these, last time."""
+    """The three stages; `routes` of those that are divided. `most_running`: requests at one time in
+    one of these, last time.
+    """
 
     built: Built
     routes: dict[StageName, SpanRoute] = field(default_factory=dict[StageName, SpanRoute])
@@ -76,9 +86,13 @@ class SpeechStages:
         return DividedTwin(self.built, list(self.routes.values()))
 
     def speak(self, asked: SpokenRequests, aborted: Mapping[str, int] | None = None) -> Spoken:
-        """Return the answers. `aborted`: requests that are aborted, each after so many chunks of all of them."""
+        """Return the answers. `aborted`: requests that are aborted, each after so many chunks of
+        all of them.
+        """
         twin, ending = self.twin(), aborted or {}
-        answers: Answers = {spec.id: {TEXT: [], CODES: [], AUDIO: []} for spec in asked.specs.values()}
+        answers: Answers = {
+            spec.id: {TEXT: [], CODES: [], AUDIO: []} for spec in asked.specs.values()
+        }
         for number, chunk in enumerate(twin.stream(list(asked.specs.values()), asked.blobs)):
             if chunk.arrays:
                 answers[chunk.request].setdefault(chunk.edge, []).append(chunk.arrays)
@@ -86,12 +100,18 @@ class SpeechStages:
                 twin.abort(asked.specs[name].id)
         self.most_running = twin.most_running
         assert not twin.errors
-        return {name: spoken_of(answers, spec.id) for name, spec in asked.specs.items() if name not in ending}
+        return {
+            name: spoken_of(answers, spec.id)
+            for name, spec in asked.specs.items()
+            if name not in ending
+        }
 
 
 def requests(checkpoint: Path, cases: Sequence[Case] = SHORT) -> SpokenRequests:
     """Return greedy and sampled requests, by default a few with and without audio."""
-    asked = {temperature: ask(checkpoint, cases, temperature=temperature) for temperature in TEMPERATURES}
+    asked = {
+        temperature: ask(checkpoint, cases, temperature=temperature) for temperature in TEMPERATURES
+    }
     return SpokenRequests(
         specs={
             f"{case.name} at {temperature}": spec
@@ -110,26 +130,38 @@ def spoken_of(answers: Answers, request: RequestId) -> tuple[list[int], list[lis
 
 def whole_speech(checkpoint: Path, **options: Any) -> SpeechStages:
     """Build whole stages. `options`: of `BuildOptions`, beside the invariant ones."""
-    return SpeechStages(speaking_stages(checkpoint, stages=(THINKER, TALKER, CODE2WAV), **INVARIANT, **options))
+    return SpeechStages(
+        speaking_stages(checkpoint, stages=(THINKER, TALKER, CODE2WAV), **INVARIANT, **options)
+    )
 
 
 @contextmanager
 def divided_speech(
-    checkpoint: Path, splits: dict[StageName, Split], whole: SpeechStages, *, options: Mapping[str, Any] = INVARIANT,
+    checkpoint: Path,
+    splits: dict[StageName, Split],
+    whole: SpeechStages,
+    *,
+    options: Mapping[str, Any] = INVARIANT,
     **anchor: Any,
-) -> Iterator[SpeechStages]:  # fmt: skip
-    """Divide stages; the others are those of `whole`. `options`: of `BuildOptions`; `anchor`: of `AnchorOptions`."""
+) -> Iterator[SpeechStages]:
+    """Divide stages; the others are those of `whole`. `options`: of `BuildOptions`; `anchor`: of
+    `AnchorOptions`.
+    """
     with ExitStack() as opened:
         stages = SpeechStages(dict(whole.built))
         for stage, split in splits.items():
-            stages.routes[stage] = SpanRoute(checkpoint, split, options=dict(options), anchor=anchor, stage=stage)
+            stages.routes[stage] = SpanRoute(
+                checkpoint, split, options=dict(options), anchor=anchor, stage=stage
+            )
             opened.callback(stages.routes[stage].close)
             stages.built[stage] = stages.routes[stage].built
         yield stages
 
 
 def assert_all_free(stages: SpeechStages) -> None:
-    """Check that no process holds anything of an ended request, after the anchors have reported its end."""
+    """Check that no process holds anything of an ended request, after the anchors have reported its
+    end.
+    """
     twin = stages.twin()
     for route in stages.routes.values():
         assert isinstance(route.engine, LMEngine)

@@ -1,4 +1,6 @@
-"""Answers of a fleet to the cases through a gateway: tokens, code frames and samples, for comparison with the oracle's."""
+"""Answers of a fleet to the cases through a gateway: tokens, code frames and samples, for
+comparison with the oracle's.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -14,7 +16,18 @@ from fleet.control import keys
 from fleet.core.chunk import decode_chunk
 from fleet.core.ids import RequestId
 from tests.harness import ThreadFleet, answer, gateway
-from tests.oracle.cases import AUDIO, CASES, CODES, OF_GENERATE, TEXT, Case, Samplings, make_frontend, pcm16, spec_of
+from tests.oracle.cases import (
+    AUDIO,
+    CASES,
+    CODES,
+    OF_GENERATE,
+    TEXT,
+    Case,
+    Samplings,
+    make_frontend,
+    pcm16,
+    spec_of,
+)
 from tests.oracle.oracle import OracleAnswer
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32")
@@ -44,9 +57,15 @@ async def ask(
     async with gateway(fleet) as client:
 
         async def one(case: Case) -> SpokenAnswer:
-            spec, blob = spec_of(case, frontend, temperature=temperature, seed=seed, sampling=sampling)
+            spec, blob = spec_of(
+                case, frontend, temperature=temperature, seed=seed, sampling=sampling
+            )
             got = await answer(client, spec, blob)
-            return SpokenAnswer(ids=got[TEXT], codes=await codes_of(fleet.url, spec.id), pcm=got[AUDIO].astype(np.int16))
+            return SpokenAnswer(
+                ids=got[TEXT],
+                codes=await codes_of(fleet.url, spec.id),
+                pcm=got[AUDIO].astype(np.int16),
+            )
 
         if concurrently:
             answers = await asyncio.gather(*(one(case) for case in cases))
@@ -57,7 +76,9 @@ async def ask(
 async def codes_of(url: str, request: RequestId) -> NDArray[np.int32]:
     """Return the code frames in the edge's log."""
     async with redis.asyncio.Redis.from_url(url) as client:
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", await client.xrange(keys.edge(request, CODES)))
+        entries = cast(
+            "list[tuple[bytes, dict[bytes, bytes]]]", await client.xrange(keys.edge(request, CODES))
+        )
     frames = [
         np.frombuffer(tensor.data or b"", np.int32).reshape(tensor.shape)
         for _, fields in entries
@@ -69,8 +90,12 @@ async def codes_of(url: str, request: RequestId) -> NDArray[np.int32]:
 def assert_matches(got: Mapping[str, SpokenAnswer], truth: Mapping[str, OracleAnswer]) -> None:
     for name, want in truth.items():
         assert got[name].ids.tolist() == want.token_ids, f"{name}: answer tokens"
-        assert got[name].codes.T.tolist() == want.codes.tolist() or not want.codes.size, f"{name}: code frames"
+        assert got[name].codes.T.tolist() == want.codes.tolist() or not want.codes.size, (
+            f"{name}: code frames"
+        )
         assert len(got[name].codes) == want.codes.shape[1], f"{name}: number of frames"
         assert len(got[name].pcm) == len(want.wave), f"{name}: number of samples"
         difference = np.abs(got[name].pcm.astype(np.int32) - pcm16(want.wave))
-        assert difference.max(initial=0) <= 1, f"{name}: samples differ by more than one step of 16 bits"
+        assert difference.max(initial=0) <= 1, (
+            f"{name}: samples differ by more than one step of 16 bits"
+        )

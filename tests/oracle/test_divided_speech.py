@@ -1,4 +1,6 @@
-"""Text and audio of a Thinker and a Talker whose layers are divided among span workers are, to the byte, those of whole ones."""
+"""Text and audio of a Thinker and a Talker whose layers are divided among span workers are, to the
+byte, those of whole ones.
+"""
 
 import random
 from collections.abc import Callable
@@ -6,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.spans.protocol.messages import AnySpanMessage, SpanResult, SpanTapped
 from fleet.graphs.qwen3_omni import TALKER, THINKER
+from fleet.spans.protocol.messages import AnySpanMessage, SpanResult, SpanTapped
 from tests.oracle.divided_speech import (
     TALKERS,
     THINKERS,
@@ -54,7 +56,12 @@ def expected(whole: SpeechStages, asked: SpokenRequests) -> Spoken:
 
 @pytest.mark.parametrize(("thinker", "talker"), DIVISIONS)
 def test_divided_stages_answer_as_whole_ones(
-    thinker: str, talker: str, whole: SpeechStages, asked: SpokenRequests, expected: Spoken, tiny_checkpoint: Path
+    thinker: str,
+    talker: str,
+    whole: SpeechStages,
+    asked: SpokenRequests,
+    expected: Spoken,
+    tiny_checkpoint: Path,
 ) -> None:
     splits = {THINKER: THINKERS[thinker], TALKER: TALKERS[talker]}
     with divided_speech(tiny_checkpoint, splits, whole) as divided:
@@ -70,19 +77,30 @@ def test_speech_differs_between_requests(expected: Spoken) -> None:
 
 def kill_some(route: SpanRoute, chance: random.Random) -> None:
     """Let one or two workers die at random passes, and sometimes one that replaces them."""
-    for worker in chance.sample(route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))):
-        worker.kill_point = KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS))
+    for worker in chance.sample(
+        route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))
+    ):
+        worker.kill_point = KillPoint(
+            number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS)
+        )
     for _ in range(chance.choice((0, 0, 1))):
-        route.next_kill_points.append(KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS)))
+        route.next_kill_points.append(
+            KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS))
+        )
 
 
 @pytest.mark.one_in(3, "losses in divided speech")
 @pytest.mark.parametrize("keep_bytes", [1 << 30, 0], ids=["rows kept", "none kept"])
 @pytest.mark.parametrize(("thinker", "talker"), [each for each in DIVISIONS if "2" in each[0]])
 def test_killed_span_workers_of_both_stages_change_no_sample(
-    thinker: str, talker: str, keep_bytes: int, whole: SpeechStages, asked: SpokenRequests, expected: Spoken,
+    thinker: str,
+    talker: str,
+    keep_bytes: int,
+    whole: SpeechStages,
+    asked: SpokenRequests,
+    expected: Spoken,
     tiny_checkpoint: Path,
-) -> None:  # fmt: skip
+) -> None:
     chance = random.Random(f"{thinker} {talker} {keep_bytes}")
     splits = {THINKER: THINKERS[thinker], TALKER: TALKERS[talker]}
     for _ in range(3):
@@ -93,19 +111,31 @@ def test_killed_span_workers_of_both_stages_change_no_sample(
             assert_all_free(divided)
             for route in divided.routes.values():
                 assert route.num_replaced
-                assert not keep_bytes or not any(worker.host.num_rows_again for worker in route.worker_at)
+                assert not keep_bytes or not any(
+                    worker.host.num_rows_again for worker in route.worker_at
+                )
 
 
 @pytest.mark.one_in(2, "aborts of divided speech")
 @pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize(("thinker", "talker"), [("forward 2", "forward 2"), ("reverse 1", "reverse 2")])
+@pytest.mark.parametrize(
+    ("thinker", "talker"), [("forward 2", "forward 2"), ("reverse 1", "reverse 2")]
+)
 def test_aborted_requests_beside_losses_change_no_other_and_leave_nothing(
-    thinker: str, talker: str, seed: int, whole: SpeechStages, asked: SpokenRequests, expected: Spoken, tiny_checkpoint: Path
+    thinker: str,
+    talker: str,
+    seed: int,
+    whole: SpeechStages,
+    asked: SpokenRequests,
+    expected: Spoken,
+    tiny_checkpoint: Path,
 ) -> None:
     chance = random.Random(f"{thinker} {talker} {seed}")
     splits = {THINKER: THINKERS[thinker], TALKER: TALKERS[talker]}
     for _ in range(4):
-        with divided_speech(tiny_checkpoint, splits, whole, keep_bytes=chance.choice((1 << 30, 0))) as divided:
+        with divided_speech(
+            tiny_checkpoint, splits, whole, keep_bytes=chance.choice((1 << 30, 0))
+        ) as divided:
             for route in divided.routes.values():
                 kill_some(route, chance)
             aborted = {name: chance.randrange(60) for name in chance.sample(sorted(expected), 3)}
@@ -115,7 +145,9 @@ def test_aborted_requests_beside_losses_change_no_other_and_leave_nothing(
 
 
 def lose_taps(route: SpanRoute, when_lost: Callable[[], None]) -> None:
-    """Lose the second message with tapped rows; once the result of its pass has arrived, kill the worker that had sent them."""
+    """Lose the second message with tapped rows; once the result of its pass has arrived, kill the
+    worker that had sent them.
+    """
     seen: list[int] = []
     route.repair()
     chain = route.chain
@@ -135,11 +167,19 @@ def lose_taps(route: SpanRoute, when_lost: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("keep_bytes", [1 << 30, 0], ids=["rows kept", "none kept"])
 def test_tapped_rows_lost_with_their_worker_are_computed_again(
-    keep_bytes: int, whole: SpeechStages, asked: SpokenRequests, expected: Spoken, tiny_checkpoint: Path
+    keep_bytes: int,
+    whole: SpeechStages,
+    asked: SpokenRequests,
+    expected: Spoken,
+    tiny_checkpoint: Path,
 ) -> None:
-    """The last worker does not compute the pass again, whose result has arrived: also not to report that it fails elsewhere."""
+    """The last worker does not compute the pass again, whose result has arrived: also not to report
+    that it fails elsewhere.
+    """
     lost: list[int] = []
-    with divided_speech(tiny_checkpoint, {THINKER: THINKERS["forward 2"]}, whole, keep_bytes=keep_bytes) as divided:
+    with divided_speech(
+        tiny_checkpoint, {THINKER: THINKERS["forward 2"]}, whole, keep_bytes=keep_bytes
+    ) as divided:
         lose_taps(divided.routes[THINKER], lambda: lost.append(1))
         assert divided.speak(asked) == expected and lost
         assert_all_free(divided)

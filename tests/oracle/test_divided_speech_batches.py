@@ -1,4 +1,5 @@
-"""Speech of one, two and three span workers for each of two stages, after the anchor and before it, also of a large batch.
+"""Speech of one, two and three span workers for each of two stages, after the anchor and before it,
+also of a large batch.
 
 Text, codes and samples are, to the byte, those of whole stages that answer each request alone.
 """
@@ -28,8 +29,16 @@ pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
 FOUR_LAYERS: dict[str, Any] = {"talker_config": {"text_config": {"num_hidden_layers": 4}}}
 """As many as the tiny Thinker has, so that three span workers beside the anchor have one each."""
-ANCHOR_FIRST = {1: ("0:1", "2:{last}"), 2: ("0:0", "1:2", "3:{last}"), 3: ("0:0", "1:1", "2:2", "3:{last}")}
-ANCHOR_LAST = {1: ("2:output", "0:1"), 2: ("2:output", "0:0", "1:1"), 3: ("3:output", "0:0", "1:1", "2:2")}
+ANCHOR_FIRST = {
+    1: ("0:1", "2:{last}"),
+    2: ("0:0", "1:2", "3:{last}"),
+    3: ("0:0", "1:1", "2:2", "3:{last}"),
+}
+ANCHOR_LAST = {
+    1: ("2:output", "0:1"),
+    2: ("2:output", "0:0", "1:1"),
+    3: ("3:output", "0:0", "1:1", "2:2"),
+}
 LAYOUTS = [(count, is_first) for is_first in (True, False) for count in (1, 2, 3)]
 NAMES = [f"{'first' if is_first else 'last'}, {count} workers" for count, is_first in LAYOUTS]
 TEXTS = (
@@ -42,16 +51,22 @@ TEXTS = (
 )
 MANY = tuple(
     Case(
-        name=f"case {number}", tokens=4 + number % 5, frames=8 + number % 7, voice=("ethan", "chelsie")[number % 2],
+        name=f"case {number}",
+        tokens=4 + number % 5,
+        frames=8 + number % 7,
+        voice=("ethan", "chelsie")[number % 2],
         messages=(
-            user(f"{TEXTS[number % len(TEXTS)]} {number}", *(
-                [wav_part(speech_like(0.4 + 0.1 * number, number))] if number % 4 == 0 else []
-            )),
+            user(
+                f"{TEXTS[number % len(TEXTS)]} {number}",
+                *([wav_part(speech_like(0.4 + 0.1 * number, number))] if number % 4 == 0 else []),
+            ),
         ),
     )
     for number in range(16)
-)  # fmt: skip
-"""Each is asked greedily and with a seed. Their lengths differ, so that the batch changes while it is computed."""
+)
+"""Each is asked greedily and with a seed. Their lengths differ, so that the batch changes while it
+is computed.
+"""
 BATCH: dict[str, Any] = {"max_batch": 32}
 
 
@@ -61,8 +76,10 @@ def splits(count: int, *, is_first: bool) -> dict[Any, Split]:
     def split(last: str, returned: Any) -> Split:
         anchor, *workers = (ANCHOR_FIRST if is_first else ANCHOR_LAST)[count]
         return Split(
-            anchor=anchor, workers=tuple(span.format(last=last) for span in workers), returned=returned if is_first else "rows"
-        )  # fmt: skip
+            anchor=anchor,
+            workers=tuple(span.format(last=last) for span in workers),
+            returned=returned if is_first else "rows",
+        )
 
     # Only the Talker's anchor has its output head.
     return {THINKER: split("output", "logits"), TALKER: split("last", "last_rows")}
@@ -70,7 +87,9 @@ def splits(count: int, *, is_first: bool) -> dict[Any, Split]:
 
 @pytest.fixture(scope="module")
 def checkpoint(run_folder: Path) -> Path:
-    return compute_once(run_folder / "tiny-omni-4", lambda folder: write_tiny_checkpoint(folder, sizes=FOUR_LAYERS))
+    return compute_once(
+        run_folder / "tiny-omni-4", lambda folder: write_tiny_checkpoint(folder, sizes=FOUR_LAYERS)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +126,13 @@ def many_alone(whole: SpeechStages, many: SpokenRequests) -> Spoken:
 
 
 def assert_divided_as_whole(
-    count: int, asked: SpokenRequests, expected: Spoken, whole: SpeechStages, checkpoint: Path, *, is_first: bool
+    count: int,
+    asked: SpokenRequests,
+    expected: Spoken,
+    whole: SpeechStages,
+    checkpoint: Path,
+    *,
+    is_first: bool,
 ) -> None:
     both = splits(count, is_first=is_first)
     with divided_speech(checkpoint, both, whole, options={**INVARIANT, **BATCH}) as divided:
@@ -119,7 +144,12 @@ def assert_divided_as_whole(
 
 @pytest.mark.parametrize(("count", "is_first"), LAYOUTS, ids=NAMES)
 def test_speech_of_each_number_of_span_workers_is_that_of_whole_stages(
-    count: int, is_first: bool, few: SpokenRequests, few_alone: Spoken, whole: SpeechStages, checkpoint: Path
+    count: int,
+    is_first: bool,
+    few: SpokenRequests,
+    few_alone: Spoken,
+    whole: SpeechStages,
+    checkpoint: Path,
 ) -> None:
     assert_divided_as_whole(count, few, few_alone, whole, checkpoint, is_first=is_first)
 
@@ -127,7 +157,12 @@ def test_speech_of_each_number_of_span_workers_is_that_of_whole_stages(
 @pytest.mark.one_in(3, "batches of divided speech")
 @pytest.mark.parametrize(("count", "is_first"), LAYOUTS, ids=NAMES)
 def test_speech_of_32_requests_in_a_batch_is_that_of_each_alone_in_whole_stages(
-    count: int, is_first: bool, many: SpokenRequests, many_alone: Spoken, whole: SpeechStages, checkpoint: Path
+    count: int,
+    is_first: bool,
+    many: SpokenRequests,
+    many_alone: Spoken,
+    whole: SpeechStages,
+    checkpoint: Path,
 ) -> None:
     assert len(many.specs) == 32
     assert_divided_as_whole(count, many, many_alone, whole, checkpoint, is_first=is_first)
@@ -136,5 +171,7 @@ def test_speech_of_32_requests_in_a_batch_is_that_of_each_alone_in_whole_stages(
 def test_speech_of_the_requests_differs(many_alone: Spoken) -> None:
     """The comparisons would not notice answers that are all alike, nor draws without effect."""
     assert len({pcm for _, _, pcm in many_alone.values()}) == 32
-    greedy, sampled = ([many_alone[f"{case.name} at {at}"][0] for case in MANY] for at in (0.0, 0.9))
+    greedy, sampled = (
+        [many_alone[f"{case.name} at {at}"][0] for case in MANY] for at in (0.0, 0.9)
+    )
     assert sum(one != other for one, other in zip(greedy, sampled, strict=True)) > 8

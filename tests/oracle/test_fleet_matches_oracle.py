@@ -1,7 +1,9 @@
-"""The fleet against `transformers`, token by token and frame by frame, with real Redis, scripts and worker loops.
+"""The fleet against `transformers`, token by token and frame by frame, with real Redis, scripts and
+worker loops.
 
-Each deployment (walks driven by producer or conductor, chunks or all at the end, prompts in pieces of 1, 7 or whole, eight
-concurrent requests or one by one) must give the results of single `generate()` calls, byte-equal in `invariant` numerics.
+Each deployment (walks driven by producer or conductor, chunks or all at the end, prompts in pieces
+of 1, 7 or whole, eight concurrent requests or one by one) must give the results of single
+`generate()` calls, byte-equal in `invariant` numerics.
 """
 
 from collections.abc import Generator, Mapping
@@ -18,8 +20,14 @@ WAYS = {
     "as configured": (),
     "everything at the end": ("async_chunk=false",),
     "walks driven by the conductor": ("transition_source=conductor",),
-    "prompts one position at a time": ("stages.thinker.prefill_chunk_tokens=1", "stages.talker.prefill_chunk_tokens=1"),
-    "prompts seven at a time": ("stages.thinker.prefill_chunk_tokens=7", "stages.talker.prefill_chunk_tokens=7"),
+    "prompts one position at a time": (
+        "stages.thinker.prefill_chunk_tokens=1",
+        "stages.talker.prefill_chunk_tokens=1",
+    ),
+    "prompts seven at a time": (
+        "stages.thinker.prefill_chunk_tokens=7",
+        "stages.talker.prefill_chunk_tokens=7",
+    ),
 }
 
 SAMPLED_WAYS = ("as configured", "prompts one position at a time")
@@ -54,7 +62,11 @@ def undisturbed() -> Generator[dict[float, dict[str, SpokenAnswer]]]:
     [
         *((way, 0.0) for way in WAYS),
         *((way, 0.9) for way in SAMPLED_WAYS),
-        *(pytest.param(way, 0.9, marks=pytest.mark.thorough) for way in WAYS if way not in SAMPLED_WAYS),
+        *(
+            pytest.param(way, 0.9, marks=pytest.mark.thorough)
+            for way in WAYS
+            if way not in SAMPLED_WAYS
+        ),
     ],
 )
 async def test_invariant_numerics_are_byte_equal_in_every_deployment(
@@ -67,7 +79,9 @@ async def test_invariant_numerics_are_byte_equal_in_every_deployment(
 ) -> None:
     overrides = (*TORCH, "numerics=invariant", *WAYS[way])
     with thread_fleet(redis_url, *overrides, checkpoint=tiny_checkpoint) as fleet:
-        got = await ask(fleet, tiny_checkpoint, concurrently=way != "as configured", temperature=temperature)
+        got = await ask(
+            fleet, tiny_checkpoint, concurrently=way != "as configured", temperature=temperature
+        )
     first = undisturbed.setdefault(temperature, got)
     for name, spoken in first.items():
         np.testing.assert_array_equal(got[name].ids, spoken.ids, err_msg=name)

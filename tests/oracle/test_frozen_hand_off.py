@@ -1,4 +1,6 @@
-"""A source frozen while its blocks are pulled over TCP: they are recomputed, and the answers stay byte-equal."""
+"""A source frozen while its blocks are pulled over TCP: they are recomputed, and the answers stay
+byte-equal.
+"""
 
 import asyncio
 import logging
@@ -25,7 +27,13 @@ from tests.support import freeze_process, start_cli, wait_until
 pytestmark = pytest.mark.one_file_in(3, "engines")
 
 SOURCE, OTHER_HALF = "thinker.prefill", "thinker.decode"
-ONE_FLEET = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", f"graph={QWEN3_OMNI.name}")
+ONE_FLEET = (
+    "engine=torch",
+    "device=cpu",
+    "dtype=float32",
+    "numerics=invariant",
+    f"graph={QWEN3_OMNI.name}",
+)
 LARGE_PAGES = ("stages.thinker.page_size_tokens=1024", "stages.thinker.kv_pages=24")
 """2 MiB of keys and values per request, for any prompt."""
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
@@ -38,7 +46,9 @@ START_S = 150.0
 
 @dataclass(slots=True)
 class FreezeOnSecondRead:
-    """Stops the source process when the second read from it begins: the first is in progress, or has just completed."""
+    """Stops the source process when the second read from it begins: the first is in progress, or
+    has just completed.
+    """
 
     pid: int
     reads: int = 0
@@ -49,7 +59,9 @@ class FreezeOnSecondRead:
         assert isinstance(transfer, NixlTransfer) and transfer.shares_memory
         read = transfer.read_blocks
 
-        def watched(peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float) -> NixlBlockRead:
+        def watched(
+            peer: WorkerId, peer_metadata: bytes, spans: Sequence[Span], deadline_s: float
+        ) -> NixlBlockRead:
             self.reads += place_of(peer)[1] == self.pid
             if self.reads == 2 and not self.frozen.is_set():
                 freeze_process(self.pid)
@@ -68,7 +80,9 @@ def replace_source(fleet: ThreadFleet, freezes: FreezeOnSecondRead) -> None:
 async def ask_all(fleet: ThreadFleet, checkpoint: Path) -> list[EdgeArrays]:
     frontend = make_frontend(checkpoint)
     async with gateway(fleet) as client:
-        return await asyncio.gather(*(answer(client, *spec_of(case, frontend, temperature=0.9, seed=5)) for case in ASKED))
+        return await asyncio.gather(
+            *(answer(client, *spec_of(case, frontend, temperature=0.9, seed=5)) for case in ASKED)
+        )
 
 
 @pytest.mark.timeout(600)
@@ -78,10 +92,22 @@ async def test_source_frozen_during_import_changes_no_answer(
     ways = (*ONE_FLEET, *LARGE_PAGES, *IMPATIENT)
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint) as fleet:
         expected = await ask_all(fleet, tiny_checkpoint)
-    sets = [word for way in (*ways, *SPLIT, *OVER_TCP, f"checkpoint={tiny_checkpoint}") for word in ("--set", way)]
+    sets = [
+        word
+        for way in (*ways, *SPLIT, *OVER_TCP, f"checkpoint={tiny_checkpoint}")
+        for word in ("--set", way)
+    ]
     env = {"REDIS_URL": redis_url, "UCX_TLS": "tcp"}
     with (
-        thread_fleet(redis_url, *ways, *SPLIT, *OVER_TCP, checkpoint=tiny_checkpoint, transfer="nixl", without=SOURCE) as fleet,
+        thread_fleet(
+            redis_url,
+            *ways,
+            *SPLIT,
+            *OVER_TCP,
+            checkpoint=tiny_checkpoint,
+            transfer="nixl",
+            without=SOURCE,
+        ) as fleet,
         start_cli("worker", SOURCE, *sets, cwd=tmp_path, env=env) as child,
     ):
         child.wait_for("is ready", timeout_s=START_S)
@@ -89,16 +115,27 @@ async def test_source_frozen_during_import_changes_no_answer(
         taker = next(loop for loop in fleet.loops if loop.role == OTHER_HALF)
         freezes.watch(taker)
         with caplog.at_level(logging.WARNING):
-            results = await asyncio.gather(ask_all(fleet, tiny_checkpoint), asyncio.to_thread(replace_source, fleet, freezes))
+            results = await asyncio.gather(
+                ask_all(fleet, tiny_checkpoint), asyncio.to_thread(replace_source, fleet, freezes)
+            )
         for got, want in zip(results[0], expected, strict=True):
             assert_same(got, want)
         assert "could not be pulled; it is computed here" in caplog.text
 
         # Once the source is fenced; not before, since it might still write.
-        wait_until(lambda: taker.maintenance.vitals["pages_used"] == 0, "the frozen reads' destinations to be free", timeout_s=30)
+        wait_until(
+            lambda: taker.maintenance.vitals["pages_used"] == 0,
+            "the frozen reads' destinations to be free",
+            timeout_s=30,
+        )
         assert psutil.Process(child.process.pid).status() == psutil.STATUS_STOPPED
         os.kill(child.process.pid, signal.SIGCONT)
-        # What it had still to send meets a closed connection. UCX may take it down for that; else it finds itself fenced.
-        wait_until(lambda: child.process.poll() is not None or child.output().count("is ready") == 2, "it to join again", START_S)
+        # What it had still to send meets a closed connection. UCX may take it down for that; else
+        # it finds itself fenced.
+        wait_until(
+            lambda: child.process.poll() is not None or child.output().count("is ready") == 2,
+            "it to join again",
+            START_S,
+        )
         for got, want in zip(await ask_all(fleet, tiny_checkpoint), expected, strict=True):
             assert_same(got, want)

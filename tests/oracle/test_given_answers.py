@@ -1,4 +1,5 @@
-"""Answers that requests contain (`RequestSpec.given`) are spoken and continued exactly like drawn ones.
+"""Answers that requests contain (`RequestSpec.given`) are spoken and continued exactly like drawn
+ones.
 
 In `invariant` numerics byte-equal: whole or split, undisturbed or after a worker's death.
 """
@@ -14,7 +15,16 @@ import pytest
 from fleet.core.ids import EdgeName, RoleName, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
-from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    gateway,
+    held,
+    in_step,
+    thread_fleet,
+)
 from tests.oracle.cases import AUDIO, CASES, TEXT, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -27,12 +37,18 @@ NUM_GIVEN = 9
 
 
 @pytest.fixture(params=[(), SPLIT], ids=["whole", "split"])
-async def fleet(request: pytest.FixtureRequest, redis_url: str, tiny_checkpoint: Path) -> AsyncGenerator[ThreadFleet]:
-    with thread_fleet(redis_url, *WAYS, *request.param, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+async def fleet(
+    request: pytest.FixtureRequest, redis_url: str, tiny_checkpoint: Path
+) -> AsyncGenerator[ThreadFleet]:
+    with thread_fleet(
+        redis_url, *WAYS, *request.param, checkpoint=tiny_checkpoint, transfer="nixl"
+    ) as fleet:
         yield fleet
         wait_until(lambda: not held(fleet), "workers to hold nothing")
         living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
-        wait_until(lambda: all(loop.engine.stats().pages_used == 0 for loop in living), "pools to be empty")
+        wait_until(
+            lambda: all(loop.engine.stats().pages_used == 0 for loop in living), "pools to be empty"
+        )
 
 
 def given_request(
@@ -41,8 +57,12 @@ def given_request(
     """Return the case's request with this sampling of its main stage."""
     temperature = sampling.pop("temperature", 0.0)
     spec, blob = spec_of(CASE, make_frontend(fleet.checkpoint), temperature=temperature, seed=4)
-    of_main = msgspec.structs.replace(spec.sampling[THINKER], stop=(stop,) if stop else (), **sampling)
-    spec = msgspec.structs.replace(spec, given=tuple(given), sampling={**spec.sampling, THINKER: of_main})
+    of_main = msgspec.structs.replace(
+        spec.sampling[THINKER], stop=(stop,) if stop else (), **sampling
+    )
+    spec = msgspec.structs.replace(
+        spec, given=tuple(given), sampling={**spec.sampling, THINKER: of_main}
+    )
     return spec, blob
 
 
@@ -56,17 +76,24 @@ async def test_given_answer_is_spoken_like_a_drawn_one(fleet: ThreadFleet) -> No
     async with gateway(fleet) as client:
         drawn = await answer(client, *given_request(fleet, max_tokens=NUM_GIVEN + 1))
         given = [*tokens(drawn)[:NUM_GIVEN], end]
-        assert_same(await answer(client, *given_request(fleet, given)), {TEXT: np.array(given), AUDIO: drawn[AUDIO]})
+        assert_same(
+            await answer(client, *given_request(fleet, given)),
+            {TEXT: np.array(given), AUDIO: drawn[AUDIO]},
+        )
 
 
 @pytest.mark.one_in(3, "given answers")
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("num_given", [1, NUM_GIVEN])
-async def test_answer_continues_from_its_given_beginning(fleet: ThreadFleet, num_given: int, temperature: float) -> None:
+async def test_answer_continues_from_its_given_beginning(
+    fleet: ThreadFleet, num_given: int, temperature: float
+) -> None:
     async with gateway(fleet) as client:
         whole = await answer(client, *given_request(fleet, temperature=temperature))
         given = tokens(whole)[:num_given]
-        assert_same(await answer(client, *given_request(fleet, given, temperature=temperature)), whole)
+        assert_same(
+            await answer(client, *given_request(fleet, given, temperature=temperature)), whole
+        )
 
 
 async def test_length_limit_counts_given_tokens(fleet: ThreadFleet) -> None:
@@ -75,7 +102,8 @@ async def test_length_limit_counts_given_tokens(fleet: ThreadFleet) -> None:
         given = tokens(whole)[:NUM_GIVEN]
         assert tokens(await answer(client, *given_request(fleet, given, max_tokens=4))) == given[:4]
         assert (
-            tokens(await answer(client, *given_request(fleet, given, max_tokens=NUM_GIVEN + 2))) == tokens(whole)[: NUM_GIVEN + 2]
+            tokens(await answer(client, *given_request(fleet, given, max_tokens=NUM_GIVEN + 2)))
+            == tokens(whole)[: NUM_GIVEN + 2]
         )
 
 
@@ -87,20 +115,31 @@ async def test_stop_string_is_detected_in_drawn_tokens_only(fleet: ThreadFleet) 
         at = next(at for at in range(2, NUM_GIVEN) if texts[at])
         assert len(tokens(await answer(client, *given_request(fleet, stop=texts[at])))) <= at + 1
         later = len("".join(texts[NUM_GIVEN:]).partition(texts[at])[0])
-        got = tokens(await answer(client, *given_request(fleet, tokens(whole)[:NUM_GIVEN], stop=texts[at])))
+        got = tokens(
+            await answer(client, *given_request(fleet, tokens(whole)[:NUM_GIVEN], stop=texts[at]))
+        )
         assert got == tokens(whole)[: len(got)] and len(got) > NUM_GIVEN
-        assert len("".join(texts[NUM_GIVEN : len(got)])) >= min(later, len("".join(texts[NUM_GIVEN:])))
+        assert len("".join(texts[NUM_GIVEN : len(got)])) >= min(
+            later, len("".join(texts[NUM_GIVEN:]))
+        )
 
 
 async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
-    """Deaths at the first chunk of audio, when the text's log holds little more than the given tokens."""
+    """Deaths at the first chunk of audio, when the text's log holds little more than the given
+    tokens.
+    """
     async with gateway(fleet) as client:
         whole = await answer(client, *given_request(fleet, temperature=0.9))
         for given in (tokens(whole)[:NUM_GIVEN], tokens(whole)):
             for stages in ((THINKER,), (THINKER, TALKER, CODE2WAV)):
                 spec, blob = given_request(fleet, given, temperature=0.9)
 
-                def kill(edge: EdgeName, index: int, spec: RequestSpec = spec, dying: Sequence[StageName] = stages) -> None:
+                def kill(
+                    edge: EdgeName,
+                    index: int,
+                    spec: RequestSpec = spec,
+                    dying: Sequence[StageName] = stages,
+                ) -> None:
                     if (edge, index) == (AUDIO, 0):
                         replace(fleet, spec, dying)
 
@@ -110,7 +149,11 @@ async def test_given_answer_survives_worker_deaths(fleet: ThreadFleet) -> None:
 def replace(fleet: ThreadFleet, spec: RequestSpec, stages: Sequence[StageName]) -> None:
     """Kill the owners of these stages, each after a new worker of its role has joined."""
     for stage in stages:
-        for loop in [loop for loop in fleet.loops if loop.stage == stage and spec.id in (*loop.tasks, *loop.tasks.lingering)]:
+        for loop in [
+            loop
+            for loop in fleet.loops
+            if loop.stage == stage and spec.id in (*loop.tasks, *loop.tasks.lingering)
+        ]:
             if loop.worker not in fleet.killed:
                 fleet.add_worker(RoleName(loop.role))
                 fleet.kill(loop)

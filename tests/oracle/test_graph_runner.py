@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from fleet.lab.measure.twin import Answers
 from fleet.core.errors import EngineError
 from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.drafts.drafters import SuffixDrafter
+from fleet.drafts.speculation import Speculation
 from fleet.engine.torch.graph_runner import GraphRunner, Step, buckets_up_to
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.pass_queue import LocalPasses
-from fleet.drafts.speculation import Speculation
 from fleet.graphs import EACH, get_graph
+from fleet.lab.measure.twin import Answers
 from fleet.stages.base import BuildOptions, BuiltStage
 from tests.oracle.cases import CASES
 from tests.oracle.twins import (
@@ -49,7 +49,13 @@ MIXED: Sequence[Mapping[str, Any]] = (
     {},
     {"temperature": 0.9, "top_k": 5},
     {"temperature": 0.7, "top_p": 0.6, "repetition_penalty": 1.3},
-    {"temperature": 1.1, "top_k": 50, "top_p": 0.9, "frequency_penalty": 0.4, "presence_penalty": 0.2},
+    {
+        "temperature": 1.1,
+        "top_k": 50,
+        "top_p": 0.9,
+        "frequency_penalty": 0.4,
+        "presence_penalty": 0.2,
+    },
     {"repetition_penalty": 1.5, "min_tokens": 12},
     {"temperature": 1.0, "min_tokens": 30, "presence_penalty": 0.6},
 )
@@ -57,7 +63,9 @@ MIXED: Sequence[Mapping[str, Any]] = (
 
 
 def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any = None) -> Built:
-    """Return the stages with engines that run decode steps as graphs. `step_of` transforms a step's function."""
+    """Return the stages with engines that run decode steps as graphs. `step_of` transforms a step's
+    function.
+    """
     graphed: Built = {}
     for name, stage in built.items():
         engine: LMEngine[Any] = stage.engine  # pyright: ignore[reportAssignmentType]
@@ -65,7 +73,9 @@ def with_graphs(built: Built, buckets: Sequence[int] | None = None, step_of: Any
         runner = GraphRunner(engine.program, engine.pool, sizes)  # pyright: ignore[reportArgumentType]
         if step_of is not None:
             runner.step = step_of(runner.step)
-        graphed[name] = replace(stage, engine=LMEngine(engine.program, engine.pool, LocalPasses(runner), engine.limits))
+        graphed[name] = replace(
+            stage, engine=LMEngine(engine.program, engine.pool, LocalPasses(runner), engine.limits)
+        )
     return graphed
 
 
@@ -85,25 +95,38 @@ def mixed(asked: TwinRequests) -> TwinRequests:
 def assert_equal_answers(asked: TwinRequests, made: Answers, wanted: Answers) -> None:
     for case, spec in zip(asked.cases, asked.specs, strict=True):
         assert tokens_of(made, spec.id) == tokens_of(wanted, spec.id), f"{case.name}: answer tokens"
-        assert np.array_equal(codes_of(made, spec.id), codes_of(wanted, spec.id)), f"{case.name}: codes"
+        assert np.array_equal(codes_of(made, spec.id), codes_of(wanted, spec.id)), (
+            f"{case.name}: codes"
+        )
 
 
-def test_greedy_answers_match_transformers_in_padded_steps(tiny_checkpoint: Path, truth: Truth) -> None:
+def test_greedy_answers_match_transformers_in_padded_steps(
+    tiny_checkpoint: Path, truth: Truth
+) -> None:
     built = with_graphs(speaking_stages(tiny_checkpoint, max_batch=11), buckets=[1, 3, 11])
     asked = ask(tiny_checkpoint)
     answers = speaking_twin(built, lambda _: EACH).run(asked.specs, asked.blobs)
     for case, spec in zip(asked.cases, asked.specs, strict=True):
-        assert tokens_of(answers, spec.id) == truth[case.name].token_ids, f"{case.name}: answer tokens"
-        assert np.array_equal(codes_of(answers, spec.id), truth[case.name].codes) or not truth[case.name].codes.size
+        assert tokens_of(answers, spec.id) == truth[case.name].token_ids, (
+            f"{case.name}: answer tokens"
+        )
+        assert (
+            np.array_equal(codes_of(answers, spec.id), truth[case.name].codes)
+            or not truth[case.name].codes.size
+        )
     assert_all_pages_free(built)
 
 
-def test_sampled_answers_of_mixed_parameters_equal_the_twins(tiny_checkpoint: Path, built: Built) -> None:
+def test_sampled_answers_of_mixed_parameters_equal_the_twins(
+    tiny_checkpoint: Path, built: Built
+) -> None:
     asked = mixed(ask(tiny_checkpoint, SHORT))
     graphed = with_graphs(speaking_stages(tiny_checkpoint))
     made = speaking_twin(graphed).run(asked.specs, asked.blobs)
     assert_equal_answers(asked, made, speaking_twin(built).run(asked.specs, asked.blobs))
-    assert len({len(tokens_of(made, spec.id)) for spec in asked.specs}) > 2, "requests must end at different steps"
+    assert len({len(tokens_of(made, spec.id)) for spec in asked.specs}) > 2, (
+        "requests must end at different steps"
+    )
 
 
 def test_drafts_are_verified_beside_captured_steps(tiny_checkpoint: Path, built: Built) -> None:
@@ -111,12 +134,16 @@ def test_drafts_are_verified_beside_captured_steps(tiny_checkpoint: Path, built:
     asked = mixed(ask(tiny_checkpoint, SHORT))
     graphed = with_graphs(speaking_stages(tiny_checkpoint))
     thinker: LMEngine[Any] = graphed[THINKER].engine  # pyright: ignore[reportAssignmentType]
-    thinker.speculation = Speculation({"suffix": SuffixDrafter(10_000)}, "suffix", 4, follows_times=False)
+    thinker.speculation = Speculation(
+        {"suffix": SuffixDrafter(10_000)}, "suffix", 4, follows_times=False
+    )
     wanted = speaking_twin(built).run(asked.specs, asked.blobs)
     for _ in range(2):
         assert_equal_answers(asked, speaking_twin(graphed).run(asked.specs, asked.blobs), wanted)
     figures = thinker.speculation.figures()
-    assert 0 < sum(figures.accepted) < sum(figures.drafted) and figures.drafted[0] < figures.num_draws
+    assert (
+        0 < sum(figures.accepted) < sum(figures.drafted) and figures.drafted[0] < figures.num_draws
+    )
     assert_all_pages_free(graphed)
 
 
@@ -129,10 +156,14 @@ def test_keys_and_values_equal_the_twins_within_rounding(tiny_checkpoint: Path) 
         want, made = (stages[stage].engine.pool for stages in (fast, graphed))  # pyright: ignore
         assert torch.count_nonzero(want.data) > 10_000
         scratch = want.scratch_page
-        torch.testing.assert_close(made.data[:, :scratch], want.data[:, :scratch], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            made.data[:, :scratch], want.data[:, :scratch], rtol=1e-5, atol=1e-5
+        )
 
 
-def test_small_pool_recomputes_evicted_requests_as_graphs(tiny_checkpoint: Path, truth: Truth) -> None:
+def test_small_pool_recomputes_evicted_requests_as_graphs(
+    tiny_checkpoint: Path, truth: Truth
+) -> None:
     """12 pages of 16 positions hold any one of these requests, but not all."""
     built = with_graphs(speaking_stages(tiny_checkpoint, kv_pages=12))
     asked = ask(tiny_checkpoint, SHORT)
@@ -143,7 +174,9 @@ def test_small_pool_recomputes_evicted_requests_as_graphs(tiny_checkpoint: Path,
 
 
 def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Truth) -> None:
-    """The audio's rows, which are not numbers, are computed in steps with others, and later pad such steps."""
+    """The audio's rows, which are not numbers, are computed in steps with others, and later pad
+    such steps.
+    """
     built = with_graphs(speaking_stages(tiny_checkpoint))
     asked = ask(tiny_checkpoint)
     poisoned, blobs = with_invalid_audio(asked)
@@ -157,7 +190,8 @@ def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Tru
 
 
 def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Path) -> None:
-    """One page holds any context here, so that one graph serves all steps; none may depend on a value.
+    """One page holds any context here, so that one graph serves all steps; none may depend on a
+    value.
 
     In bfloat16, as on a GPU: the tracer refuses grouped products of other types.
     """
@@ -167,7 +201,12 @@ def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Pat
 
     def stage_of(stage: StageName) -> BuiltStage:
         options = BuildOptions(
-            stage=stage, checkpoint=tiny_checkpoint, dtype="bfloat16", max_batch=4, kv_pages=8, page_size_tokens=256
+            stage=stage,
+            checkpoint=tiny_checkpoint,
+            dtype="bfloat16",
+            max_batch=4,
+            kv_pages=8,
+            page_size_tokens=256,
         )
         return build_stage(get_graph("qwen3_omni"), options)
 

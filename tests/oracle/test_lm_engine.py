@@ -1,4 +1,6 @@
-"""Thinker and Talker on the torch engine, driven by hand, against single `generate()` calls of `transformers`."""
+"""Thinker and Talker on the torch engine, driven by hand, against single `generate()` calls of
+`transformers`.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.lab.measure.twin import Answers
 from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import StageName
 from fleet.graphs import ALL, EACH, ChunkPolicy
+from fleet.lab.measure.twin import Answers
 from tests.oracle.cases import CASES
 from tests.oracle.twins import (
     Built,
@@ -63,42 +65,66 @@ def test_single_requests_match(tiny_checkpoint: Path, built: Built, truth: Truth
 
 
 @pytest.mark.parametrize("policy", [EACH, ALL], ids=["each item at once", "everything at the end"])
-def test_answers_match_for_every_chunk_policy(tiny_checkpoint: Path, built: Built, truth: Truth, policy: ChunkPolicy) -> None:
+def test_answers_match_for_every_chunk_policy(
+    tiny_checkpoint: Path, built: Built, truth: Truth, policy: ChunkPolicy
+) -> None:
     asked = ask(tiny_checkpoint)
     twin = speaking_twin(built, lambda _: policy)
     assert_matches(twin.run(asked.specs, asked.blobs), asked, truth)
 
 
-def test_answers_match_with_more_requests_than_a_pass_holds(tiny_checkpoint: Path, truth: Truth) -> None:
+def test_answers_match_with_more_requests_than_a_pass_holds(
+    tiny_checkpoint: Path, truth: Truth
+) -> None:
     built = speaking_stages(tiny_checkpoint, max_batch=3)
     asked = ask(tiny_checkpoint)
     assert_matches(speaking_twin(built).run(asked.specs, asked.blobs), asked, truth)
 
 
-@pytest.mark.parametrize("policy", [EACH, ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6))], ids=["text at once", "text in bursts"])
-def test_small_pool_recomputes_evicted_requests(tiny_checkpoint: Path, truth: Truth, policy: ChunkPolicy) -> None:
-    """12 pages of 16 positions hold any one of these requests, but not all. Bursts leave the Talker waiting for text."""
+@pytest.mark.parametrize(
+    "policy",
+    [EACH, ChunkPolicy(kind="ramp", ramp=(1, 1, 1, 6))],
+    ids=["text at once", "text in bursts"],
+)
+def test_small_pool_recomputes_evicted_requests(
+    tiny_checkpoint: Path, truth: Truth, policy: ChunkPolicy
+) -> None:
+    """12 pages of 16 positions hold any one of these requests, but not all. Bursts leave the Talker
+    waiting for text.
+    """
     cases = [case for case in CASES if case.frames <= 70]
     built = speaking_stages(tiny_checkpoint, kv_pages=12)
     asked = ask(tiny_checkpoint, cases)
-    assert_matches(speaking_twin(built, lambda _: policy).run(asked.specs, asked.blobs), asked, truth)
+    assert_matches(
+        speaking_twin(built, lambda _: policy).run(asked.specs, asked.blobs), asked, truth
+    )
     assert_all_pages_free(built)
 
 
-def test_failed_request_does_not_fail_its_batch(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
+def test_failed_request_does_not_fail_its_batch(
+    tiny_checkpoint: Path, built: Built, truth: Truth
+) -> None:
     asked = ask(tiny_checkpoint)
     poisoned, blobs = with_invalid_audio(asked)
     twin = speaking_twin(built)
     answers = twin.run(asked.specs, blobs)
     assert list(twin.errors) == [poisoned.id]
     assert isinstance(twin.errors[poisoned.id], EngineError)
-    rest = [(case, spec) for case, spec in zip(asked.cases, asked.specs, strict=True) if spec is not poisoned]
-    others = TwinRequests(cases=tuple(case for case, _ in rest), specs=tuple(spec for _, spec in rest), blobs={})
+    rest = [
+        (case, spec)
+        for case, spec in zip(asked.cases, asked.specs, strict=True)
+        if spec is not poisoned
+    ]
+    others = TwinRequests(
+        cases=tuple(case for case, _ in rest), specs=tuple(spec for _, spec in rest), blobs={}
+    )
     assert_matches(answers, others, truth)
     assert_all_pages_free(built)
 
 
-def test_audio_that_does_not_fit_the_prompt_is_bad_input(tiny_checkpoint: Path, built: Built) -> None:
+def test_audio_that_does_not_fit_the_prompt_is_bad_input(
+    tiny_checkpoint: Path, built: Built
+) -> None:
     asked = ask(tiny_checkpoint, [case for case in CASES if case.name == "audio"])
     spec = asked.specs[0]
     twin = speaking_twin(built)
@@ -115,9 +141,14 @@ def test_unknown_voice_is_bad_input(built: Built, tiny_checkpoint: Path) -> None
         built[TALKER].engine.submit(stranger)
 
 
-def test_abort_frees_memory_and_leaves_other_requests(tiny_checkpoint: Path, built: Built, truth: Truth) -> None:
+def test_abort_frees_memory_and_leaves_other_requests(
+    tiny_checkpoint: Path, built: Built, truth: Truth
+) -> None:
     asked = ask(tiny_checkpoint, CASES[:4])
-    victim, kept = asked.specs[0], TwinRequests(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs)
+    victim, kept = (
+        asked.specs[0],
+        TwinRequests(cases=asked.cases[1:], specs=asked.specs[1:], blobs=asked.blobs),
+    )
     twin = speaking_twin(built)
     answers: Answers = {spec.id: {} for spec in asked.specs}
     for number, made in enumerate(twin.stream(asked.specs, asked.blobs)):

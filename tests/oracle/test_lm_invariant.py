@@ -1,4 +1,6 @@
-"""Invariant numerics: a request's bits depend neither on other requests nor on how its prompt is cut."""
+"""Invariant numerics: a request's bits depend neither on other requests nor on how its prompt is
+cut.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,15 +12,23 @@ from torch import Tensor
 
 import fleet.engine.torch.answer as answer_module
 import fleet.models.qwen3_omni.talker as talker_module
-from fleet.lab.measure.twin import Answers
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
 from fleet.engine.torch.sampling import RowSampling, draw
+from fleet.lab.measure.twin import Answers
 from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES, Case
 from tests.oracle.oracle import OracleAnswer
-from tests.oracle.twins import SPEAKING, TwinRequests, ask, codes_of, speaking_stages, speaking_twin, tokens_of
+from tests.oracle.twins import (
+    SPEAKING,
+    TwinRequests,
+    ask,
+    codes_of,
+    speaking_stages,
+    speaking_twin,
+    tokens_of,
+)
 
 THOUGHT = EdgeName("thought")
 SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three turns", "one token"))
@@ -26,17 +36,24 @@ SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three tu
 
 @dataclass(slots=True)
 class Bits:
-    """Results of a run: logits by noise key (of request, stage and index), accept-layer rows and answers by case."""
+    """Results of a run: logits by noise key (of request, stage and index), accept-layer rows and
+    answers by case.
+    """
 
     logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
     rows: dict[str, bytes] = field(default_factory=dict[str, bytes])
-    answers: dict[str, tuple[list[int], list[list[int]]]] = field(default_factory=dict[str, tuple[list[int], list[list[int]]]])
+    answers: dict[str, tuple[list[int], list[list[int]]]] = field(
+        default_factory=dict[str, tuple[list[int], list[list[int]]]]
+    )
 
     def read(self, asked: TwinRequests, answers: Answers) -> None:
         for case, spec in zip(asked.cases, asked.specs, strict=True):
             rows = [arrays["rows"] for arrays in answers[spec.id][THOUGHT] if "rows" in arrays]
             self.rows[case.name] = np.concatenate(rows).tobytes() if rows else b""
-            self.answers[case.name] = tokens_of(answers, spec.id), codes_of(answers, spec.id).tolist()
+            self.answers[case.name] = (
+                tokens_of(answers, spec.id),
+                codes_of(answers, spec.id).tolist(),
+            )
 
 
 @pytest.fixture
@@ -53,7 +70,9 @@ def run(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
         monkeypatch.setattr(answer_module, "draw", recording)
         monkeypatch.setattr(talker_module, "draw", recording)
-        built = speaking_stages(tiny_checkpoint, numerics="invariant", prefill_chunk_tokens=chunk, kv_pages=kv_pages)
+        built = speaking_stages(
+            tiny_checkpoint, numerics="invariant", prefill_chunk_tokens=chunk, kv_pages=kv_pages
+        )
         everything = ask(tiny_checkpoint, SHORT, temperature=temperature)
         for group in groups:
             wanted = [n for n, case in enumerate(everything.cases) if case in group]
@@ -77,7 +96,11 @@ def test_invariant_bits_are_equal_for_every_batch_and_prompt_chunk(
     assert any(alone.rows.values())
     all_together, two_groups = [list(SHORT)], [list(SHORT[:2]), list(SHORT[2:])]
     # with 12 pages, requests are evicted and recomputed
-    for groups, chunk, kv_pages in ((all_together, 1, 512), (two_groups, 7, 512), (all_together, 256, 12)):
+    for groups, chunk, kv_pages in (
+        (all_together, 1, 512),
+        (two_groups, 7, 512),
+        (all_together, 256, 12),
+    ):
         together = run(groups, chunk, temperature, kv_pages)
         assert together.rows == alone.rows, f"accept-layer rows, prompt chunks of {chunk}"
         assert together.logits == alone.logits, f"logits, prompt chunks of {chunk}"
@@ -95,4 +118,11 @@ def test_seed_changes_sampled_answers(run: Callable[..., Bits]) -> None:
 
 def test_invariant_numerics_need_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="invariant needs device cpu and dtype float32"):
-        build(BuildOptions(stage=SPEAKING[0], checkpoint=tiny_checkpoint, numerics="invariant", dtype="bfloat16"))
+        build(
+            BuildOptions(
+                stage=SPEAKING[0],
+                checkpoint=tiny_checkpoint,
+                numerics="invariant",
+                dtype="bfloat16",
+            )
+        )

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from fleet.lab.measure.twin import SlowTwin
 from fleet.config import load_config
 from fleet.core.ids import StageName
 from fleet.engine.base import EngineOutput
 from fleet.engine.torch import attention_fast
 from fleet.engine.torch.layout import Extent, positions_of
 from fleet.graphs import ChunkPolicy, Edge, get_graph
+from fleet.lab.measure.twin import SlowTwin
 from fleet.models.qwen3_omni.code_predictor import CodePredictor
 from fleet.models.qwen3_omni.roles import RoleIds, TalkerPrompt, talker_prompt
 from fleet.models.qwen3_omni.talker import TalkerTask
@@ -24,12 +24,24 @@ from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
 from fleet.stages.base import BuiltStage
 from fleet.stages.qwen3_omni import code2wav, talker, thinker
 from fleet.worker.main import build_options
-from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, Case, expected, make_frontend, pcm16, spec_of
+from tests.oracle.cases import (
+    AUDIO,
+    CASES,
+    CODES,
+    TEXT,
+    Case,
+    expected,
+    make_frontend,
+    pcm16,
+    spec_of,
+)
 from tests.oracle.oracle import Oracle, OracleAnswer
 
 GRAPH = get_graph("qwen3_omni")
 CASE = replace(next(case for case in CASES if case.name == "three turns"), tokens=20, frames=48)
-"""It has a system turn, two user turns, audio, earlier answers, and speech that outlasts the text."""
+"""It has a system turn, two user turns, audio, earlier answers, and speech that outlasts the
+text.
+"""
 LONG = replace(CASE, frames=110)
 
 
@@ -45,18 +57,31 @@ def late_text(edge: Edge) -> ChunkPolicy:
 
 
 def matches(
-    checkpoint: Path, truth: dict[int, OracleAnswer], case: Case = CASE, *, left_context: int | None = None, penalty: float = 1.05
+    checkpoint: Path,
+    truth: dict[int, OracleAnswer],
+    case: Case = CASE,
+    *,
+    left_context: int | None = None,
+    penalty: float = 1.05,
 ) -> bool:
-    """Return True if the stages, run without a fleet, give the oracle's tokens, codes and samples."""
+    """Return True if the stages, run without a fleet, give the oracle's tokens, codes and
+    samples.
+    """
     config = load_config(None, ("device=cpu", "dtype=float32"))
     built: dict[StageName, BuiltStage] = {}
-    for name, build in (("thinker", thinker.build), ("talker", talker.build), ("code2wav", code2wav.build)):
+    for name, build in (
+        ("thinker", thinker.build),
+        ("talker", talker.build),
+        ("code2wav", code2wav.build),
+    ):
         options = build_options(config, StageName(name), checkpoint)
         if left_context is not None and name == "code2wav":
             options = replace(options, extra={"left_context": left_context})
         built[StageName(name)] = build(options)
     spec, blob = spec_of(case, make_frontend(checkpoint))
-    sampling = msgspec.structs.replace(spec.sampling[StageName("talker")], repetition_penalty=penalty)
+    sampling = msgspec.structs.replace(
+        spec.sampling[StageName("talker")], repetition_penalty=penalty
+    )
     spec = msgspec.structs.replace(spec, sampling={**spec.sampling, StageName("talker"): sampling})
     answers = SlowTwin(GRAPH, built, late_text).run([spec], {spec.id: blob or b""})[spec.id]
     want = truth[case.frames]
@@ -68,13 +93,19 @@ def matches(
     return bool(np.abs(pcm - pcm16(want.wave)).max() <= 1)
 
 
-def test_comparison_passes_without_mutation(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_passes_without_mutation(
+    tiny_checkpoint: Path, truth: dict[int, OracleAnswer]
+) -> None:
     assert matches(tiny_checkpoint, truth)
     assert matches(tiny_checkpoint, truth, LONG)
 
 
-def changing(owner: type, name: str, change: Callable[[Any, Any], Any]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Return a mutation in which `change` gets the object and the result of a method, and returns another result."""
+def changing(
+    owner: type, name: str, change: Callable[[Any, Any], Any]
+) -> Callable[[pytest.MonkeyPatch], None]:
+    """Return a mutation in which `change` gets the object and the result of a method, and returns
+    another result.
+    """
     right: Callable[..., Any] = getattr(owner, name)
 
     def wrong(self: Any, *args: Any, **options: Any) -> Any:
@@ -113,7 +144,10 @@ def padding_without_text(task: Any, text: Tensor | None) -> Tensor | None:
 def decode_positions_plus_one(patch: pytest.MonkeyPatch) -> None:
     def wrong(extents: Sequence[Extent], pad_to: int | None = None) -> list[int]:
         moved = [
-            msgspec.structs.replace(e, start=e.start + 1, stop=e.stop + 1) if e.start and e.num_rows == 1 else e for e in extents
+            msgspec.structs.replace(e, start=e.start + 1, stop=e.stop + 1)
+            if e.start and e.num_rows == 1
+            else e
+            for e in extents
         ]
         return positions_of(moved, pad_to)
 
@@ -159,15 +193,22 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 @pytest.mark.one_in(2, "mutations")
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_comparison_fails_with_mutation(
-    tiny_checkpoint: Path, truth: dict[int, OracleAnswer], monkeypatch: pytest.MonkeyPatch, mutation: str
+    tiny_checkpoint: Path,
+    truth: dict[int, OracleAnswer],
+    monkeypatch: pytest.MonkeyPatch,
+    mutation: str,
 ) -> None:
     MUTATIONS[mutation](monkeypatch)
     assert not matches(tiny_checkpoint, truth)
 
 
-def test_comparison_fails_without_repetition_penalty(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_fails_without_repetition_penalty(
+    tiny_checkpoint: Path, truth: dict[int, OracleAnswer]
+) -> None:
     assert not matches(tiny_checkpoint, truth, penalty=1.0)
 
 
-def test_comparison_fails_with_left_context_of_25_frames(tiny_checkpoint: Path, truth: dict[int, OracleAnswer]) -> None:
+def test_comparison_fails_with_left_context_of_25_frames(
+    tiny_checkpoint: Path, truth: dict[int, OracleAnswer]
+) -> None:
     assert not matches(tiny_checkpoint, truth, LONG, left_context=25)

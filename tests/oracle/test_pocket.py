@@ -1,4 +1,5 @@
-"""The shipped checkpoint: a fleet's answers match `transformers`, and sampled answers end and are audible.
+"""The shipped checkpoint: a fleet's answers match `transformers`, and sampled answers end and are
+audible.
 
 `fleet pocket eval` judges their quality; these tests hold for any weights worth shipping.
 """
@@ -16,7 +17,19 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Voice
 from fleet.processing.base import Message
 from fleet.processing.qwen3_omni import OmniFrontend
 from tests.harness import thread_fleet
-from tests.oracle.cases import RATE_HZ, TALKER, THINKER, Case, Samplings, expected, make_frontend, said, spec_of, user, wav_part
+from tests.oracle.cases import (
+    RATE_HZ,
+    TALKER,
+    THINKER,
+    Case,
+    Samplings,
+    expected,
+    make_frontend,
+    said,
+    spec_of,
+    user,
+    wav_part,
+)
 from tests.oracle.fleet_answers import TORCH, SpokenAnswer, ask, assert_matches
 from tests.oracle.oracle import Oracle
 from web.gateway.sampling import stage_defaults
@@ -47,7 +60,9 @@ def own(frontend: OmniFrontend) -> Samplings:
 @pytest.fixture(scope="module")
 def cases() -> tuple[Case, ...]:
     """Prompts typed and spoken by the teacher, one turn and two, in both voices."""
-    after_monday, my_name = (_spoken_by(speech.samples) for speech in speak_all([(text, Voice()) for text in SPOKEN]))
+    after_monday, my_name = (
+        _spoken_by(speech.samples) for speech in speak_all([(text, Voice()) for text in SPOKEN])
+    )
     introduced = (user("My name is Anna."), said("assistant", "nice to meet you anna"))
     asked = {
         ("typed", "ethan"): (user("What is seven plus five?"),),
@@ -56,16 +71,21 @@ def cases() -> tuple[Case, ...]:
         ("two turns, then spoken", "ethan"): (*introduced, my_name),
     }
     return tuple(
-        Case(name=name, messages=messages, voice=voice, tokens=TOKENS, frames=FRAMES) for (name, voice), messages in asked.items()
+        Case(name=name, messages=messages, voice=voice, tokens=TOKENS, frames=FRAMES)
+        for (name, voice), messages in asked.items()
     )
 
 
 def _spoken_by(samples: np.ndarray) -> Message:
-    return Message(role="user", content=(wav_part(soxr.resample(samples, SAMPLE_RATE_HZ, RATE_HZ)),))
+    return Message(
+        role="user", content=(wav_part(soxr.resample(samples, SAMPLE_RATE_HZ, RATE_HZ)),)
+    )
 
 
 def assert_whole(answers: dict[str, SpokenAnswer], frontend: OmniFrontend) -> None:
-    """Check that text and speech end by themselves, and the speech is neither silent nor clipped."""
+    """Check that text and speech end by themselves, and the speech is neither silent nor
+    clipped.
+    """
     for name, answer in answers.items():
         assert answer.ids[-1] in frontend.end_ids(), f"{name}: {TOKENS} tokens are no answer"
         # The frame that would be the last one allowed is never spoken: its place is the end's.
@@ -75,10 +95,16 @@ def assert_whole(answers: dict[str, SpokenAnswer], frontend: OmniFrontend) -> No
 
 
 async def test_greedy_answers_match_single_generate_calls(
-    redis_url: str, checkpoint: Path, frontend: OmniFrontend, own: Samplings, cases: tuple[Case, ...]
+    redis_url: str,
+    checkpoint: Path,
+    frontend: OmniFrontend,
+    own: Samplings,
+    cases: tuple[Case, ...],
 ) -> None:
     oracle = Oracle(checkpoint)
-    truth = {case.name: expected(oracle, *spec_of(case, frontend, sampling=own), case) for case in cases}
+    truth = {
+        case.name: expected(oracle, *spec_of(case, frontend, sampling=own), case) for case in cases
+    }
     with thread_fleet(redis_url, *TORCH, checkpoint=checkpoint) as fleet:
         got = await ask(fleet, checkpoint, concurrently=True, cases=cases, sampling=own)
     assert_matches(got, truth)
@@ -98,7 +124,15 @@ async def test_sampled_answer_ends_is_audible_and_repeats_with_its_seed(
     """Half of the cases, in `invariant` numerics, so that no draw depends on the batch."""
     with thread_fleet(redis_url, *TORCH, "numerics=invariant", checkpoint=checkpoint) as fleet:
         first, again, other = [
-            await ask(fleet, checkpoint, concurrently=True, temperature=temperature, seed=seed, cases=cases[:2], sampling=own)
+            await ask(
+                fleet,
+                checkpoint,
+                concurrently=True,
+                temperature=temperature,
+                seed=seed,
+                cases=cases[:2],
+                sampling=own,
+            )
             for seed in (5, 5, 6)
         ]
     assert_whole(first, frontend)

@@ -1,4 +1,5 @@
-"""Killed workers and real models: in `invariant` numerics the answer is byte-equal to the undisturbed one, sampled or greedy.
+"""Killed workers and real models: in `invariant` numerics the answer is byte-equal to the
+undisturbed one, sampled or greedy.
 
 In `fast` numerics published output stands, and the answer continues from there.
 """
@@ -11,7 +12,16 @@ import pytest
 from fleet.core.ids import EdgeName, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
-from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    gateway,
+    held,
+    in_step,
+    thread_fleet,
+)
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -34,20 +44,28 @@ def once(index: int, disturb: Callable[[], None]) -> Callable[[EdgeName, int], N
 
 @pytest.mark.one_in(2, "recoveries")
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-async def test_recovered_answer_equals_the_undisturbed_one(redis_url: str, tiny_checkpoint: Path, temperature: float) -> None:
+async def test_recovered_answer_equals_the_undisturbed_one(
+    redis_url: str, tiny_checkpoint: Path, temperature: float
+) -> None:
     frontend = make_frontend(tiny_checkpoint)
     ways = (*TORCH, "numerics=invariant", *in_step(QWEN3_OMNI))
     with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
-            expected = await answer(client, *spec_of(CASE, frontend, temperature=temperature, seed=3))
+            expected = await answer(
+                client, *spec_of(CASE, frontend, temperature=temperature, seed=3)
+            )
             for stages in ((THINKER,), (TALKER,), (CODE2WAV,), (THINKER, TALKER, CODE2WAV)):
                 spec, blob = spec_of(CASE, frontend, temperature=temperature, seed=3)
                 kill = once(1, lambda spec=spec, stages=stages: replace(fleet, spec, *stages))
                 assert_same(await answer_disturbed(client, spec, blob, kill), expected)
 
 
-async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tiny_checkpoint: Path) -> None:
-    """`heard` fails on a gap or a repeat; the lengths are those of the undisturbed answer, which ends by its limits only."""
+async def test_recovered_answer_is_complete_in_fast_numerics(
+    redis_url: str, tiny_checkpoint: Path
+) -> None:
+    """`heard` fails on a gap or a repeat; the lengths are those of the undisturbed answer, which
+    ends by its limits only.
+    """
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *TORCH, *in_step(QWEN3_OMNI), checkpoint=tiny_checkpoint) as fleet:
         async with gateway(fleet) as client:
@@ -55,19 +73,28 @@ async def test_recovered_answer_is_complete_in_fast_numerics(redis_url: str, tin
             spec, blob = spec_of(CASE, frontend)
             kill = once(1, lambda: replace(fleet, spec, THINKER, TALKER, CODE2WAV))
             got = await answer_disturbed(client, spec, blob, kill)
-    assert {edge: len(array) for edge, array in got.items()} == {edge: len(array) for edge, array in expected.items()}
+    assert {edge: len(array) for edge, array in got.items()} == {
+        edge: len(array) for edge, array in expected.items()
+    }
 
 
 @pytest.mark.parametrize("has_finished", [True, False])
-async def test_tensors_lost_with_their_producer_are_recomputed(redis_url: str, tiny_checkpoint: Path, has_finished: bool) -> None:
-    """The Talker must read the prompt's rows again after the worker that held them died, perhaps long after it had finished.
+async def test_tensors_lost_with_their_producer_are_recomputed(
+    redis_url: str, tiny_checkpoint: Path, has_finished: bool
+) -> None:
+    """The Talker must read the prompt's rows again after the worker that held them died, perhaps
+    long after it had finished.
 
     No conductor runs: the report of the lost rows grants the finished task.
     """
     frontend = make_frontend(tiny_checkpoint)
-    credits = ("edges.codes.credits=2", "edges.audio.credits=2") if has_finished else in_step(QWEN3_OMNI)
+    credits = (
+        ("edges.codes.credits=2", "edges.audio.credits=2") if has_finished else in_step(QWEN3_OMNI)
+    )
     ways = (*TORCH, "numerics=invariant", *credits)
-    with thread_fleet(redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl", conductor=False) as fleet:
+    with thread_fleet(
+        redis_url, *ways, checkpoint=tiny_checkpoint, transfer="nixl", conductor=False
+    ) as fleet:
         async with gateway(fleet) as client:
             expected = await answer(client, *spec_of(CASE, frontend))
             spec, blob = spec_of(CASE, frontend)
@@ -85,4 +112,8 @@ async def test_tensors_lost_with_their_producer_are_recomputed(redis_url: str, t
 
             assert_same(await answer_disturbed(client, spec, blob, once(1, kill)), expected)
         wait_until(lambda: not held(fleet), "workers to hold nothing")
-        assert all(loop.transfer.used_slots() == 0 for loop in fleet.loops if loop.worker not in fleet.killed)
+        assert all(
+            loop.transfer.used_slots() == 0
+            for loop in fleet.loops
+            if loop.worker not in fleet.killed
+        )

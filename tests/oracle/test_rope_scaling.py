@@ -23,9 +23,9 @@ from torch import Tensor
 from fleet.core.errors import ConfigError
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
-from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineRequest
 from fleet.drafts.drafters import Drafter, MatchingDrafter, NgramDrafter, Proposer
 from fleet.drafts.speculation import Speculation
+from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineRequest
 from fleet.models.causal_lm.load import load_model
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
@@ -39,47 +39,68 @@ from tests.span_route import TextDriver, single
 pytestmark = pytest.mark.one_file_in(3, "engines")
 
 ORIGINAL, NUM_TOKENS, NUM_DRAFTS = 64, 24, 4
-FACTORS: dict[str, Any] = {"short_factor": [1.0] * 6, "long_factor": [1.0 + 3 * i for i in range(6)]}
+FACTORS: dict[str, Any] = {
+    "short_factor": [1.0] * 6,
+    "long_factor": [1.0 + 3 * i for i in range(6)],
+}
 LONGROPE: dict[str, Any] = {
-    "rope_type": "longrope", "rope_theta": 10000.0, "factor": 16.0, "original_max_position_embeddings": ORIGINAL, **FACTORS
-}  # fmt: skip
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": ORIGINAL,
+    **FACTORS,
+}
 DYNAMIC: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 8.0}
 SCALED = {
-    "longrope": Family(name="Qwen3", more={"max_position_embeddings": 1024, "rope_parameters": LONGROPE}),
-    "dynamic": Family(name="Llama", more={"max_position_embeddings": ORIGINAL, "rope_parameters": DYNAMIC}),
+    "longrope": Family(
+        name="Qwen3", more={"max_position_embeddings": 1024, "rope_parameters": LONGROPE}
+    ),
+    "dynamic": Family(
+        name="Llama", more={"max_position_embeddings": ORIGINAL, "rope_parameters": DYNAMIC}
+    ),
     "recomputed longrope": Family(
         name="Phi3",
         more={
-            "max_position_embeddings": 1024, "original_max_position_embeddings": ORIGINAL,
+            "max_position_embeddings": 1024,
+            "original_max_position_embeddings": ORIGINAL,
             "rope_parameters": {**FACTORS, "rope_type": "longrope", "rope_theta": 10000.0},
         },
     ),
     "dynamic in some layers": Family(
         name="Gemma3Text",
         more={
-            "max_position_embeddings": ORIGINAL, "sliding_window": 8, "query_pre_attn_scalar": 12, "initializer_range": 0.05,
+            "max_position_embeddings": ORIGINAL,
+            "sliding_window": 8,
+            "query_pre_attn_scalar": 12,
+            "initializer_range": 0.05,
             "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
             "rope_parameters": {
-                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}, "full_attention": DYNAMIC
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                "full_attention": DYNAMIC,
             },
         },
     ),
-}  # fmt: skip
+}
 EXPERTS = Family(
     name="Phimoe",
     more={
-        "max_position_embeddings": 1024, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "max_position_embeddings": 1024,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
         "rope_parameters": {**LONGROPE, "short_mscale": 1.1, "long_mscale": 1.3},
     },
-)  # fmt: skip
+)
 FIXED: dict[str, dict[str, Any]] = {
     "linear": {"rope_type": "linear", "factor": 4.0},
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": ORIGINAL},
     "llama3": {
-        "rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": ORIGINAL, "low_freq_factor": 1.0,
+        "rope_type": "llama3",
+        "factor": 4.0,
+        "original_max_position_embeddings": ORIGINAL,
+        "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
     },
-}  # fmt: skip
+}
 """Rotary embeddings whose frequencies are the same for every length."""
 
 
@@ -87,7 +108,12 @@ def ids_of(number: int, length: int) -> list[int]:
     return [(37 * at + 101 * number) % 311 + 4 for at in range(length)]
 
 
-PROMPTS = {"short": ids_of(1, 15), "crossing": ids_of(2, 55), "at the limit": ids_of(3, ORIGINAL), "long": ids_of(4, 150)}
+PROMPTS = {
+    "short": ids_of(1, 15),
+    "crossing": ids_of(2, 55),
+    "at the limit": ids_of(3, ORIGINAL),
+    "long": ids_of(4, 150),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +176,9 @@ def test_scaling_changes_the_answers_of_these_models(scaled: Scaled) -> None:
 
 @pytest.mark.parametrize("chunk", [16, 256])
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
-def test_requests_together_are_answered_as_each_alone(scaled: Scaled, numerics: str, chunk: int) -> None:
+def test_requests_together_are_answered_as_each_alone(
+    scaled: Scaled, numerics: str, chunk: int
+) -> None:
     got = answer_all(single(scaled.folder, numerics=numerics, prefill_chunk_tokens=chunk))
     assert got == wanted(scaled)
 
@@ -162,12 +190,16 @@ def test_logits_do_not_depend_on_a_long_request_beside(scaled: Scaled) -> None:
     for name, prompt in PROMPTS.items():
         alone = single(scaled.folder, numerics="invariant")
         answer_all(alone, {name: prompt})
-        assert torch.equal(torch.stack(alone.logits[name]), torch.stack(together.logits[name])), name
+        assert torch.equal(torch.stack(alone.logits[name]), torch.stack(together.logits[name])), (
+            name
+        )
 
 
 @pytest.mark.parametrize("num_drawn", [1, 9, 10, 20])
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
-def test_continued_answer_is_the_one_without_interruption(scaled: Scaled, numerics: str, num_drawn: int) -> None:
+def test_continued_answer_is_the_one_without_interruption(
+    scaled: Scaled, numerics: str, num_drawn: int
+) -> None:
     """An answer whose first tokens another worker has drawn, up to or past the original length."""
     driver = single(scaled.folder, numerics=numerics, prefill_chunk_tokens=16)
     for name, prompt in PROMPTS.items():
@@ -189,12 +221,16 @@ def test_evicted_requests_are_answered_as_each_alone(scaled: Scaled, kv_pages: i
 @pytest.mark.parametrize("name", THREE_LAYERS)
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
 def test_divided_model_answers_as_each_alone(scaled: Scaled, name: str, numerics: str) -> None:
-    with driven(scaled.folder, THREE_LAYERS[name], numerics=numerics, prefill_chunk_tokens=16) as driver:
+    with driven(
+        scaled.folder, THREE_LAYERS[name], numerics=numerics, prefill_chunk_tokens=16
+    ) as driver:
         assert answer_all(driver) == wanted(scaled)
 
 
 def test_divided_model_answers_equally_after_the_loss_of_a_worker(scaled: Scaled) -> None:
-    with driven(scaled.folder, THREE_LAYERS["forward"], numerics="invariant", prefill_chunk_tokens=16) as driver:
+    with driven(
+        scaled.folder, THREE_LAYERS["forward"], numerics="invariant", prefill_chunk_tokens=16
+    ) as driver:
         for name, prompt in PROMPTS.items():
             driver.submit(name, prompt, sampling())
         driver.run(lambda: len(driver.tokens["crossing"]) >= 12)
@@ -212,7 +248,9 @@ def test_next_turn_reuses_only_rows_with_its_own_scaling(scaled: Scaled) -> None
         driver.submit(f"turn {turn}", text, sampling(10), session="talk")
         driver.run()
         reused.append(driver.engine.stats().rows_reused - before)
-        assert driver.tokens[f"turn {turn}"] == scaled.alone(text, 10), f"{len(text)} tokens of prompt"
+        assert driver.tokens[f"turn {turn}"] == scaled.alone(text, 10), (
+            f"{len(text)} tokens of prompt"
+        )
         text = [*text, *driver.tokens[f"turn {turn}"], *ids_of(turn, 5)]
     assert reused[1] == 29, "prompt and answer of the first turn, but for the last token"
     assert reused[2] == 44
@@ -220,7 +258,9 @@ def test_next_turn_reuses_only_rows_with_its_own_scaling(scaled: Scaled) -> None
 
 
 @pytest.mark.parametrize("order", [("short", "long"), ("long", "short"), ("crossing", "long")])
-def test_rows_of_a_longer_text_are_not_reused_for_a_shorter_one(scaled: Scaled, order: tuple[str, str]) -> None:
+def test_rows_of_a_longer_text_are_not_reused_for_a_shorter_one(
+    scaled: Scaled, order: tuple[str, str]
+) -> None:
     """Two texts of a session with the same beginning."""
     text = PROMPTS["long"]
     lengths = {"short": 40, "crossing": 58, "long": 150}
@@ -258,9 +298,13 @@ class KnownAnswer(Proposer):
 @pytest.mark.parametrize("numerics", ["fast", "invariant"])
 def test_drafts_do_not_change_the_answers(scaled: Scaled, numerics: str, drafter: str) -> None:
     answers = {tuple(prompt): scaled.alone(prompt) for prompt in PROMPTS.values()}
-    known: Drafter = NgramDrafter() if drafter == "ngram" else KnownAnswers(answers, errs=drafter != "right")
+    known: Drafter = (
+        NgramDrafter() if drafter == "ngram" else KnownAnswers(answers, errs=drafter != "right")
+    )
     driver = single(scaled.folder, numerics=numerics, prefill_chunk_tokens=16)
-    driver.engine.speculation = Speculation({"known": known}, "known", NUM_DRAFTS, follows_times=False)
+    driver.engine.speculation = Speculation(
+        {"known": known}, "known", NUM_DRAFTS, follows_times=False
+    )
     assert answer_all(driver) == wanted(scaled)
     assert drafter == "ngram" or sum(driver.engine.speculation.figures().accepted) > 20
 
@@ -273,7 +317,9 @@ def test_scaled_embeddings_with_experts_are_answered_as_each_alone(tmp_path: Pat
 @pytest.mark.parametrize("form", FIXED)
 def test_frequencies_that_are_fixed_need_no_scaling(form: str, tmp_path: Path) -> None:
     parameters = {"rope_theta": 10000.0, **FIXED[form]}
-    family = Family(name="Llama", more={"max_position_embeddings": 256, "rope_parameters": parameters})
+    family = Family(
+        name="Llama", more={"max_position_embeddings": 256, "rope_parameters": parameters}
+    )
     scaled = Scaled(folder=write_model(family, tmp_path))
     driver = single(scaled.folder, prefill_chunk_tokens=16)
     assert answer_all(driver) == wanted(scaled)
@@ -288,7 +334,9 @@ def test_attention_that_is_scaled_by_position_is_answered_as_each_alone(tmp_path
     assert answer_all(single(scaled.folder, prefill_chunk_tokens=16)) == wanted(scaled)
 
 
-def test_unknown_scaling_by_length_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_scaling_by_length_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A form of a later `transformers`, whose frequencies depend on the longest position."""
     folder = write_model(Family(name="Llama", more={"max_position_embeddings": 256}), tmp_path)
     rotary: Any = import_module("transformers.models.llama.modeling_llama").LlamaRotaryEmbedding
@@ -305,7 +353,9 @@ def test_unknown_scaling_by_length_is_refused_by_name(tmp_path: Path, monkeypatc
     assert "\n" not in caught.value.message
 
 
-def test_scaling_that_rows_do_not_follow_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_that_rows_do_not_follow_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The trial at start runs rows beyond the original length beside others."""
     folder = write_model(SCALED["longrope"], tmp_path)
     model: Any = load_model(folder, "qwen3", torch.float32)
@@ -332,7 +382,7 @@ def test_architectures_that_compute_a_text_again_are_known() -> None:
 @pytest.mark.parametrize("form", [DYNAMIC, LONGROPE], ids=lambda form: form["rope_type"])
 def test_thinker_that_is_scaled_by_length_is_refused_by_name(
     form: dict[str, Any], tiny_checkpoint: Path, tmp_path: Path
-) -> None:  # fmt: skip
+) -> None:
     """A Thinker reads its rotary embeddings from a table by position."""
     for path in tiny_checkpoint.iterdir():
         (tmp_path / path.name).symlink_to(path)
@@ -348,7 +398,9 @@ def test_thinker_that_is_scaled_by_length_is_refused_by_name(
 
 
 @pytest.mark.parametrize("num_drawn", [1, 8, 9, 10, 11, 20])
-def test_rows_of_another_engine_are_used_only_with_equal_scaling(scaled: Scaled, num_drawn: int) -> None:
+def test_rows_of_another_engine_are_used_only_with_equal_scaling(
+    scaled: Scaled, num_drawn: int
+) -> None:
     """Exported after a number of draws: 10 make the text longer than the original length."""
     prompt = PROMPTS["crossing"]
     source = single(scaled.folder, numerics="invariant")
@@ -366,7 +418,9 @@ def test_rows_of_another_engine_are_used_only_with_equal_scaling(scaled: Scaled,
 
 
 @pytest.mark.parametrize("length", [20, 50, 80])
-def test_saved_session_continues_with_the_scaling_of_its_next_turn(scaled: Scaled, length: int) -> None:
+def test_saved_session_continues_with_the_scaling_of_its_next_turn(
+    scaled: Scaled, length: int
+) -> None:
     source, target = (single(scaled.folder, numerics="invariant") for _ in range(2))
     first = ids_of(6, length)
     source.submit("first", first, sampling(10), session="talk")

@@ -1,5 +1,5 @@
-"""Conversations whose turns reuse the rows of earlier ones: in `invariant` numerics text and audio are byte-equal to those
-without reuse, and only new positions are computed.
+"""Conversations whose turns reuse the rows of earlier ones: in `invariant` numerics text and audio
+are byte-equal to those without reuse, and only new positions are computed.
 """
 
 from collections import Counter
@@ -22,8 +22,27 @@ from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.models.qwen3_omni.roles import HEADER_LEN
 from fleet.processing.base import Message
 from fleet.processing.qwen3_omni import OmniFrontend
-from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
-from tests.oracle.cases import AUDIO, TEXT, Case, make_frontend, said, spec_of, speech_like, user, wav_part
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    gateway,
+    held,
+    in_step,
+    thread_fleet,
+)
+from tests.oracle.cases import (
+    AUDIO,
+    TEXT,
+    Case,
+    make_frontend,
+    said,
+    spec_of,
+    speech_like,
+    user,
+    wav_part,
+)
 from tests.support import wait_until
 
 TORCH = ("engine=torch", "device=cpu", "dtype=float32")
@@ -43,7 +62,9 @@ Forward = Callable[[object, Entries], PassDone]
 
 @dataclass(slots=True)
 class OracleConversation:
-    """Questions and answers so far. Answers are put into the next prompt as they were drawn, token by token."""
+    """Questions and answers so far. Answers are put into the next prompt as they were drawn, token
+    by token.
+    """
 
     frontend: OmniFrontend
     temperature: float = 0.0
@@ -57,7 +78,9 @@ class OracleConversation:
         return replace(spec, prompt_ids=self._with_answers(spec.prompt_ids)), blob
 
     def _with_answers(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Insert the answers: the prompt ends in an assistant header, and each earlier one is followed by its answer."""
+        """Insert the answers: the prompt ends in an assistant header, and each earlier one is
+        followed by its answer.
+        """
         header, made, answers = list(ids[-HEADER_LEN:]), list[int](), iter(self.answers)
         for at in range(len(ids)):
             made.append(ids[at])
@@ -92,7 +115,9 @@ class OracleTurn:
     computed: Counter[str]
 
 
-async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows: Counter[str], session: str) -> OracleTurn:
+async def take(
+    client: FleetClient, spec: RequestSpec, blob: bytes | None, rows: Counter[str], session: str
+) -> OracleTurn:
     spec = replace(spec, id=new_request_id(), session=session)
     rows.clear()
     got = await answer(client, spec, blob)
@@ -103,7 +128,9 @@ async def take(client: FleetClient, spec: RequestSpec, blob: bytes | None, rows:
 
 
 def num_user_positions(spec: RequestSpec, frontend: OmniFrontend) -> int:
-    """Count the positions of user turns: those from a turn's start on, if the role after it is the user's."""
+    """Count the positions of user turns: those from a turn's start on, if the role after it is the
+    user's.
+    """
     start, by_user = (frontend.tokenizer.token_to_id(name) for name in ("<|im_start|>", "user"))
     inside, count = False, 0
     for at, token in enumerate(spec.prompt_ids):
@@ -124,7 +151,14 @@ async def test_turns_with_cached_prefix_are_byte_equal_to_those_without(
     redis_url: str, tiny_checkpoint: Path, rows: Counter[str], temperature: float
 ) -> None:
     talk = OracleConversation(make_frontend(tiny_checkpoint), temperature)
-    with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+    with thread_fleet(
+        redis_url,
+        *TORCH,
+        *CHUNKS,
+        "numerics=invariant",
+        checkpoint=tiny_checkpoint,
+        transfer="nixl",
+    ) as fleet:
         async with gateway(fleet) as client:
             last: RequestSpec | None = None
             for message in TURNS:
@@ -133,7 +167,11 @@ async def test_turns_with_cached_prefix_are_byte_equal_to_those_without(
 
 
 async def assert_turn_is_byte_equal(
-    client: FleetClient, talk: OracleConversation, message: Message, rows: Counter[str], last: RequestSpec | None
+    client: FleetClient,
+    talk: OracleConversation,
+    message: Message,
+    rows: Counter[str],
+    last: RequestSpec | None,
 ) -> RequestSpec:
     """Run a turn with and without its session, and compare. `last`: the previous turn's request."""
     spec, blob = talk.ask(message)
@@ -142,12 +180,15 @@ async def assert_turn_is_byte_equal(
     assert_same(with_session.got, alone.got)
     assert len(alone.got[AUDIO])
     if last is not None:
-        # The Thinker reuses all of the last turn but its last token, which was not computed; the Talker its user turns.
+        # The Thinker reuses all of the last turn but its last token, which was not computed; the
+        # Talker its user turns.
         assert with_session.reused[THINKER] == len(last.prompt_ids) + len(talk.answers[-1]) - 1
         assert with_session.reused[TALKER] == num_user_positions(last, talk.frontend)
     assert alone.reused == dict.fromkeys(alone.reused, 0)
     for kind, stage in (("ThinkerTask", THINKER), ("TalkerTask", TALKER)):
-        assert with_session.computed[kind] == alone.computed[kind] - with_session.reused[stage], kind
+        assert with_session.computed[kind] == alone.computed[kind] - with_session.reused[stage], (
+            kind
+        )
     talk.add_answer(alone.got)
     return spec
 
@@ -172,7 +213,9 @@ def first_audio(spec: RequestSpec, frontend: OmniFrontend) -> int:
     return next(at for at, token in enumerate(spec.prompt_ids) if token == frontend._audio_id)  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_turn_continues_without_its_prefix_after_worker_deaths(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_turn_continues_without_its_prefix_after_worker_deaths(
+    redis_url: str, tiny_checkpoint: Path
+) -> None:
     """The new owners compute all rows, and match them with a log whose first rows were reused."""
     talk = OracleConversation(make_frontend(tiny_checkpoint))
     ways = (*TORCH, *CHUNKS, "numerics=invariant", *in_step(QWEN3_OMNI))
@@ -192,8 +235,12 @@ async def test_turn_continues_without_its_prefix_after_worker_deaths(redis_url: 
             assert_same(await answer_disturbed(client, spec, blob, kill), expected)
 
 
-async def test_each_stage_caches_its_own_prefix_and_may_lose_it(redis_url: str, tiny_checkpoint: Path) -> None:
-    """A Thinker that recomputes everything produces the same rows as those that the Talker has cached."""
+async def test_each_stage_caches_its_own_prefix_and_may_lose_it(
+    redis_url: str, tiny_checkpoint: Path
+) -> None:
+    """A Thinker that recomputes everything produces the same rows as those that the Talker has
+    cached.
+    """
     frontend = make_frontend(tiny_checkpoint)
     talk = OracleConversation(frontend)
     with thread_fleet(redis_url, *TORCH, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
@@ -203,27 +250,45 @@ async def test_each_stage_caches_its_own_prefix_and_may_lose_it(redis_url: str, 
             fleet.add_worker(THINKER)
             fleet.kill(keeper)
             got = await answer(client, spec, blob)
-            assert await reused_rows(client, spec, THINKER) == 0 < await reused_rows(client, spec, TALKER)
-            assert_same(got, await answer(client, replace(spec, id=new_request_id(), session=""), blob))
+            assert (
+                await reused_rows(client, spec, THINKER)
+                == 0
+                < await reused_rows(client, spec, TALKER)
+            )
+            assert_same(
+                got, await answer(client, replace(spec, id=new_request_id(), session=""), blob)
+            )
 
 
-async def test_text_only_turn_caches_the_rows_a_spoken_turn_needs(redis_url: str, tiny_checkpoint: Path) -> None:
+async def test_text_only_turn_caches_the_rows_a_spoken_turn_needs(
+    redis_url: str, tiny_checkpoint: Path
+) -> None:
     talk = OracleConversation(make_frontend(tiny_checkpoint))
-    with thread_fleet(redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint) as fleet:
+    with thread_fleet(
+        redis_url, *TORCH, *CHUNKS, "numerics=invariant", checkpoint=tiny_checkpoint
+    ) as fleet:
         async with gateway(fleet) as client:
             spec, blob = talk.ask(TURNS[0])
-            talk.add_answer(await answer(client, replace(spec, session=TALK, outputs=(TEXT,)), blob))
+            talk.add_answer(
+                await answer(client, replace(spec, session=TALK, outputs=(TEXT,)), blob)
+            )
             spec, blob = talk.ask(TURNS[1])
             with_session = replace(spec, session=TALK)
             got = await answer(client, with_session, blob)
-            assert await reused_rows(client, with_session, THINKER) > first_audio(spec, talk.frontend)
+            assert await reused_rows(client, with_session, THINKER) > first_audio(
+                spec, talk.frontend
+            )
             assert_same(got, await answer(client, replace(spec, id=new_request_id()), blob))
 
 
 @pytest.mark.parametrize("numerics", ["invariant", "fast"])
-async def test_other_audio_with_equal_ids_is_not_reused(redis_url: str, tiny_checkpoint: Path, numerics: str) -> None:
+async def test_other_audio_with_equal_ids_is_not_reused(
+    redis_url: str, tiny_checkpoint: Path, numerics: str
+) -> None:
     talk = OracleConversation(make_frontend(tiny_checkpoint))
-    with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
+    with thread_fleet(
+        redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint
+    ) as fleet:
         async with gateway(fleet) as client:
             spec, blob = await second_turn(client, talk, TURNS[0], TURNS[1])
             talk.messages[0] = user("What do you hear?", wav_part(speech_like(LONGEST_S, 9)))
@@ -234,16 +299,25 @@ async def test_other_audio_with_equal_ids_is_not_reused(redis_url: str, tiny_che
             got = await answer(client, other, other_blob)
             assert await reused_rows(client, other, THINKER) == first_audio(other, talk.frontend)
             if numerics == "invariant":
-                assert_same(got, await answer(client, replace(other, id=new_request_id(), session=""), other_blob))
+                assert_same(
+                    got,
+                    await answer(
+                        client, replace(other, id=new_request_id(), session=""), other_blob
+                    ),
+                )
 
 
 @pytest.mark.parametrize("numerics", ["invariant", "fast"])
 async def test_longer_clip_invalidates_earlier_clips_in_invariant_numerics_only(
     redis_url: str, tiny_checkpoint: Path, numerics: str
 ) -> None:
-    """Clips are padded to the longest. In invariant numerics rows computed beside a shorter one cannot be reused."""
+    """Clips are padded to the longest. In invariant numerics rows computed beside a shorter one
+    cannot be reused.
+    """
     talk = OracleConversation(make_frontend(tiny_checkpoint))
-    with thread_fleet(redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint) as fleet:
+    with thread_fleet(
+        redis_url, *TORCH, f"numerics={numerics}", checkpoint=tiny_checkpoint
+    ) as fleet:
         async with gateway(fleet) as client:
             longer = user("And now?", wav_part(speech_like(LONGEST_S + 1, 3)))
             spec, blob = await second_turn(client, talk, TURNS[0], longer)
@@ -254,4 +328,6 @@ async def test_longer_clip_invalidates_earlier_clips_in_invariant_numerics_only(
                 assert reused == len(first.prompt_ids) + len(talk.answers[0]) - 1
             else:
                 assert reused == first_audio(spec, talk.frontend)
-                assert_same(got, await answer(client, replace(spec, id=new_request_id(), session=""), blob))
+                assert_same(
+                    got, await answer(client, replace(spec, id=new_request_id(), session=""), blob)
+                )

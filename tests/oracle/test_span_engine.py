@@ -1,4 +1,6 @@
-"""An engine whose layers are divided among span workers gives the answers of one with all layers, over real connections."""
+"""An engine whose layers are divided among span workers gives the answers of one with all layers,
+over real connections.
+"""
 
 import random
 import threading
@@ -23,7 +25,13 @@ pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 HIDDEN, VOCAB = 64, 320
 SMALL_QWEN = Family(
     name="Qwen3",
-    more={"hidden_size": HIDDEN, "intermediate_size": 128, "head_dim": 16, "num_hidden_layers": 4, "initializer_range": 0.2},
+    more={
+        "hidden_size": HIDDEN,
+        "intermediate_size": 128,
+        "head_dim": 16,
+        "num_hidden_layers": 4,
+        "initializer_range": 0.2,
+    },
 )
 FORWARD = {
     1: Split(anchor="0:1", workers=("2:output",), returned="logits"),
@@ -51,9 +59,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def driven(
-    folder: Path, split: Split, anchor: dict[str, Any] | None = None, stage: StageName = LM, blocks: BlockReads | None = None,
+    folder: Path,
+    split: Split,
+    anchor: dict[str, Any] | None = None,
+    stage: StageName = LM,
+    blocks: BlockReads | None = None,
     **options: Any,
-) -> Iterator[TextDriver]:  # fmt: skip
+) -> Iterator[TextDriver]:
     route = SpanRoute(folder, split, options=options, anchor=anchor, stage=stage, blocks=blocks)
     try:
         yield TextDriver(route.engine, route)
@@ -63,16 +75,24 @@ def driven(
 
 def prompts_of(num: int) -> list[list[int]]:
     chance = random.Random(num)
-    return [[chance.randrange(2, VOCAB) for _ in range(chance.choice((1, 3, 9, 20, 33)))] for _ in range(num)]
+    return [
+        [chance.randrange(2, VOCAB) for _ in range(chance.choice((1, 3, 9, 20, 33)))]
+        for _ in range(num)
+    ]
 
 
 def sampling_of(number: int, max_tokens: int, *, sampled: bool) -> Sampling:
     if not sampled:
         return Sampling(max_tokens=max_tokens)
     return Sampling(
-        max_tokens=max_tokens, temperature=0.9, top_p=0.95, seed=number, repetition_penalty=1.3, presence_penalty=0.2,
+        max_tokens=max_tokens,
+        temperature=0.9,
+        top_p=0.95,
+        seed=number,
+        repetition_penalty=1.3,
+        presence_penalty=0.2,
         frequency_penalty=0.1,
-    )  # fmt: skip
+    )
 
 
 def submit_all(driver: TextDriver, num: int, max_tokens: int, *, sampled: bool = False) -> None:
@@ -82,7 +102,9 @@ def submit_all(driver: TextDriver, num: int, max_tokens: int, *, sampled: bool =
 
 @cache
 def expected(folder: Path, num: int, max_tokens: int, *, sampled: bool = False) -> TextDriver:
-    """Return the answers of one process; with invariant numerics they depend neither on the batch nor on the chunks."""
+    """Return the answers of one process; with invariant numerics they depend neither on the batch
+    nor on the chunks.
+    """
     driver = single(folder, numerics="invariant", max_batch=32)
     submit_all(driver, num, max_tokens, sampled=sampled)
     driver.run()
@@ -97,7 +119,9 @@ def assert_equal_bytes(driver: TextDriver, wanted: TextDriver) -> None:
 
 
 def assert_nothing_held(driver: TextDriver) -> None:
-    """Check that no process holds anything of an ended request, after the anchor has reported its end."""
+    """Check that no process holds anything of an ended request, after the anchor has reported its
+    end.
+    """
     route = driver.route
     assert route is not None
     driver.engine.pool.check()
@@ -111,10 +135,16 @@ def assert_nothing_held(driver: TextDriver) -> None:
 @pytest.mark.one_in(2, "invariant spans")
 @pytest.mark.parametrize("sampled", [False, True], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("chunk", [256, 7], ids=["one chunk", "chunks"])
-@pytest.mark.parametrize(("num", "max_tokens"), [(1, 12), (32, 4)], ids=["1 request", "32 requests"])
+@pytest.mark.parametrize(
+    ("num", "max_tokens"), [(1, 12), (32, 4)], ids=["1 request", "32 requests"]
+)
 @pytest.mark.parametrize("name", SPLITS)
-def test_divided_model_gives_equal_bytes(name: str, num: int, max_tokens: int, chunk: int, sampled: bool, folder: Path) -> None:
-    with driven(folder, SPLITS[name], numerics="invariant", prefill_chunk_tokens=chunk, max_batch=32) as driver:
+def test_divided_model_gives_equal_bytes(
+    name: str, num: int, max_tokens: int, chunk: int, sampled: bool, folder: Path
+) -> None:
+    with driven(
+        folder, SPLITS[name], numerics="invariant", prefill_chunk_tokens=chunk, max_batch=32
+    ) as driver:
         submit_all(driver, num, max_tokens, sampled=sampled)
         driver.run()
         assert_equal_bytes(driver, expected(folder, num, max_tokens, sampled=sampled))
@@ -124,7 +154,9 @@ def test_divided_model_gives_equal_bytes(name: str, num: int, max_tokens: int, c
 @pytest.mark.parametrize("name", ["forward 3", "reverse 3"])
 def test_rows_that_are_read_by_nixl_give_equal_bytes(name: str, folder: Path) -> None:
     """Those of every pass, also after a worker is replaced."""
-    with driven(folder, SPLITS[name], blocks=BlockReads(min_bytes=1), numerics="invariant", max_batch=32) as driver:
+    with driven(
+        folder, SPLITS[name], blocks=BlockReads(min_bytes=1), numerics="invariant", max_batch=32
+    ) as driver:
         route = driver.route
         assert route is not None
         submit_all(driver, 32, 4)
@@ -141,11 +173,17 @@ THREE_LAYERS = {
     "reverse": Split(anchor="2:output", workers=("0:0", "1:1"), returned="rows"),
     "head on anchor": Split(anchor="0:0", workers=("1:1", "2:last"), returned="last_rows"),
 }
-SOME_FAMILIES = [family for family in FAMILIES if family.name in ("Llama", "Qwen3", "Gemma2", "Gemma3Text", "GPT2", "OPT")]
+SOME_FAMILIES = [
+    family
+    for family in FAMILIES
+    if family.name in ("Llama", "Qwen3", "Gemma2", "Gemma3Text", "GPT2", "OPT")
+]
 
 
 @pytest.mark.parametrize("family", SOME_FAMILIES, ids=lambda family: family.name)
-def test_divided_model_with_fast_numerics_gives_close_logits(family: Family, tmp_path: Path) -> None:
+def test_divided_model_with_fast_numerics_gives_close_logits(
+    family: Family, tmp_path: Path
+) -> None:
     folder = write_model(family, tmp_path)
     whole = single(folder, prefill_chunk_tokens=9)
     submit_all(whole, 4, 8)
@@ -156,11 +194,15 @@ def test_divided_model_with_fast_numerics_gives_close_logits(family: Family, tmp
             driver.run()
             assert driver.tokens == whole.tokens
             for name, rows in whole.logits.items():
-                assert torch.allclose(torch.stack(driver.logits[name]), torch.stack(rows), rtol=1e-4, atol=1e-4)
+                assert torch.allclose(
+                    torch.stack(driver.logits[name]), torch.stack(rows), rtol=1e-4, atol=1e-4
+                )
 
 
 def play_session(driver: TextDriver) -> None:
-    """One script of two conversations beside single requests: sync, steps, draws, a pause, a finish and an abort."""
+    """One script of two conversations beside single requests: sync, steps, draws, a pause, a finish
+    and an abort.
+    """
     first = [*PROMPT[:20], 5, 9]
     driver.submit("turn 1", first, Sampling(max_tokens=6), session="talk")
     driver.submit("other", PROMPT[::-1], sampling_of(3, 9, sampled=True), session="other")
@@ -184,14 +226,22 @@ def play_session(driver: TextDriver) -> None:
 
 
 def answers_of_session(driver: TextDriver) -> dict[str, list[int]]:
-    """Return the tokens; of requests that were ended from outside, as many as every engine has given."""
+    """Return the tokens; of requests that were ended from outside, as many as every engine has
+    given.
+    """
     least = {"turn 2": 10, "aborted": 0}
     return {name: tokens[: least.get(name)] for name, tokens in driver.tokens.items()}
 
 
 @pytest.mark.parametrize("kv_pages", [64, 9], ids=["enough pages", "few pages"])
-def test_one_script_of_sessions_gives_equal_answers_in_every_topology(kv_pages: int, folder: Path) -> None:
-    options: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "kv_pages": kv_pages}
+def test_one_script_of_sessions_gives_equal_answers_in_every_topology(
+    kv_pages: int, folder: Path
+) -> None:
+    options: dict[str, Any] = {
+        "numerics": "invariant",
+        "prefill_chunk_tokens": 7,
+        "kv_pages": kv_pages,
+    }
     whole = single(folder, **options)
     play_session(whole)
     assert whole.engine.stats().rows_reused > 0
@@ -199,15 +249,22 @@ def test_one_script_of_sessions_gives_equal_answers_in_every_topology(kv_pages: 
         with driven(folder, SPLITS[name], **options) as driver:
             play_session(driver)
             assert answers_of_session(driver) == answers_of_session(whole), name
-            assert kv_pages == 9 or driver.engine.stats().rows_reused == whole.engine.stats().rows_reused
+            assert (
+                kv_pages == 9
+                or driver.engine.stats().rows_reused == whole.engine.stats().rows_reused
+            )
             driver.engine.drop_cached()
             assert_nothing_held(driver)
 
 
 @pytest.mark.parametrize("window", [None, 1, 2])
 @pytest.mark.parametrize("name", ["forward 2", "reverse 2"])
-def test_prefill_has_no_more_passes_in_flight_than_the_window(name: str, window: int | None, folder: Path) -> None:
-    with driven(folder, SPLITS[name], {"window": window}, numerics="invariant", prefill_chunk_tokens=3) as driver:
+def test_prefill_has_no_more_passes_in_flight_than_the_window(
+    name: str, window: int | None, folder: Path
+) -> None:
+    with driven(
+        folder, SPLITS[name], {"window": window}, numerics="invariant", prefill_chunk_tokens=3
+    ) as driver:
         driver.submit("long", PROMPT, Sampling(max_tokens=1))
         driver.run()
         assert driver.route is not None and driver.route.chain is not None
@@ -239,11 +296,15 @@ def test_wire_dtype_applies_to_both_directions(name: str, folder: Path) -> None:
     tokens: list[list[int]] = []
     num_bytes: list[tuple[int, int]] = []
     for wire_dtype in ("float32", "bfloat16"):
-        with driven(folder, SPLITS[name], {"wire_dtype": wire_dtype}, prefill_chunk_tokens=7) as driver:
+        with driven(
+            folder, SPLITS[name], {"wire_dtype": wire_dtype}, prefill_chunk_tokens=7
+        ) as driver:
             driver.submit("long", PROMPT, Sampling(max_tokens=8, ignore_eos=True))
             driver.run()
             assert driver.route is not None and driver.route.chain is not None
-            num_bytes.append((driver.route.chain.num_sent_bytes, driver.route.chain.num_received_bytes))
+            num_bytes.append(
+                (driver.route.chain.num_sent_bytes, driver.route.chain.num_received_bytes)
+            )
             tokens.append(driver.tokens["long"])
     (sent, received), halves = num_bytes
     assert halves == (sent // 2, received // 2) and sent and received
@@ -251,7 +312,9 @@ def test_wire_dtype_applies_to_both_directions(name: str, folder: Path) -> None:
 
 
 def meeting_in_pass(barrier: threading.Barrier, number: int) -> Callable[[Any], None]:
-    """Return an observer of a worker's computations, of which that of the given number waits for those of others."""
+    """Return an observer of a worker's computations, of which that of the given number waits for
+    those of others.
+    """
     count = iter(range(1, 1000))
 
     def observe(_: Any) -> None:
@@ -263,7 +326,9 @@ def meeting_in_pass(barrier: threading.Barrier, number: int) -> Callable[[Any], 
 
 @pytest.mark.parametrize("name", ["forward 2", "reverse 2"])
 def test_workers_compute_chunks_of_one_prompt_at_the_same_time(name: str, folder: Path) -> None:
-    """No one passes the barrier until both workers, and in the forward topology the anchor, are in a computation."""
+    """No one passes the barrier until both workers, and in the forward topology the anchor, are in
+    a computation.
+    """
     is_forward = name.startswith("forward")
     barrier = threading.Barrier(3 if is_forward else 2)
     with driven(folder, SPLITS[name], prefill_chunk_tokens=3) as driver:

@@ -1,4 +1,6 @@
-"""Span workers that lack rows, fail a request, miss a route or see aborts: others are not affected, and nothing stays behind."""
+"""Span workers that lack rows, fail a request, miss a route or see aborts: others are not affected,
+and nothing stays behind.
+"""
 
 import random
 from collections.abc import Callable
@@ -58,12 +60,16 @@ def test_worker_without_the_rows_before_a_pass_refuses_it_and_they_are_recompute
     with driven(folder, SPLITS[name], **INVARIANT) as driver:
         route = route_of(driver)
         tampered, other = route.worker_at[place], route.worker_at[1 - place]
-        tampered.on_pass = lambda arrived: tampered.host.close_tables(range(1000)) if arrived == number else None
+        tampered.on_pass = lambda arrived: (
+            tampered.host.close_tables(range(1000)) if arrived == number else None
+        )
         run_all(driver, folder)
         assert route.generation == 1 and route.chain is not None
         assert set(route.chain.errors) == {"span_prefix_mismatch"}
         assert tampered.host.num_rows_again == 0
-        assert place == 0 or other.host.num_rows_again > 0, "the first worker has computed the pass that the last one refuses"
+        assert place == 0 or other.host.num_rows_again > 0, (
+            "the first worker has computed the pass that the last one refuses"
+        )
 
 
 def row_after(folder: Path, name: str, place: int | None, position: int) -> Tensor:
@@ -75,7 +81,11 @@ def row_after(folder: Path, name: str, place: int | None, position: int) -> Tens
         driver.run()
     num_chunks = -(-len(PROMPT) // 7)
     # Each chunk of 7 rows, and each draw's row, is in a tile of its own.
-    return seen[position // 7][position % 7] if position < len(PROMPT) else seen[num_chunks + position - len(PROMPT)][0]
+    return (
+        seen[position // 7][position % 7]
+        if position < len(PROMPT)
+        else seen[num_chunks + position - len(PROMPT)][0]
+    )
 
 
 def observe(driver: TextDriver, place: int | None, after: Callable[[Tensor], None]) -> None:
@@ -115,7 +125,9 @@ def test_error_of_a_computation_fails_the_request_at_fault_alone(
 
 
 @pytest.mark.parametrize("name", TWO_WORKERS)
-def test_aborted_and_finished_requests_leave_nothing_in_any_process(name: str, folder: Path) -> None:
+def test_aborted_and_finished_requests_leave_nothing_in_any_process(
+    name: str, folder: Path
+) -> None:
     chance = random.Random(name)
     with driven(folder, SPLITS[name], kv_pages=40, prefill_chunk_tokens=7) as driver:
         num_submitted = num_ended = 0
@@ -124,7 +136,12 @@ def test_aborted_and_finished_requests_leave_nothing_in_any_process(name: str, f
                 num_submitted += 1
                 prompt = [chance.randrange(2, VOCAB) for _ in range(chance.randrange(1, 40))]
                 session = chance.choice(("", "", "one", "two"))
-                driver.submit(f"r{num_submitted}", prompt, Sampling(max_tokens=chance.randrange(1, 30)), session)
+                driver.submit(
+                    f"r{num_submitted}",
+                    prompt,
+                    Sampling(max_tokens=chance.randrange(1, 30)),
+                    session,
+                )
             if driver.open and chance.random() < 0.6:
                 driver.end(chance.choice(sorted(driver.open)), keep=chance.random() < 0.5)
                 num_ended += 1
@@ -138,9 +155,13 @@ def test_aborted_and_finished_requests_leave_nothing_in_any_process(name: str, f
         assert_nothing_held(driver)
 
 
-@pytest.mark.parametrize("keep_bytes", [1 << 30, 20 * HIDDEN * 4, 0], ids=["all rows kept", "few", "none"])
+@pytest.mark.parametrize(
+    "keep_bytes", [1 << 30, 20 * HIDDEN * 4, 0], ids=["all rows kept", "few", "none"]
+)
 @pytest.mark.parametrize("name", TWO_WORKERS)
-def test_worker_that_missed_a_route_of_the_lineage_takes_part_again(name: str, keep_bytes: int, folder: Path) -> None:
+def test_worker_that_missed_a_route_of_the_lineage_takes_part_again(
+    name: str, keep_bytes: int, folder: Path
+) -> None:
     with driven(folder, SPLITS[name], {"keep_bytes": keep_bytes}, **INVARIANT) as driver:
         route = route_of(driver)
         submit_all(driver, NUM, MAX_TOKENS, sampled=True)
@@ -155,7 +176,9 @@ def test_worker_that_missed_a_route_of_the_lineage_takes_part_again(name: str, k
 
 @pytest.mark.parametrize("name", TWO_WORKERS)
 def test_workers_keep_rows_over_routes_that_never_start(name: str, folder: Path) -> None:
-    """One route ends before the engine begins to use it, and in another one a worker cannot connect to the next."""
+    """One route ends before the engine begins to use it, and in another one a worker cannot connect
+    to the next.
+    """
     with driven(folder, SPLITS[name], **INVARIANT) as driver:
         route = route_of(driver)
         first, second = route.worker_at
@@ -172,7 +195,11 @@ def test_workers_keep_rows_over_routes_that_never_start(name: str, folder: Path)
         assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))
         assert route.worker_at == [first, second] and route.generation >= 4
         total = first.host.num_rows
-        assert total == second.host.num_rows and not first.host.num_rows_again and not second.host.num_rows_again
+        assert (
+            total == second.host.num_rows
+            and not first.host.num_rows_again
+            and not second.host.num_rows_again
+        )
         assert_nothing_held(driver)
 
 
@@ -201,13 +228,19 @@ def test_workers_keep_no_rows_of_another_lineage(name: str, folder: Path) -> Non
         route.begin_lineage()
         driver.run()
         assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))
-        assert all(worker.host is not host for worker, host in zip(route.worker_at, before, strict=True))
+        assert all(
+            worker.host is not host for worker, host in zip(route.worker_at, before, strict=True)
+        )
         assert_nothing_held(driver)
 
 
 @pytest.mark.parametrize("name", TWO_WORKERS)
-def test_pages_of_a_request_without_finite_rows_serve_others_afterwards(name: str, folder: Path) -> None:
-    """No mask hides what is not a number, so a page that is used again must be zeroed in every process."""
+def test_pages_of_a_request_without_finite_rows_serve_others_afterwards(
+    name: str, folder: Path
+) -> None:
+    """No mask hides what is not a number, so a page that is used again must be zeroed in every
+    process.
+    """
     poison_H = row_after(folder, name, 0, 3)
 
     def spoil(rows_NH: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Span workers that die, lose rows or fail: the answers are equal to the byte, and only what was lost is computed again."""
+"""Span workers that die, lose rows or fail: the answers are equal to the byte, and only what was
+lost is computed again.
+"""
 
 import random
 from collections.abc import Sequence
@@ -29,7 +31,15 @@ pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
 INVARIANT: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7, "max_batch": 32}
 POINTS = ("before", "computed", "sent")
-LOSSES = ("forward 1", "forward 2", "forward 3", "reverse 1", "reverse 2", "reverse 3", "head on anchor 2")
+LOSSES = (
+    "forward 1",
+    "forward 2",
+    "forward 3",
+    "reverse 1",
+    "reverse 2",
+    "reverse 3",
+    "head on anchor 2",
+)
 NUM, MAX_TOKENS = 8, 8
 MOST_PASSES = 11
 
@@ -46,7 +56,9 @@ def num_rows_of(driver: TextDriver, names: Sequence[str] | set[str]) -> int:
 
 
 def assert_computed_once(driver: TextDriver, worker: SpanWorkerThread) -> None:
-    """Check that a worker has computed each row of the requests that were open when it joined, and no row twice."""
+    """Check that a worker has computed each row of the requests that were open when it joined, and
+    no row twice.
+    """
     wanted = num_rows_of(driver, worker.started_with[0])
     assert worker.host.num_rows_again == 0
     if len(worker.started_with) == 1 or worker.started_with[-1] == worker.started_with[0]:
@@ -57,7 +69,9 @@ def assert_computed_once(driver: TextDriver, worker: SpanWorkerThread) -> None:
 @pytest.mark.one_in(4, "span losses")
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", LOSSES)
-def test_killed_workers_are_replaced_and_alone_compute_again(name: str, seed: int, folder: Path) -> None:
+def test_killed_workers_are_replaced_and_alone_compute_again(
+    name: str, seed: int, folder: Path
+) -> None:
     chance = random.Random(f"{name} {seed}")
     for _ in range(4):
         with driven(folder, SPLITS[name], **INVARIANT) as driver:
@@ -74,10 +88,16 @@ def test_killed_workers_are_replaced_and_alone_compute_again(name: str, seed: in
 
 def kill_some(route: SpanRoute, chance: random.Random) -> None:
     """Let one or two workers die at random passes, and sometimes those that replace them."""
-    for worker in chance.sample(route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))):
-        worker.kill_point = KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS))
+    for worker in chance.sample(
+        route.worker_at, min(len(route.worker_at), chance.choice((1, 1, 2)))
+    ):
+        worker.kill_point = KillPoint(
+            number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS)
+        )
     for _ in range(chance.choice((0, 0, 1, 2))):
-        route.next_kill_points.append(KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS)))
+        route.next_kill_points.append(
+            KillPoint(number=chance.randrange(1, MOST_PASSES), point=chance.choice(POINTS))
+        )
 
 
 @pytest.mark.one_in(4, "span losses without rows")
@@ -96,9 +116,13 @@ def test_without_kept_rows_all_workers_compute_again(name: str, seed: int, folde
 
 
 @pytest.mark.one_in(4, "span losses among aborts")
-@pytest.mark.parametrize("keep_bytes", [1 << 30, 40 * HIDDEN * 4, 0], ids=["all rows kept", "few", "none"])
+@pytest.mark.parametrize(
+    "keep_bytes", [1 << 30, 40 * HIDDEN * 4, 0], ids=["all rows kept", "few", "none"]
+)
 @pytest.mark.parametrize("name", ["forward 2", "reverse 2", "head on anchor 2"])
-def test_deaths_among_aborts_sessions_and_evictions_change_no_answer(name: str, keep_bytes: int, folder: Path) -> None:
+def test_deaths_among_aborts_sessions_and_evictions_change_no_answer(
+    name: str, keep_bytes: int, folder: Path
+) -> None:
     chance = random.Random(f"{name} {keep_bytes}")
     asked: dict[str, tuple[list[int], Sampling]] = {}
     ended: set[str] = set()
@@ -109,8 +133,14 @@ def test_deaths_among_aborts_sessions_and_evictions_change_no_answer(name: str, 
                 name = f"r{len(asked)}"
                 session = chance.choice(("", "one", "two"))
                 length = chance.randrange(1, 30)
-                prompt = [*PROMPT[:length], *(chance.randrange(2, VOCAB) for _ in range(chance.randrange(1, 20)))]
-                asked[name] = prompt, sampling_of(len(asked), chance.randrange(1, 16), sampled=chance.random() < 0.5)
+                prompt = [
+                    *PROMPT[:length],
+                    *(chance.randrange(2, VOCAB) for _ in range(chance.randrange(1, 20))),
+                ]
+                asked[name] = (
+                    prompt,
+                    sampling_of(len(asked), chance.randrange(1, 16), sampled=chance.random() < 0.5),
+                )
                 driver.submit(name, *asked[name], session)
             if driver.open and chance.random() < 0.04:
                 ended.add(chance.choice(sorted(driver.open)))

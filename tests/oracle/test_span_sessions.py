@@ -1,4 +1,6 @@
-"""A session saved under one division of the layers continues under any other as it would have continued where it was."""
+"""A session saved under one division of the layers continues under any other as it would have
+continued where it was.
+"""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -16,9 +18,9 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
-from fleet.spans.protocol.messages import SpanFetched
 from fleet.engine.base import SavedSession, SessionCopied
 from fleet.graphs.qwen3_omni import THINKER
+from fleet.spans.protocol.messages import SpanFetched
 from fleet.stages.qwen3_omni.thinker import ThinkerAdapter, feature_extractor
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 from tests.oracle.cases import make_frontend, speech_like, user, wav_part
@@ -53,7 +55,9 @@ class SessionDrivers:
         options: dict[str, Any] = {"numerics": "invariant", "prefill_chunk_tokens": 7}
         if layout == WHOLE:
             return single(self.folder, stage=self.stage, **options)
-        return self.opened.enter_context(driven(self.folder, self.splits[layout], stage=self.stage, **options))
+        return self.opened.enter_context(
+            driven(self.folder, self.splits[layout], stage=self.stage, **options)
+        )
 
 
 @pytest.fixture
@@ -91,20 +95,29 @@ def saved_by(driver: TextDriver) -> SavedSession:
 
 def next_turn(driver: TextDriver, answer: list[int]) -> torch.Tensor:
     """Return the logits of the next turn's draws."""
-    driver.submit("next", [*FIRST, *answer, *SECOND], Sampling(max_tokens=5, temperature=0.8, seed=3), session="s")
+    driver.submit(
+        "next",
+        [*FIRST, *answer, *SECOND],
+        Sampling(max_tokens=5, temperature=0.8, seed=3),
+        session="s",
+    )
     driver.run()
     return torch.stack(driver.logits["next"])
 
 
 @pytest.mark.one_in(2, "saved sessions")
 @pytest.mark.parametrize("layout", [WHOLE, *SPLITS])
-def test_saved_session_continues_under_every_other_layout(text: SessionDrivers, layout: str) -> None:
+def test_saved_session_continues_under_every_other_layout(
+    text: SessionDrivers, layout: str
+) -> None:
     assert_session_moves(text, layout)
 
 
 @pytest.mark.one_in(2, "saved sessions of the Thinker")
 @pytest.mark.parametrize("layout", [WHOLE, "forward 2", "reverse 2", "head on anchor 2"])
-def test_saved_session_of_a_thinker_continues_under_every_other_layout(thinker: SessionDrivers, layout: str) -> None:
+def test_saved_session_of_a_thinker_continues_under_every_other_layout(
+    thinker: SessionDrivers, layout: str
+) -> None:
     assert_session_moves(thinker, layout)
 
 
@@ -121,12 +134,21 @@ def assert_session_moves(drivers: SessionDrivers, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [WHOLE, "forward 2", "reverse 2"])
-def test_saved_session_has_the_tapped_rows_of_its_audio(thinker: SessionDrivers, layout: str, tiny_checkpoint: Path) -> None:
-    """Its next turn sends the Talker the rows of audio that it reuses, as the Thinker does that computed them."""
+def test_saved_session_has_the_tapped_rows_of_its_audio(
+    thinker: SessionDrivers, layout: str, tiny_checkpoint: Path
+) -> None:
+    """Its next turn sends the Talker the rows of audio that it reuses, as the Thinker does that
+    computed them.
+    """
     frontend = make_frontend(tiny_checkpoint)
     talk = OracleConversation(frontend)
     source = thinker(layout)
-    feed_turn(source, "first", talk.ask(user("What do you hear?", wav_part(speech_like(0.9, 2)))), tiny_checkpoint)
+    feed_turn(
+        source,
+        "first",
+        talk.ask(user("What do you hear?", wav_part(speech_like(0.9, 2)))),
+        tiny_checkpoint,
+    )
     source.engine.begin_save("s")
     saved = copied(source).saved
     assert saved is not None and saved.tapped
@@ -141,15 +163,24 @@ def test_saved_session_has_the_tapped_rows_of_its_audio(thinker: SessionDrivers,
         assert copied(target).error is None
         feed_turn(target, "second", second, tiny_checkpoint)
         assert target.engine.stats().rows_reused >= len(saved.tapped)
-        assert target.tokens["second"] == source.tokens["second"] and (tapped_rows(target, "second") == expected).all(), other
+        assert (
+            target.tokens["second"] == source.tokens["second"]
+            and (tapped_rows(target, "second") == expected).all()
+        ), other
 
 
-def feed_turn(driver: TextDriver, name: str, turn: tuple[RequestSpec, bytes | None], checkpoint: Path) -> None:
+def feed_turn(
+    driver: TextDriver, name: str, turn: tuple[RequestSpec, bytes | None], checkpoint: Path
+) -> None:
     """Let a Thinker answer a turn of session "s", as its stage does."""
     spec, blob = replace(turn[0], session="s"), turn[1]
     stop_detector = StopDetector((), tokenizer_of(checkpoint))
-    request, pieces = ThinkerAdapter(spec, blob, feature_extractor(checkpoint), stop_detector).open()
-    driver.submit_request(dataclasses.replace(request, request_id=RequestId(name), session="s"), pieces)
+    request, pieces = ThinkerAdapter(
+        spec, blob, feature_extractor(checkpoint), stop_detector
+    ).open()
+    driver.submit_request(
+        dataclasses.replace(request, request_id=RequestId(name), session="s"), pieces
+    )
     driver.run()
 
 
@@ -158,7 +189,9 @@ def tapped_rows(driver: TextDriver, name: str) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("layout", ["forward 2", "reverse 2"])
-def test_session_is_saved_and_loaded_while_prompts_are_computed(text: SessionDrivers, layout: str) -> None:
+def test_session_is_saved_and_loaded_while_prompts_are_computed(
+    text: SessionDrivers, layout: str
+) -> None:
     """Aborted requests leave passes under way that use pages which the loaded session then has."""
     driver = text(layout)
     saved, answer = saved_by(driver), driver.tokens["first"]
@@ -167,7 +200,9 @@ def test_session_is_saved_and_loaded_while_prompts_are_computed(text: SessionDri
     driver.turn()
     driver.engine.begin_save("s")
     again = copied(driver).saved
-    assert again is not None and all((one == two).all() for one, two in zip(again.layers, saved.layers, strict=True))
+    assert again is not None and all(
+        (one == two).all() for one, two in zip(again.layers, saved.layers, strict=True)
+    )
     driver.engine.drop_cached("s")
     driver.end("long 0", keep=False)
     driver.engine.begin_load("s", saved)
@@ -182,15 +217,23 @@ def test_session_of_another_model_or_without_rows_is_refused(text: SessionDriver
     with pytest.raises(BadInput, match="no rows of the session are cached"):
         driver.engine.begin_save("unknown")
     saved = saved_by(driver)
-    fewer = SavedSession(num_rows=saved.num_rows, keys=saved.keys, layers=saved.layers[:-1], layout=saved.layout)
-    with pytest.raises(BadInput, match="the file has 3 layers of float32, .* this model 4 of float32"):
+    fewer = SavedSession(
+        num_rows=saved.num_rows, keys=saved.keys, layers=saved.layers[:-1], layout=saved.layout
+    )
+    with pytest.raises(
+        BadInput, match="the file has 3 layers of float32, .* this model 4 of float32"
+    ):
         driver.engine.begin_load("s", fewer)
 
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("layout", ["forward 2", "reverse 2"])
-def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(text: SessionDrivers, layout: str, place: int) -> None:
-    """Rows that were loaded are in no log of sent rows, from which a worker that replaces another one would compute them."""
+def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(
+    text: SessionDrivers, layout: str, place: int
+) -> None:
+    """Rows that were loaded are in no log of sent rows, from which a worker that replaces another
+    one would compute them.
+    """
     source = text(layout)
     saved, answer = saved_by(source), source.tokens["first"]
     driver = text(layout)
@@ -209,7 +252,9 @@ def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(text: SessionDr
 
 
 @pytest.mark.parametrize("layout", ["forward 2", "reverse 2"])
-def test_session_saved_after_a_loss_has_the_rows_that_are_computed_again(text: SessionDrivers, layout: str) -> None:
+def test_session_saved_after_a_loss_has_the_rows_that_are_computed_again(
+    text: SessionDrivers, layout: str
+) -> None:
     """A copy may begin before they are: it is refused then, and succeeds later."""
     driver = text(layout)
     saved = saved_by(driver)
@@ -239,12 +284,17 @@ def test_copy_fails_when_a_span_worker_is_lost_meanwhile(text: SessionDrivers) -
     route.worker_at[1].kill()
     wait_until(lambda: route.chain is None or route.chain.is_broken, "the loss to be noticed")
     (done,) = driver.engine.take_copied()
-    assert done.error is not None and done.error.message == "a span worker was lost during the copy; try again"
+    assert (
+        done.error is not None
+        and done.error.message == "a span worker was lost during the copy; try again"
+    )
     assert driver.engine.num_cached_rows("s") == saved.num_rows
 
 
 @pytest.mark.parametrize("dropped", ["s", None], ids=["expired", "all dropped"])
-def test_session_that_is_dropped_during_a_copy_is_not_cached_after_it(text: SessionDrivers, dropped: str | None) -> None:
+def test_session_that_is_dropped_during_a_copy_is_not_cached_after_it(
+    text: SessionDrivers, dropped: str | None
+) -> None:
     driver = text("forward 2")
     saved = saved_by(driver)
     driver.engine.begin_save("s")

@@ -1,4 +1,6 @@
-"""The figures that each process of a route counts: passes, rows, bytes, waiting; through losses of workers too."""
+"""The figures that each process of a route counts: passes, rows, bytes, waiting; through losses of
+workers too.
+"""
 
 import threading
 from pathlib import Path
@@ -13,7 +15,9 @@ from tests.span_route import SpanWorkerThread, TextDriver, route_of
 
 CHUNK, NUM_TOKENS = 8, 6
 NUM_PASSES = -(-len(PROMPT) // CHUNK) + NUM_TOKENS - 1
-"""Passes of one request: the chunks of its prompt, the last of which gives the first token; then one for each token."""
+"""Passes of one request: the chunks of its prompt, the last of which gives the first token; then
+one for each token.
+"""
 NUM_ROWS = len(PROMPT) + NUM_TOKENS - 1
 SPLITS = {**THREE_LAYERS, "head on anchor": HEAD_ON_ANCHOR[2]}
 HELD_S = 0.2
@@ -60,7 +64,9 @@ def test_every_process_counts_each_pass_and_row_once(name: str, folder: Path) ->
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_bytes_are_those_of_the_connections_and_all_that_is_sent_is_received(name: str, folder: Path) -> None:
+def test_bytes_are_those_of_the_connections_and_all_that_is_sent_is_received(
+    name: str, folder: Path
+) -> None:
     with driven(folder, SPLITS[name], prefill_chunk_tokens=CHUNK) as driver:
         answer_one(driver, "r")
         route = route_of(driver)
@@ -77,7 +83,10 @@ def test_bytes_are_those_of_the_connections_and_all_that_is_sent_is_received(nam
         assert route.chain is not None
         assert (own.received_bytes, own.sent_bytes) == route.chain.num_bytes
         # Rows are the payloads that the test's chain has counted; headers come on top.
-        assert own.sent_bytes > route.chain.num_sent_bytes > 0 and own.received_bytes > route.chain.num_received_bytes > 0
+        assert (
+            own.sent_bytes > route.chain.num_sent_bytes > 0
+            and own.received_bytes > route.chain.num_received_bytes > 0
+        )
 
 
 @pytest.mark.parametrize("name", THREE_LAYERS)
@@ -87,14 +96,18 @@ def test_weights_are_those_that_each_process_has_loaded(name: str, folder: Path)
         layers = [worker.layers for worker in route_of(driver).worker_at]
         for worker, each in zip(route_of(driver).worker_at, layers, strict=True):
             assert each is not None
-            assert worker.hosting.weight_bytes == sum(weight.nbytes for weight in each.weights().values())
+            assert worker.hosting.weight_bytes == sum(
+                weight.nbytes for weight in each.weights().values()
+            )
         assert own_figures(driver).weight_bytes > 0
 
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_pass_waits_while_its_worker_computes_another_one(place: int, folder: Path) -> None:
     """A pass that its worker leaves in the queue for a time has waited so long."""
-    with driven(folder, THREE_LAYERS["forward"], prefill_chunk_tokens=CHUNK, max_batch=32) as driver:
+    with driven(
+        folder, THREE_LAYERS["forward"], prefill_chunk_tokens=CHUNK, max_batch=32
+    ) as driver:
         pause, held = threading.Event(), list[int]()
         worker = route_of(driver).worker_at[place]
 
@@ -115,7 +128,9 @@ def test_computation_is_counted_where_it_takes_place(name: str, folder: Path) ->
     """The time of a slow worker is its own computation, and a part of the pass at the anchor."""
     with driven(folder, THREE_LAYERS[name], prefill_chunk_tokens=CHUNK) as driver:
         pause, slow = threading.Event(), route_of(driver).worker_at[1]
-        slow.observe = lambda layers: setattr(layers, "before", lambda _: pause.wait(HELD_S / NUM_PASSES))
+        slow.observe = lambda layers: setattr(
+            layers, "before", lambda _: pause.wait(HELD_S / NUM_PASSES)
+        )
         answer_one(driver, "r")
         held_us, own = slow.hosting.tally.sums()[0].computed_us, own_figures(driver).total
         assert held_us >= HELD_S * 1e6
@@ -137,7 +152,10 @@ def test_replaced_worker_counts_its_own_passes_and_the_anchor_each_pass_once(fol
         assert counts_of(route.worker_at[1].hosting.tally.sums()[0]) == (NUM_PASSES, NUM_ROWS)
         assert route.chain is not None
         received, sent = route.chain.num_bytes
-        assert own.received_bytes >= bytes_before.received_bytes + received and own.sent_bytes >= bytes_before.sent_bytes + sent
+        assert (
+            own.received_bytes >= bytes_before.received_bytes + received
+            and own.sent_bytes >= bytes_before.sent_bytes + sent
+        )
 
 
 def test_failed_pass_is_not_counted(folder: Path) -> None:
@@ -154,4 +172,6 @@ def test_failed_pass_is_not_counted(folder: Path) -> None:
         driver.submit("bad", PROMPT, Sampling(max_tokens=NUM_TOKENS))
         driver.run()
         assert "bad" in driver.errors
-        assert worker.hosting.tally.sums()[0] == before and counts_of(own_figures(driver).total) == counts_of(own_before)
+        assert worker.hosting.tally.sums()[0] == before and counts_of(
+            own_figures(driver).total
+        ) == counts_of(own_before)

@@ -1,4 +1,6 @@
-"""Before a model is divided, a small random one of its kind is: an anchor starts only if its results do not change."""
+"""Before a model is divided, a small random one of its kind is: an anchor starts only if its
+results do not change.
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -9,9 +11,9 @@ import torch
 from transformers import PretrainedConfig
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.models.causal_lm import span
 from fleet.models.causal_lm.span_trial import small_config, try_division
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import AnchorOptions, BuildOptions
 from fleet.stages.text import build
 from tests.oracle.test_text_engine import FAMILIES, LM, REFUSED, Family, write_model
@@ -25,19 +27,30 @@ def default_config(name: str, **changed: Any) -> PretrainedConfig:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_large_model_is_tried_small(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_large_model_is_tried_small(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = default_config(name)
     config.save_pretrained(tmp_path)
     small = small_config(config)
-    assert small.hidden_size < config.hidden_size and small.num_hidden_layers <= config.num_hidden_layers
-    assert set(getattr(small, "layer_types", None) or ()) == set(getattr(config, "layer_types", None) or ())
+    assert (
+        small.hidden_size < config.hidden_size
+        and small.num_hidden_layers <= config.num_hidden_layers
+    )
+    assert set(getattr(small, "layer_types", None) or ()) == set(
+        getattr(config, "layer_types", None) or ()
+    )
     before = torch.random.get_rng_state()
     try_division(tmp_path, tiled=True)
     assert torch.equal(torch.random.get_rng_state(), before)
     assert "is not tried" not in caplog.text
 
 
-@pytest.mark.parametrize("family", [each for each in FAMILIES if each.name not in PUBLISHED], ids=lambda family: family.name)
+@pytest.mark.parametrize(
+    "family",
+    [each for each in FAMILIES if each.name not in PUBLISHED],
+    ids=lambda family: family.name,
+)
 def test_division_of_a_supported_architecture_is_accepted(family: Family, tmp_path: Path) -> None:
     write_model(family, tmp_path)
     try_division(tmp_path, tiled=True)
@@ -47,7 +60,9 @@ def test_division_of_a_supported_architecture_is_accepted(family: Family, tmp_pa
 def test_architecture_that_is_refused_whole_is_refused_divided(name: str, tmp_path: Path) -> None:
     default_config(name).save_pretrained(tmp_path)
     reason = "layers make 0 calls" if name == "Bloom" else REFUSED[name]
-    with pytest.raises(ConfigError, match=f"checkpoint {tmp_path}: .* cannot be divided into spans: .*{reason}"):
+    with pytest.raises(
+        ConfigError, match=f"checkpoint {tmp_path}: .* cannot be divided into spans: .*{reason}"
+    ):
         try_division(tmp_path, tiled=False)
 
 
@@ -66,7 +81,9 @@ def test_anchor_is_refused_if_its_division_changes_results(
     anchor = AnchorOptions(span=LayerSpan(0, 0), returned="logits")
     options = BuildOptions(stage=LM, checkpoint=tmp_path, numerics=numerics, anchor=anchor)
     with pytest.raises(
-        ConfigError, match="llama cannot be divided into spans: a small random model of this kind gives other results"
+        ConfigError,
+        match="llama cannot be divided into spans: a small random model of this kind gives "
+        "other results",
     ):
         build(options)
 

@@ -1,4 +1,6 @@
-"""Spans of layers, each loaded by itself, compute together what the whole model computes, to the byte."""
+"""Spans of layers, each loaded by itself, compute together what the whole model computes, to the
+byte.
+"""
 
 import json
 import re
@@ -10,7 +12,6 @@ import torch
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import Extent
@@ -22,6 +23,7 @@ from fleet.models.causal_lm.probe import probe
 from fleet.models.causal_lm.span import SpanModel
 from fleet.models.causal_lm.span_load import load_span, model_sizes
 from fleet.models.checkpoint import INDEX, file_of_each_weight
+from fleet.spans.protocol.layers import LayerSpan
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 
@@ -29,9 +31,13 @@ pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
 NUM_LAYERS = 3
 SPLITS = (
-    ("0:0", "1:output"), ("0:1", "2:output"), ("0:0", "1:1", "2:output"), ("0:output",), ("0:0", "1:last"),
+    ("0:0", "1:output"),
+    ("0:1", "2:output"),
+    ("0:0", "1:1", "2:output"),
+    ("0:output",),
+    ("0:0", "1:last"),
     ("0:0", "1:1", "2:last"),
-)  # fmt: skip
+)
 SEPARATE_HEADS = ("lm_head.weight", "output_projection.weight")
 IDS = (5, 9, 200, 31, 77, 77, 2, 8, 100, 12, 13)
 
@@ -41,7 +47,13 @@ def spans_of(folder: Path, notations: Sequence[str], anchor: int = 0) -> list[Sp
     spans = [LayerSpan.parse(each, "spans") for each in notations]
     has_head = spans[-1].has_output
     return [
-        load_span(folder, span, torch.float32, with_embedding=number == anchor, with_head=number == anchor and not has_head)
+        load_span(
+            folder,
+            span,
+            torch.float32,
+            with_embedding=number == anchor,
+            with_head=number == anchor and not has_head,
+        )
         for number, span in enumerate(spans)
     ]
 
@@ -60,7 +72,9 @@ def logits_of_spans(spans: Sequence[SpanModel], shape: KVShape, anchor: int = 0)
     rows = padded(spans[anchor].embed(torch.tensor(IDS)))
     for each in spans:
         rows = each.forward(rows, layout(shape, each.kv_shape.num_layers)).rows_NH
-    return spans[-1].head(rows) if spans[-1].span.has_output else spans[0].head(spans[0].finish(rows))
+    return (
+        spans[-1].head(rows) if spans[-1].span.has_output else spans[0].head(spans[0].finish(rows))
+    )
 
 
 @torch.inference_mode()
@@ -88,7 +102,9 @@ def write_sharded(family: Family, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_spans_of_an_architecture_together_equal_the_whole_model(family: Family, tmp_path: Path) -> None:
+def test_spans_of_an_architecture_together_equal_the_whole_model(
+    family: Family, tmp_path: Path
+) -> None:
     folder = write_model(family, tmp_path)
     expected, shape = whole_logits(folder)
     for notations in SPLITS:
@@ -113,21 +129,33 @@ def test_span_computes_the_same_while_another_one_is_loaded(family: Family, tmp_
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_span_holds_the_weights_of_its_layers_only(family: Family, tmp_path: Path) -> None:
-    """The anchor (here the first) also has the embedding; the last one has the norm, and the head, which may be the embedding."""
+    """The anchor (here the first) also has the embedding; the last one has the norm, and the head,
+    which may be the embedding.
+    """
     write_sharded(family, tmp_path)
     spans = spans_of(tmp_path, SPLITS[2])
     for each in spans:
         layers = {layer_of(name) for name in each.weights()} - {None}
-        assert layers == {each.span.first} and not any(weight.is_meta for weight in each.weights().values())
-    first, middle, last = ([name for name in each.weights() if layer_of(name) is None] for each in spans)
-    assert not middle and any("emb" in name or "wte" in name for name in first) and not set(first) & set(SEPARATE_HEADS)
+        assert layers == {each.span.first} and not any(
+            weight.is_meta for weight in each.weights().values()
+        )
+    first, middle, last = (
+        [name for name in each.weights() if layer_of(name) is None] for each in spans
+    )
+    assert (
+        not middle
+        and any("emb" in name or "wte" in name for name in first)
+        and not set(first) & set(SEPARATE_HEADS)
+    )
     assert any("norm" in name or "ln_f" in name for name in last)
     tied = bool(getattr(read_config(tmp_path), "tie_word_embeddings", True))
     assert any("emb" in name or "wte" in name for name in last) == tied
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_sizes_from_the_configuration_are_those_of_the_loaded_weights(family: Family, tmp_path: Path) -> None:
+def test_sizes_from_the_configuration_are_those_of_the_loaded_weights(
+    family: Family, tmp_path: Path
+) -> None:
     folder = write_model(family, tmp_path)
     sizes = model_sizes(folder, torch.float32, num_positions=0, buffer_bytes=0)
     for anchor in (0, 2):
@@ -140,11 +168,16 @@ def test_sizes_count_keys_and_values_of_the_given_positions(tmp_path: Path) -> N
     folder = write_model(FAMILIES[0], tmp_path)
     sizes = model_sizes(folder, torch.float32, num_positions=100, buffer_bytes=5)
     _, shape = whole_logits(folder)
-    assert sizes.kv_bytes * NUM_LAYERS == 100 * shape.page_bytes(1, torch.float32) and sizes.buffer_bytes == 5
+    assert (
+        sizes.kv_bytes * NUM_LAYERS == 100 * shape.page_bytes(1, torch.float32)
+        and sizes.buffer_bytes == 5
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
-def test_span_loads_without_the_files_that_have_none_of_its_weights(family: Family, tmp_path: Path) -> None:
+def test_span_loads_without_the_files_that_have_none_of_its_weights(
+    family: Family, tmp_path: Path
+) -> None:
     write_sharded(family, tmp_path)
     shards = file_of_each_weight(tmp_path)
     needed = {file for weight, file in shards.items() if layer_of(weight) == 1}
@@ -155,12 +188,22 @@ def test_span_loads_without_the_files_that_have_none_of_its_weights(family: Fami
 
 
 @pytest.mark.parametrize(
-    ("lacking", "message"), [("layers.1.", "has no weights of layers 1:1"), ("layers.1.mlp", "lacks [0-9]+ weights of llama")]
+    ("lacking", "message"),
+    [
+        ("layers.1.", "has no weights of layers 1:1"),
+        ("layers.1.mlp", "lacks [0-9]+ weights of llama"),
+    ],
 )
-def test_span_with_missing_weights_is_refused_and_others_load(lacking: str, message: str, tmp_path: Path) -> None:
+def test_span_with_missing_weights_is_refused_and_others_load(
+    lacking: str, message: str, tmp_path: Path
+) -> None:
     write_sharded(FAMILIES[0], tmp_path)
     index = tmp_path / INDEX
-    weight_map = {weight: file for weight, file in json.loads(index.read_text())["weight_map"].items() if lacking not in weight}
+    weight_map = {
+        weight: file
+        for weight, file in json.loads(index.read_text())["weight_map"].items()
+        if lacking not in weight
+    }
     index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     with pytest.raises(ConfigError, match=message) as refused:
         spans_of(tmp_path, ["1:1"], anchor=1)

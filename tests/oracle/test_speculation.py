@@ -1,5 +1,6 @@
-"""Speculation: answers, greedy and sampled, are those without drafts, however good the drafts are. The drafters are `ngram` and
-`suffix`, and some that are always right, always wrong, or right by chance.
+"""Speculation: answers, greedy and sampled, are those without drafts, however good the drafts are.
+The drafters are `ngram` and `suffix`, and some that are always right, always wrong, or right by
+chance.
 """
 
 import random
@@ -14,18 +15,25 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-import fleet.engine.torch.answer as answer_module
 import fleet.drafts.choice as drafter_choice
-from fleet.lab.measure.twin import SlowTwin
+import fleet.engine.torch.answer as answer_module
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
+from fleet.drafts.drafters import (
+    AskedDraft,
+    Drafter,
+    MatchingDrafter,
+    NgramDrafter,
+    Proposer,
+    SuffixDrafter,
+)
+from fleet.drafts.speculation import Speculation
 from fleet.engine.base import TOKEN, EngineOutput
 from fleet.engine.torch.answer import AnsweringTask
-from fleet.drafts.drafters import AskedDraft, Drafter, MatchingDrafter, NgramDrafter, Proposer, SuffixDrafter
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.sampling import RowSampling, draw
-from fleet.drafts.speculation import Speculation
 from fleet.graphs import get_graph
+from fleet.lab.measure.twin import SlowTwin
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.processing.tokenizer import load_tokenizer
 from fleet.stages.answer_tokens import DECODE
@@ -37,12 +45,19 @@ pytestmark = pytest.mark.one_file_in(3, "engines")
 
 LM, TEXT = StageName("lm"), EdgeName("text")
 NUM_TOKENS, NUM_DRAFTS, NUM_IDS = 40, 4, 256
-PROMPTS = tuple(tuple(random.Random(number).choices(range(3, NUM_IDS), k=3 + 5 * number)) for number in range(8))
+PROMPTS = tuple(
+    tuple(random.Random(number).choices(range(3, NUM_IDS), k=3 + 5 * number)) for number in range(8)
+)
 GREEDY = Sampling(max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = Sampling(
-    max_tokens=NUM_TOKENS, temperature=0.8, top_p=0.95, repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2,
+    max_tokens=NUM_TOKENS,
+    temperature=0.8,
+    top_p=0.95,
+    repetition_penalty=1.2,
+    frequency_penalty=0.3,
+    presence_penalty=0.2,
     min_tokens=5,
-)  # fmt: skip
+)
 Answers = list[list[int]]
 
 
@@ -60,7 +75,9 @@ class KnownProposer(Proposer):
 
     def propose(self, most: int) -> Sequence[int]:
         coming = self.answer[self.num_seen : self.num_seen + most]
-        return [token if self.rng.random() < self.share else (token + 1) % NUM_IDS for token in coming]
+        return [
+            token if self.rng.random() < self.share else (token + 1) % NUM_IDS for token in coming
+        ]
 
 
 class KnownDrafter(MatchingDrafter):
@@ -89,7 +106,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(slots=True)
 class Runs:
-    """Runs of requests with and without drafts. `logits`: of each draw of the last run, by the key of its noise."""
+    """Runs of requests with and without drafts. `logits`: of each draw of the last run, by the key
+    of its noise.
+    """
 
     folder: Path
     logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
@@ -97,11 +116,17 @@ class Runs:
     def stage(self, drafter: Drafter | None = None, **options: Any) -> BuiltStage:
         built = build(BuildOptions(stage=LM, checkpoint=self.folder, **options))
         if drafter is not None:
-            engine(built).speculation = Speculation({"known": drafter}, "known", NUM_DRAFTS, follows_times=False)
+            engine(built).speculation = Speculation(
+                {"known": drafter}, "known", NUM_DRAFTS, follows_times=False
+            )
         return built
 
     def answers(
-        self, built: BuiltStage, sampling: Sampling, prompts: Sequence[Sequence[int]] = PROMPTS, batch: int = 8
+        self,
+        built: BuiltStage,
+        sampling: Sampling,
+        prompts: Sequence[Sequence[int]] = PROMPTS,
+        batch: int = 8,
     ) -> Answers:
         """Answer each prompt, `batch` of them at a time, with a seed of its own."""
         self.logits.clear()
@@ -136,21 +161,32 @@ def engine(built: BuiltStage) -> LMEngine[Any]:
 def spec_of(number: int, prompt: Sequence[int], sampling: Sampling, **more: Any) -> RequestSpec:
     sampling = msgspec.structs.replace(sampling, seed=number)
     return RequestSpec(
-        id=RequestId(f"r{number}"), graph="text", prompt_ids=tuple(prompt), outputs=(TEXT,), sampling={LM: sampling}, **more
+        id=RequestId(f"r{number}"),
+        graph="text",
+        prompt_ids=tuple(prompt),
+        outputs=(TEXT,),
+        sampling={LM: sampling},
+        **more,
     )
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled with penalties"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_answers_and_logits_are_byte_equal_to_those_without_speculation(runs: Runs, drafter: str, sampling: Sampling) -> None:
+def test_answers_and_logits_are_byte_equal_to_those_without_speculation(
+    runs: Runs, drafter: str, sampling: Sampling
+) -> None:
     expected = runs.answers(runs.stage(numerics="invariant"), sampling, batch=1)
     logits = dict(runs.logits)
     for batch, chunk in ((1, 256), (8, 7), (8, 1)):
-        built = runs.stage(DRAFTERS[drafter](expected), numerics="invariant", prefill_chunk_tokens=chunk)
+        built = runs.stage(
+            DRAFTERS[drafter](expected), numerics="invariant", prefill_chunk_tokens=chunk
+        )
         assert runs.answers(built, sampling, batch=batch) == expected
         assert {key: runs.logits[key] for key in logits} == logits
         figures = engine(built).stats().speculation
-        assert figures is not None and figures.acceptance_length is not None and figures.drafted[0] > 0
+        assert (
+            figures is not None and figures.acceptance_length is not None and figures.drafted[0] > 0
+        )
         assert drafter != "always right" or figures.acceptance_length > NUM_DRAFTS
         assert drafter != "always wrong" or sum(figures.accepted) == 0
 
@@ -159,37 +195,56 @@ def test_answers_and_logits_are_byte_equal_to_those_without_speculation(runs: Ru
 def test_answers_are_equal_in_fast_numerics(runs: Runs, drafter: str) -> None:
     for sampling in (GREEDY, SAMPLED):
         expected = runs.answers(runs.stage(), sampling)
-        assert runs.answers(runs.stage(DRAFTERS[drafter](expected), prefill_chunk_tokens=7), sampling) == expected
+        assert (
+            runs.answers(runs.stage(DRAFTERS[drafter](expected), prefill_chunk_tokens=7), sampling)
+            == expected
+        )
 
 
-def test_answer_that_accepts_one_token_too_many_is_found(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answer_that_accepts_one_token_too_many_is_found(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = runs.answers(runs.stage(), GREEDY)
 
-    def record_all(task: AnsweringTask, drafts: Sequence[int], tokens: Sequence[int], rows_RH: Tensor) -> Sequence[EngineOutput]:
-        wrong = next((number for number, draft in enumerate(drafts) if tokens[number] != draft), len(drafts))
-        return [task.record_draw(token, row) for token, row in zip(tokens[: wrong + 2], rows_RH.split(1), strict=False)]
+    def record_all(
+        task: AnsweringTask, drafts: Sequence[int], tokens: Sequence[int], rows_RH: Tensor
+    ) -> Sequence[EngineOutput]:
+        wrong = next(
+            (number for number, draft in enumerate(drafts) if tokens[number] != draft), len(drafts)
+        )
+        return [
+            task.record_draw(token, row)
+            for token, row in zip(tokens[: wrong + 2], rows_RH.split(1), strict=False)
+        ]
 
     monkeypatch.setattr(answer_module, "_record_drafted", record_all)
     got = runs.answers(runs.stage(DRAFTERS["right by chance"](expected)), GREEDY)
-    assert any(mine[: len(other)] != other[: len(mine)] for mine, other in zip(got, expected, strict=True))
+    assert any(
+        mine[: len(other)] != other[: len(mine)] for mine, other in zip(got, expected, strict=True)
+    )
 
 
 def test_requests_continue_equal_after_their_pages_are_taken(runs: Runs) -> None:
     expected = runs.answers(runs.stage(numerics="invariant"), GREEDY)
     needed = max(len(prompt) for prompt in PROMPTS) + NUM_TOKENS
-    built = runs.stage(DRAFTERS["right by chance"](expected), numerics="invariant", kv_pages=2 * -(-needed // 16))
+    built = runs.stage(
+        DRAFTERS["right by chance"](expected), numerics="invariant", kv_pages=2 * -(-needed // 16)
+    )
     assert runs.answers(built, GREEDY) == expected
 
 
 @pytest.mark.parametrize("num_logged", [1, 13])
-def test_answer_continues_equal_from_its_log_with_another_drafter(runs: Runs, num_logged: int) -> None:
+def test_answer_continues_equal_from_its_log_with_another_drafter(
+    runs: Runs, num_logged: int
+) -> None:
     """The successor of a lost worker has other drafts, or none."""
     expected = runs.answers(runs.stage(numerics="invariant"), SAMPLED)
     for drafter in (None, DRAFTERS["right by chance"](expected), NgramDrafter()):
         built = runs.stage(drafter, numerics="invariant")
         given = [spec_of(number, prompt, SAMPLED) for number, prompt in enumerate(PROMPTS)]
         assert [
-            continued_answer(built, spec, answer[:num_logged]) for spec, answer in zip(given, expected, strict=True)
+            continued_answer(built, spec, answer[:num_logged])
+            for spec, answer in zip(given, expected, strict=True)
         ] == expected
 
 
@@ -234,7 +289,10 @@ def test_stop_string_within_accepted_drafts_ends_the_answer_there(runs: Runs) ->
     text = load_tokenizer(runs.folder).decode(expected[0], skip_special_tokens=False)
     stopping = Sampling(max_tokens=NUM_TOKENS, ignore_eos=True, stop=(text[len(text) // 2 :][:3],))
     stopped = runs.answers(runs.stage(), stopping, PROMPTS[:1])
-    assert 2 < len(stopped[0]) < NUM_TOKENS - NUM_DRAFTS and stopped[0] == expected[0][: len(stopped[0])]
+    assert (
+        2 < len(stopped[0]) < NUM_TOKENS - NUM_DRAFTS
+        and stopped[0] == expected[0][: len(stopped[0])]
+    )
     known = DRAFTERS["always right"]([*expected, *([] for _ in PROMPTS[1:])])
     assert runs.answers(runs.stage(known), stopping, PROMPTS[:1]) == stopped
 
@@ -246,10 +304,15 @@ def test_next_turn_of_a_session_reuses_only_rows_of_its_answer(runs: Runs) -> No
     second = (*PROMPTS[0], *first, 9, 8, 7)
     (expected,) = runs.answers(plain, GREEDY, [second])
     for drafter in ("always right", "always wrong", "right by chance"):
-        known = KnownDrafter([first, *([] for _ in PROMPTS[1:])], {"always right": 1.0, "always wrong": 0.0}.get(drafter, 0.7))
+        known = KnownDrafter(
+            [first, *([] for _ in PROMPTS[1:])],
+            {"always right": 1.0, "always wrong": 0.0}.get(drafter, 0.7),
+        )
         built = runs.stage(known, numerics="invariant")
         assert session_turn(built, "a", PROMPTS[0]) == first
-        engine(built).speculation = Speculation({"ngram": NgramDrafter()}, "ngram", NUM_DRAFTS, follows_times=False)
+        engine(built).speculation = Speculation(
+            {"ngram": NgramDrafter()}, "ngram", NUM_DRAFTS, follows_times=False
+        )
         assert session_turn(built, "b", second) == expected
         assert built.engine.stats().rows_reused == len(PROMPTS[0]) + len(first) - 1
 

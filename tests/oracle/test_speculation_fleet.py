@@ -1,4 +1,6 @@
-"""Speculation in a fleet: text and speech are byte-equal to those without it, also after the death of the drafting worker."""
+"""Speculation in a fleet: text and speech are byte-equal to those without it, also after the death
+of the drafting worker.
+"""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +13,16 @@ from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.graphs import get_graph
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, THINKER
 from fleet.graphs.text import LM
-from tests.harness import EdgeArrays, ThreadFleet, answer, answer_disturbed, assert_same, gateway, in_step, thread_fleet
+from tests.harness import (
+    EdgeArrays,
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    gateway,
+    in_step,
+    thread_fleet,
+)
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 from tests.support import wait_until
@@ -19,14 +30,23 @@ from tests.train.fleets import prompt, training_fleet
 from tests.train.test_versions import figures as figures_of
 from tests.train.test_versions import question, verify_every_draft, wait_for_version
 
-WAYS = ("engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_ttl_s=60", *in_step(QWEN3_OMNI))
+WAYS = (
+    "engine=torch",
+    "device=cpu",
+    "dtype=float32",
+    "numerics=invariant",
+    "lease.worker_ttl_s=60",
+    *in_step(QWEN3_OMNI),
+)
 SPLIT = ("stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1")
 CASE = next(case for case in CASES if case.name == "audio")
 TEMPERATURE, SEED = 0.9, 3
 
 
 async def ask(client: FleetClient, checkpoint: Path) -> EdgeArrays:
-    return await answer(client, *spec_of(CASE, make_frontend(checkpoint), temperature=TEMPERATURE, seed=SEED))
+    return await answer(
+        client, *spec_of(CASE, make_frontend(checkpoint), temperature=TEMPERATURE, seed=SEED)
+    )
 
 
 def figures(fleet: ThreadFleet) -> list[SpeculationFigures]:
@@ -51,11 +71,15 @@ async def test_answer_is_equal_after_the_death_of_the_drafting_worker(
         async with gateway(fleet) as client:
             expected = await ask(client, tiny_checkpoint)
             await client.operations.choose_drafter(THINKER, "suffix")
-            await asyncio.to_thread(wait_until, lambda: drafters(fleet) == {"suffix"}, "the drafter to be in use")
+            await asyncio.to_thread(
+                wait_until, lambda: drafters(fleet) == {"suffix"}, "the drafter to be in use"
+            )
             for _ in range(2):
                 assert_same(await ask(client, tiny_checkpoint), expected)
             assert num_drafted(fleet) > 0, "the answer is in the table"
-            spec, blob = spec_of(CASE, make_frontend(tiny_checkpoint), temperature=TEMPERATURE, seed=SEED)
+            spec, blob = spec_of(
+                CASE, make_frontend(tiny_checkpoint), temperature=TEMPERATURE, seed=SEED
+            )
 
             def kill(edge: EdgeName, index: int) -> None:
                 if (edge, index) == (AUDIO, 1):
@@ -71,7 +95,9 @@ async def test_answer_is_equal_after_the_death_of_the_drafting_worker(
 async def test_answer_that_is_replayed_with_another_version_of_the_head_is_equal(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """The worker dies in mid-answer; the one that continues drafts with the next version, which is promoted meanwhile."""
+    """The worker dies in mid-answer; the one that continues drafts with the next version, which is
+    promoted meanwhile.
+    """
     settings = (
         "numerics=invariant",
         "stages.lm.speculation.drafter=eagle3",
@@ -93,10 +119,15 @@ async def test_answer_that_is_replayed_with_another_version_of_the_head_is_equal
             if index == 5:
                 assert sum(figures_of(first).drafted) > 0
                 verify_every_draft(fleet.add_worker(LM))
-                asyncio.run_coroutine_threadsafe(training.client.training.promote(2), loop).result(10)
+                asyncio.run_coroutine_threadsafe(training.client.training.promote(2), loop).result(
+                    10
+                )
                 fleet.kill(fleet.owner(spec.id, LM))
             if index == 10:
-                wait_until(lambda: figures_of(fleet.owner(spec.id, LM)).version == 2, "the next version to be in use")
+                wait_until(
+                    lambda: figures_of(fleet.owner(spec.id, LM)).version == 2,
+                    "the next version to be in use",
+                )
 
         assert_same(await answer_disturbed(training.client, spec, None, disturb), expected)
         second = next(each for each in training.alive if each.stage == LM)

@@ -1,4 +1,6 @@
-"""Prefill and decode by separate workers: in `invariant` numerics byte-equal to one worker for both."""
+"""Prefill and decode by separate workers: in `invariant` numerics byte-equal to one worker for
+both.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -11,7 +13,16 @@ from fleet.core.ids import EdgeName, StageName
 from fleet.engine.torch import lm_engine
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.worker.hand_off import KVImport
-from tests.harness import ThreadFleet, answer, answer_disturbed, assert_same, gateway, held, in_step, thread_fleet
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    gateway,
+    held,
+    in_step,
+    thread_fleet,
+)
 from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.support import wait_until
 
@@ -40,7 +51,9 @@ def colocated() -> dict[float, Answers]:
     return {}
 
 
-async def undisturbed(known: dict[float, Answers], url: str, checkpoint: Path, temperature: float) -> Answers:
+async def undisturbed(
+    known: dict[float, Answers], url: str, checkpoint: Path, temperature: float
+) -> Answers:
     if temperature not in known:
         with thread_fleet(url, *TORCH, checkpoint=checkpoint) as fleet:
             known[temperature] = await ask_all(fleet, checkpoint, temperature)
@@ -49,25 +62,43 @@ async def undisturbed(known: dict[float, Answers], url: str, checkpoint: Path, t
 
 def assert_clean(fleet: ThreadFleet) -> None:
     wait_until(lambda: not held(fleet), "workers to hold nothing")
-    wait_until(lambda: all(loop.transfer.used_slots() == 0 for loop in fleet.loops), "arenas to be empty")
-    wait_until(lambda: all(loop.engine.stats().pages_used == 0 for loop in fleet.loops), "pools to be empty")
+    wait_until(
+        lambda: all(loop.transfer.used_slots() == 0 for loop in fleet.loops), "arenas to be empty"
+    )
+    wait_until(
+        lambda: all(loop.engine.stats().pages_used == 0 for loop in fleet.loops),
+        "pools to be empty",
+    )
 
 
 @pytest.mark.one_in(3, "splits")
 @pytest.mark.parametrize("way", ["lent", "copied"])
 @pytest.mark.parametrize(
     ("split", "temperature", "transfer"),
-    [("thinker_pd", 0.0, "nixl"), ("talker_pd", 0.0, "nixl"), ("both_pd", 0.9, "nixl"), ("both_pd", 0.0, "redis")],
+    [
+        ("thinker_pd", 0.0, "nixl"),
+        ("talker_pd", 0.0, "nixl"),
+        ("both_pd", 0.9, "nixl"),
+        ("both_pd", 0.0, "redis"),
+    ],
 )
 async def test_split_stages_give_the_answers_of_whole_ones(
-    redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch,
-    split: str, temperature: float, transfer: str, way: str,
-) -> None:  # fmt: skip
+    redis_url: str,
+    tiny_checkpoint: Path,
+    colocated: dict[float, Answers],
+    monkeypatch: pytest.MonkeyPatch,
+    split: str,
+    temperature: float,
+    transfer: str,
+    way: str,
+) -> None:
     """Pages are lent in place or, if the pool is short, copied (the slower way)."""
     if way == "copied":
         monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, temperature)
-    with thread_fleet(redis_url, *TORCH, *SPLITS[split], checkpoint=tiny_checkpoint, transfer=transfer) as fleet:
+    with thread_fleet(
+        redis_url, *TORCH, *SPLITS[split], checkpoint=tiny_checkpoint, transfer=transfer
+    ) as fleet:
         got = await ask_all(fleet, tiny_checkpoint, temperature)
         for name, want in expected.items():
             assert_same(got[name], want)
@@ -75,11 +106,15 @@ async def test_split_stages_give_the_answers_of_whole_ones(
 
 
 @pytest.mark.parametrize("transfer", ["nixl", "redis"])
-async def test_hand_off_timings_are_recorded(redis_url: str, tiny_checkpoint: Path, transfer: str) -> None:
+async def test_hand_off_timings_are_recorded(
+    redis_url: str, tiny_checkpoint: Path, transfer: str
+) -> None:
     """The trace has the timings of each stage that was handed off."""
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
-    with thread_fleet(redis_url, *TORCH, *THINKER_PD, checkpoint=tiny_checkpoint, transfer=transfer) as fleet:
+    with thread_fleet(
+        redis_url, *TORCH, *THINKER_PD, checkpoint=tiny_checkpoint, transfer=transfer
+    ) as fleet:
         async with gateway(fleet) as client:
             spec, blob = spec_of(case, frontend)
             await answer(client, spec, blob)
@@ -88,28 +123,48 @@ async def test_hand_off_timings_are_recorded(redis_url: str, tiny_checkpoint: Pa
     hand_offs = {task.stage: task.hand_off for task in view.tasks}
     assert [stage for stage, hand_off in hand_offs.items() if hand_off is not None] == [THINKER]
     way = hand_offs[StageName(THINKER)]
-    assert way is not None and way.pulled_us is not None and way.confirmed_us is not None and way.resumed_us is not None
+    assert (
+        way is not None
+        and way.pulled_us is not None
+        and way.confirmed_us is not None
+        and way.resumed_us is not None
+    )
     # The data of an offer without NIXL comes with the logs, so before the task is open.
-    moments = [way.prefilled_us, way.handed_us, way.claimed_us, way.opened_us, way.pulled_us, way.confirmed_us, way.resumed_us]
+    moments = [
+        way.prefilled_us,
+        way.handed_us,
+        way.claimed_us,
+        way.opened_us,
+        way.pulled_us,
+        way.confirmed_us,
+        way.resumed_us,
+    ]
     assert moments == sorted(moments)
 
 
 async def test_failed_import_changes_no_answer(
-    redis_url: str, tiny_checkpoint: Path, colocated: dict[float, Answers], monkeypatch: pytest.MonkeyPatch
+    redis_url: str,
+    tiny_checkpoint: Path,
+    colocated: dict[float, Answers],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(adoption: KVImport) -> None:
         adoption.failed = True
 
     monkeypatch.setattr(KVImport, "poll", fail)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, 0.0)
-    with thread_fleet(redis_url, *TORCH, *SPLITS["both_pd"], checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
+    with thread_fleet(
+        redis_url, *TORCH, *SPLITS["both_pd"], checkpoint=tiny_checkpoint, transfer="nixl"
+    ) as fleet:
         got = await ask_all(fleet, tiny_checkpoint, 0.0)
     for name, want in expected.items():
         assert_same(got[name], want)
 
 
 @pytest.mark.parametrize("stage", [THINKER, TALKER])
-async def test_killed_half_is_replaced_by_a_worker_of_its_role(redis_url: str, tiny_checkpoint: Path, stage: str) -> None:
+async def test_killed_half_is_replaced_by_a_worker_of_its_role(
+    redis_url: str, tiny_checkpoint: Path, stage: str
+) -> None:
     frontend = make_frontend(tiny_checkpoint)
     case = next(case for case in CASES if case.name == "audio")
     ways = (*TORCH, *SPLITS["both_pd"], *in_step(QWEN3_OMNI))

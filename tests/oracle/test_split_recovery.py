@@ -1,4 +1,6 @@
-"""Recovery of tensors that were lost with the prefill half that published them: the decode half must recompute them."""
+"""Recovery of tensors that were lost with the prefill half that published them: the decode half
+must recompute them.
+"""
 
 from pathlib import Path
 
@@ -9,14 +11,24 @@ from tests.oracle.cases import AUDIO, CASES, make_frontend, spec_of
 from tests.storm import assert_nothing_left
 
 WAYS = (
-    "engine=torch", "device=cpu", "dtype=float32", "numerics=invariant", "lease.worker_ttl_s=60",
-    "stages.thinker.split.prefill.replicas=1", "stages.thinker.split.decode.replicas=1", *in_step(QWEN3_OMNI),
-)  # fmt: skip
+    "engine=torch",
+    "device=cpu",
+    "dtype=float32",
+    "numerics=invariant",
+    "lease.worker_ttl_s=60",
+    "stages.thinker.split.prefill.replicas=1",
+    "stages.thinker.split.decode.replicas=1",
+    *in_step(QWEN3_OMNI),
+)
 CASE = next(case for case in CASES if case.name == "audio")
 
 
-async def test_rows_lost_with_the_prefill_half_are_recomputed(redis_url: str, tiny_checkpoint: Path) -> None:
-    """The Talker must read the prompt's rows again while the Thinker, which imported them, is still running and out of credit."""
+async def test_rows_lost_with_the_prefill_half_are_recomputed(
+    redis_url: str, tiny_checkpoint: Path
+) -> None:
+    """The Talker must read the prompt's rows again while the Thinker, which imported them, is still
+    running and out of credit.
+    """
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *WAYS, checkpoint=tiny_checkpoint, transfer="nixl") as fleet:
         async with gateway(fleet) as client:
@@ -27,7 +39,9 @@ async def test_rows_lost_with_the_prefill_half_are_recomputed(redis_url: str, ti
                 if (edge, index) != (AUDIO, 1):
                     return
                 thinking = fleet.owner(spec.id, THINKER)
-                assert thinking.role == f"{THINKER}.decode" and not thinking.tasks[spec.id].all_ended()
+                assert (
+                    thinking.role == f"{THINKER}.decode" and not thinking.tasks[spec.id].all_ended()
+                )
                 source = next(loop for loop in fleet.loops if loop.role == f"{THINKER}.prefill")
                 assert source.transfer.used_slots(), "the rows are pulled, not inline"
                 talking = fleet.owner(spec.id, TALKER)

@@ -1,4 +1,6 @@
-"""Causal language models on the torch engine, architecture by architecture, against `generate()` of `transformers`."""
+"""Causal language models on the torch engine, architecture by architecture, against `generate()` of
+`transformers`.
+"""
 
 import json
 from collections.abc import Callable, Sequence
@@ -11,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.lab.measure.twin import SlowTwin
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.graphs import get_graph
+from fleet.lab.measure.twin import SlowTwin
 from fleet.models.causal_lm.load import load_model, read_config
 from fleet.models.causal_lm.paged import paged_attention
 from fleet.models.causal_lm.parts import Parts
@@ -57,7 +59,10 @@ FAMILIES = (
     Family(name="Qwen2", more={"tie_word_embeddings": True}),
     Family(name="Qwen3", more={}),
     Family(name="Mistral", more={"sliding_window": 8}),
-    Family(name="Gemma2", more={"sliding_window": 8, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0}),
+    Family(
+        name="Gemma2",
+        more={"sliding_window": 8, "query_pre_attn_scalar": 12, "attn_logit_softcapping": 5.0},
+    ),
     Family(
         name="Gemma3Text",
         more={
@@ -72,8 +77,13 @@ FAMILIES = (
     Family(name="BioGpt", more={}),
     Family(name="OPT", more={"word_embed_proj_dim": 24, "ffn_dim": 96}),
     Family(name="GraniteSWA", more={"sliding_window": 8}),
-    Family(name="GptOss", more={"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    Family(name="Qwen3Moe", more={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}),
+    Family(
+        name="GptOss", more={"sliding_window": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+    ),
+    Family(
+        name="Qwen3Moe",
+        more={"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    ),
 )
 DENSE = [family for family in FAMILIES if family.name not in ("GptOss", "Qwen3Moe")]
 REFUSED = {
@@ -92,7 +102,12 @@ REFUSED = {
 MORE = {
     "Camembert": {"is_decoder": True},
     "Mpt": {"d_model": 48, "n_heads": 4, "n_layers": 3},
-    "Qwen2Moe": {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3, "num_experts": 4},
+    "Qwen2Moe": {
+        "use_sliding_window": True,
+        "sliding_window": 8,
+        "max_window_layers": 3,
+        "num_experts": 4,
+    },
 }
 """Further settings of architectures that Fleet refuses."""
 
@@ -106,13 +121,25 @@ def write_model(family: Family, folder: Path) -> Path:
     return folder
 
 
-def greedy(folder: Path, prompts: Sequence[list[int]], max_tokens: int, **options: Any) -> list[list[int]]:
-    """Run one `generate()` call per prompt, with the attention that masks the same way for every architecture."""
-    model = from_pretrained("AutoModelForCausalLM", folder, dtype=torch.float32, attn_implementation="eager").eval()
+def greedy(
+    folder: Path, prompts: Sequence[list[int]], max_tokens: int, **options: Any
+) -> list[list[int]]:
+    """Run one `generate()` call per prompt, with the attention that masks the same way for every
+    architecture.
+    """
+    model = from_pretrained(
+        "AutoModelForCausalLM", folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     answers: list[list[int]] = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
-        made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False, **options)
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            **options,
+        )
         answers.append(made[0, len(prompt) :].tolist())
     return answers
 
@@ -121,9 +148,17 @@ def stage(folder: Path, **options: Any) -> BuiltStage:
     return build(BuildOptions(stage=LM, checkpoint=folder, **options))
 
 
-def answers_of(built: BuiltStage, prompts: Sequence[list[int]], sampling: Callable[[int], Sampling]) -> list[list[int]]:
+def answers_of(
+    built: BuiltStage, prompts: Sequence[list[int]], sampling: Callable[[int], Sampling]
+) -> list[list[int]]:
     specs = [
-        RequestSpec(id=RequestId(f"r{n}"), graph="text", prompt_ids=tuple(prompt), outputs=(TEXT,), sampling={LM: sampling(n)})
+        RequestSpec(
+            id=RequestId(f"r{n}"),
+            graph="text",
+            prompt_ids=tuple(prompt),
+            outputs=(TEXT,),
+            sampling={LM: sampling(n)},
+        )
         for n, prompt in enumerate(prompts)
     ]
     answers = SlowTwin(get_graph("text"), {LM: built}).run(specs)
@@ -133,10 +168,14 @@ def answers_of(built: BuiltStage, prompts: Sequence[list[int]], sampling: Callab
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 @pytest.mark.parametrize("prefill_chunk_tokens", [3, 256])
-def test_batch_matches_single_generate_calls(family: Family, prefill_chunk_tokens: int, tmp_path: Path) -> None:
+def test_batch_matches_single_generate_calls(
+    family: Family, prefill_chunk_tokens: int, tmp_path: Path
+) -> None:
     folder = write_model(family, tmp_path)
     built = stage(folder, prefill_chunk_tokens=prefill_chunk_tokens)
-    assert answers_of(built, PROMPTS, lambda _: Sampling(max_tokens=24)) == greedy(folder, PROMPTS, 24)
+    assert answers_of(built, PROMPTS, lambda _: Sampling(max_tokens=24)) == greedy(
+        folder, PROMPTS, 24
+    )
 
 
 @pytest.mark.parametrize("family", DENSE, ids=lambda family: family.name)
@@ -146,9 +185,14 @@ def test_invariant_numerics_do_not_depend_on_the_batch(family: Family, tmp_path:
     def sampling(n: int) -> Sampling:
         return Sampling(max_tokens=20, temperature=0.8 if n % 2 else 0.0, top_p=0.95, seed=n)
 
-    together = answers_of(stage(folder, numerics="invariant", prefill_chunk_tokens=5), PROMPTS, sampling)
+    together = answers_of(
+        stage(folder, numerics="invariant", prefill_chunk_tokens=5), PROMPTS, sampling
+    )
     alone = stage(folder, numerics="invariant")
-    assert together == [answers_of(alone, [prompt], lambda _, n=n: sampling(n))[0] for n, prompt in enumerate(PROMPTS)]
+    assert together == [
+        answers_of(alone, [prompt], lambda _, n=n: sampling(n))[0]
+        for n, prompt in enumerate(PROMPTS)
+    ]
     assert together[0] == greedy(folder, PROMPTS[:1], 20)[0]
 
 
@@ -159,7 +203,9 @@ def test_invariant_numerics_are_refused_for_experts(tmp_path: Path) -> None:
 
 def test_repetition_penalty_matches_transformers(tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
-    penalised = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, repetition_penalty=1.7))
+    penalised = answers_of(
+        stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, repetition_penalty=1.7)
+    )
     assert penalised == greedy(folder, PROMPTS, 24, repetition_penalty=1.7)
     assert penalised != greedy(folder, PROMPTS, 24)
 
@@ -167,14 +213,17 @@ def test_repetition_penalty_matches_transformers(tmp_path: Path) -> None:
 def test_min_tokens_and_ignore_eos_match_transformers(tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     common = sorted({token for answer in greedy(folder, PROMPTS, 24) for token in answer[2:8:3]})
-    # both ends of config.json and generation_config.json count here, and only the latter in transformers
+    # both ends of config.json and generation_config.json count here, and only the latter in
+    # transformers
     ends = [*common, json.loads((folder / "config.json").read_text())["eos_token_id"]]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     short = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24))
     assert short == greedy(folder, PROMPTS, 24) and max(map(len, short)) < 10
     least = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, min_tokens=10))
     assert least == greedy(folder, PROMPTS, 24, min_new_tokens=10)
-    unending = answers_of(stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, ignore_eos=True))
+    unending = answers_of(
+        stage(folder), PROMPTS, lambda _: Sampling(max_tokens=24, ignore_eos=True)
+    )
     assert unending == greedy(folder, PROMPTS, 24, min_new_tokens=24)
 
 
@@ -197,7 +246,9 @@ def test_layers_that_mix_rows_outside_attention_are_refused(tmp_path: Path) -> N
     model: Any = load_model(folder, "llama", torch.float32)
     probe(model.config, Parts(model), torch.device("cpu"))
     whole: Any = load_model(folder, "llama", torch.float32)
-    whole.model.layers[1].mlp.register_forward_hook(lambda _module, _given, made: made + 0.001 * made.roll(1, 1))
+    whole.model.layers[1].mlp.register_forward_hook(
+        lambda _module, _given, made: made + 0.001 * made.roll(1, 1)
+    )
     with pytest.raises(ValueError, match="carry state from row to row"):
         probe(whole.config, Parts(whole), torch.device("cpu"))
 
@@ -206,7 +257,9 @@ def test_unknown_attention_keyword_is_refused() -> None:
     rows = torch.zeros(1, 1, 2, 4)
     module: Any = SimpleNamespace(layer_idx=0)
     layout = ProbeLayout(torch.arange(2))
-    paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=None, dropout=0.0)
+    paged_attention(
+        module, rows, rows, rows, None, fleet_layout=layout, position_bias=None, dropout=0.0
+    )
     with pytest.raises(ValueError, match="asks for position_bias"):
         paged_attention(module, rows, rows, rows, None, fleet_layout=layout, position_bias=rows)
 
@@ -215,10 +268,16 @@ def test_unknown_attention_keyword_is_refused() -> None:
 def test_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_path: Path) -> None:
     folder = write_model(Family(name=name, more={"max_position_embeddings": 40}), tmp_path)
     built = stage(folder)
-    answers = answers_of(built, [PROMPTS[2], PROMPTS[0]], lambda _: Sampling(max_tokens=99, repetition_penalty=2.0))
+    answers = answers_of(
+        built, [PROMPTS[2], PROMPTS[0]], lambda _: Sampling(max_tokens=99, repetition_penalty=2.0)
+    )
     assert [len(answer) for answer in answers] == [40 - 33, 40 - 4]
-    spec = RequestSpec(id=RequestId("long"), graph="text", prompt_ids=tuple(range(40)), outputs=(TEXT,))
-    with pytest.raises(BadInput, match="maximum context length is 39 tokens. However, the prompt has 40 tokens"):
+    spec = RequestSpec(
+        id=RequestId("long"), graph="text", prompt_ids=tuple(range(40)), outputs=(TEXT,)
+    )
+    with pytest.raises(
+        BadInput, match="maximum context length is 39 tokens. However, the prompt has 40 tokens"
+    ):
         built.adapter(spec, None).open()
 
 
@@ -226,7 +285,9 @@ def test_answer_ends_by_length_at_the_last_learned_position(name: str, tmp_path:
 def test_damaged_weight_file_is_named(file: str, tmp_path: Path) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     if file != "model.safetensors":
-        from_pretrained("AutoModelForCausalLM", folder).save_pretrained(folder, max_shard_size="250KB")
+        from_pretrained("AutoModelForCausalLM", folder).save_pretrained(
+            folder, max_shard_size="250KB"
+        )
         (folder / "model.safetensors").unlink()
     with (folder / file).open("r+b") as weights:
         weights.truncate((folder / file).stat().st_size - 100)
@@ -236,9 +297,12 @@ def test_damaged_weight_file_is_named(file: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [("wider", "llama cannot be loaded: .*size.*; fetch it again"), ("deeper", "lacks 9 weights")]
+    ("change", "message"),
+    [("wider", "llama cannot be loaded: .*size.*; fetch it again"), ("deeper", "lacks 9 weights")],
 )
-def test_weights_that_do_not_match_the_config_are_refused_in_one_line(change: str, message: str, tmp_path: Path) -> None:
+def test_weights_that_do_not_match_the_config_are_refused_in_one_line(
+    change: str, message: str, tmp_path: Path
+) -> None:
     folder = write_model(FAMILIES[0], tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config |= {"intermediate_size": 100} if change == "wider" else {"num_hidden_layers": 4}

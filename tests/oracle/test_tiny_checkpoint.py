@@ -1,4 +1,6 @@
-"""The tiny checkpoint suits tests: it is audible, loads everywhere, and its answers depend on every input."""
+"""The tiny checkpoint suits tests: it is audible, loads everywhere, and its answers depend on every
+input.
+"""
 
 import hashlib
 import json
@@ -14,7 +16,13 @@ from torch import Tensor
 
 from fleet.models.qwen3_omni.tiny import write_tiny_checkpoint
 from fleet.processing.tokenizer import load_tokenizer
-from tests.oracle.oracle import SAMPLE_RATE_HZ, Oracle, OracleAnswer, from_pretrained, n_audio_tokens
+from tests.oracle.oracle import (
+    SAMPLE_RATE_HZ,
+    Oracle,
+    OracleAnswer,
+    from_pretrained,
+    n_audio_tokens,
+)
 
 pytestmark = pytest.mark.one_file_in(3, "engines")
 
@@ -47,9 +55,15 @@ def prompt(folder: Path) -> Callable[..., list[int]]:
     def build(text: str, num_samples: int = 0) -> list[int]:
         parts = [{"type": "audio"}] * bool(num_samples) + [{"type": "text", "text": text}]
         turns = [{"role": "user", "content": parts}]
-        ids = tokenizer.encode(tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False))
+        ids = tokenizer.encode(
+            tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        )
         pad = tokenizer.audio_token_id
-        return [token for one in ids for token in [one] * (n_audio_tokens(num_samples) if one == pad else 1)]
+        return [
+            token
+            for one in ids
+            for token in [one] * (n_audio_tokens(num_samples) if one == pad else 1)
+        ]
 
     return build
 
@@ -60,10 +74,16 @@ def answer(oracle: Oracle, prompt: Callable[..., list[int]]) -> Answer:
     known: dict[str, OracleAnswer] = {}
 
     def ask(
-        text: str, sound: NDArray[np.float32] | None = None, num_tokens: int = 24, num_codes: int = 40, **more: Any
+        text: str,
+        sound: NDArray[np.float32] | None = None,
+        num_tokens: int = 24,
+        num_codes: int = 40,
+        **more: Any,
     ) -> OracleAnswer:
         clips = [] if sound is None else [sound]
-        key = repr((text, [clip.tobytes() for clip in clips], num_tokens, num_codes, sorted(more.items())))
+        key = repr(
+            (text, [clip.tobytes() for clip in clips], num_tokens, num_codes, sorted(more.items()))
+        )
         if key not in known:
             known[key] = oracle.answer(
                 prompt(text, sum(map(len, clips))),
@@ -87,7 +107,9 @@ def warble(pitch_hz: float) -> NDArray[np.float32]:
     """1.3 s of a changing tone with little noise."""
     time_s = np.arange(int(1.3 * SAMPLE_RATE_HZ)) / SAMPLE_RATE_HZ
     noise = np.random.default_rng(0).standard_normal(time_s.size)
-    return (0.3 * np.sin(2 * np.pi * pitch_hz * time_s * (1 + 0.2 * time_s)) + 0.02 * noise).astype(np.float32)
+    return (0.3 * np.sin(2 * np.pi * pitch_hz * time_s * (1 + 0.2 * time_s)) + 0.02 * noise).astype(
+        np.float32
+    )
 
 
 def rms(wave: NDArray[np.float32]) -> float:
@@ -152,7 +174,8 @@ def test_speaker_changes_the_speech_and_not_the_answer(answer: Answer) -> None:
 
 def test_answer_text_changes_the_speech_from_where_it_changes(answer: Answer) -> None:
     whole, cut = answer(HELLO).codes, answer(HELLO, num_tokens=8).codes
-    # Seven tokens are spoken of eight. The first is in the prefill, each later one enters with the frame before it.
+    # Seven tokens are spoken of eight. The first is in the prefill, each later one enters with the
+    # frame before it.
     assert (whole[:, :7] == cut[:, :7]).all()
     assert np.mean(whole[:, 8:] != cut[:, 8:]) > 0.3
 
@@ -181,7 +204,9 @@ def test_short_left_context_is_inexact(oracle: Oracle, long_codes: NDArray[np.in
     whole = oracle.decode(long_codes)
     for left_context, is_wrong in ((25, True), (100, True), (294, False)):
         start = 320
-        window = oracle.decode(long_codes[:, start - left_context : 380])[left_context * FRAME_SAMPLES :]
+        window = oracle.decode(long_codes[:, start - left_context : 380])[
+            left_context * FRAME_SAMPLES :
+        ]
         expected = whole[start * FRAME_SAMPLES :][: len(window)]
         error = rms(window - expected) / rms(expected)
         assert error > 0.1 if is_wrong else error < 1e-3
@@ -227,14 +252,18 @@ def test_config_has_the_keys_that_vllm_reads(config: dict[str, Any]) -> None:
 def test_config_keeps_the_real_relations(config: dict[str, Any], folder: Path) -> None:
     talker = config["talker_config"]
     assert talker["text_config"]["vocab_size"] >= 1024 + config["code2wav_config"]["codebook_size"]
-    assert talker["accept_hidden_layer"] > len(config["thinker_config"]["vision_config"]["deepstack_visual_indexes"])
+    assert talker["accept_hidden_layer"] > len(
+        config["thinker_config"]["vision_config"]["deepstack_visual_indexes"]
+    )
     assert set(talker["speaker_id"]) == {"ethan", "chelsie"}
     generation = json.loads((folder / "generation_config.json").read_text())
     assert (generation["talker_temperature"], generation["talker_top_k"]) == (0.9, 50)
     assert generation["talker_repetition_penalty"] == 1.05
 
 
-def test_chat_template_is_chatml_with_audio_in_the_turn(folder: Path, config: dict[str, Any]) -> None:
+def test_chat_template_is_chatml_with_audio_in_the_turn(
+    folder: Path, config: dict[str, Any]
+) -> None:
     tokenizer = from_pretrained("AutoTokenizer", folder)
     turns: Sequence[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
@@ -255,7 +284,9 @@ def test_chat_template_is_chatml_with_audio_in_the_turn(folder: Path, config: di
 
 
 @pytest.mark.parametrize("num_samples", [240, 15999, 16000, 16001, 20800, 32000, 48079])
-def test_audio_positions_are_counted_as_the_encoder_makes_them(oracle: Oracle, num_samples: int) -> None:
+def test_audio_positions_are_counted_as_the_encoder_makes_them(
+    oracle: Oracle, num_samples: int
+) -> None:
     made = oracle.audio_inputs([np.zeros(num_samples, np.float32)])
     with torch.no_grad():
         features = oracle.model.thinker.get_audio_features(**made).last_hidden_state

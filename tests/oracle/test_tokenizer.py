@@ -1,4 +1,6 @@
-"""The tokenizer of a published folder (vocab.json and merges.txt, no tokenizer.json) against `AutoTokenizer`."""
+"""The tokenizer of a published folder (vocab.json and merges.txt, no tokenizer.json) against
+`AutoTokenizer`.
+"""
 
 import json
 import random
@@ -15,10 +17,36 @@ from tests.oracle.oracle import from_pretrained
 
 SEED = 7
 PIECES = (
-    "hello", " World", "\n\n", "\r\n", " 123", "4567", "<|im_start|>", "user", "<|im_end|>\n", "<|audio_pad|>", "é", "e\u0301",
-    "日本語", "  ", "\t", "'s", "I'LL", "🙂", "👩‍🚀", "<tool_call>", "</think>", "<tts_pad>", "...", "ﬁ", "\u200b", "Привет, ",
-    "<|not_a_token|>", "ー", "\u00a0",
-)  # fmt: skip
+    "hello",
+    " World",
+    "\n\n",
+    "\r\n",
+    " 123",
+    "4567",
+    "<|im_start|>",
+    "user",
+    "<|im_end|>\n",
+    "<|audio_pad|>",
+    "é",
+    "e\u0301",
+    "日本語",
+    "  ",
+    "\t",
+    "'s",
+    "I'LL",
+    "🙂",
+    "👩‍🚀",
+    "<tool_call>",
+    "</think>",
+    "<tts_pad>",
+    "...",
+    "ﬁ",
+    "\u200b",
+    "Привет, ",
+    "<|not_a_token|>",
+    "ー",
+    "\u00a0",
+)
 
 
 @pytest.fixture
@@ -36,16 +64,23 @@ def change(folder: Path, **changes: Any) -> None:
 
 def test_published_tokenizer_equals_auto_tokenizer(tiny_checkpoint: Path) -> None:
     assert not (tiny_checkpoint / "tokenizer.json").exists()
-    ours, theirs = load_tokenizer(tiny_checkpoint), from_pretrained("AutoTokenizer", tiny_checkpoint)
+    ours, theirs = (
+        load_tokenizer(tiny_checkpoint),
+        from_pretrained("AutoTokenizer", tiny_checkpoint),
+    )
     draw = random.Random(SEED)
     texts = ["".join(draw.choices(PIECES, k=draw.randrange(20))) for _ in range(200)]
     for text in texts:
         ids = ours.encode(text, add_special_tokens=False).ids
         assert ids == theirs.encode(text, add_special_tokens=False), text
         for skip in (True, False):
-            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(ids, skip_special_tokens=skip), text
+            assert ours.decode(ids, skip_special_tokens=skip) == theirs.decode(
+                ids, skip_special_tokens=skip
+            ), text
     special = {number: token.special for number, token in ours.get_added_tokens_decoder().items()}
-    assert special == {number: token.special for number, token in theirs.added_tokens_decoder.items()}
+    assert special == {
+        number: token.special for number, token in theirs.added_tokens_decoder.items()
+    }
 
 
 def remove_merges(folder: Path) -> None:
@@ -70,10 +105,15 @@ def other_ids(folder: Path) -> None:
         (remove_merges, "has no tokenizer.json, and no merges.txt to make one from"),
         (damage_vocabulary, "its tokenizer cannot be read .*; fetch it again"),
         (other_class, "no tokenizer.json, which a LlamaTokenizer needs .*save_pretrained"),
-        (other_ids, "'<|im_end|>' has the id 900 in tokenizer_config.json, but 512 follows from vocab.json"),
+        (
+            other_ids,
+            "'<|im_end|>' has the id 900 in tokenizer_config.json, but 512 follows from vocab.json",
+        ),
     ],
 )
-def test_incomplete_tokenizer_files_are_refused_by_name(folder: Path, spoil: Callable[[Path], None], message: str) -> None:
+def test_incomplete_tokenizer_files_are_refused_by_name(
+    folder: Path, spoil: Callable[[Path], None], message: str
+) -> None:
     spoil(folder)
     with pytest.raises(ConfigError, match=message.replace("|", r"\|")) as caught:
         load_tokenizer(folder)

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.lab.measure.twin import Answers, Policy, SlowTwin, declared_policy
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import Graph, get_graph
+from fleet.lab.measure.twin import Answers, Policy, SlowTwin, declared_policy
 from fleet.stages.base import BuildOptions, BuiltStage
 from tests.oracle.cases import CASES, CODES, TEXT, Case, make_frontend, spec_of
 from tests.oracle.oracle import OracleAnswer
@@ -31,17 +31,24 @@ class TwinRequests:
     blobs: dict[RequestId, bytes]
 
 
-def ask(checkpoint: Path, cases: Sequence[Case] = CASES, *, temperature: float = 0.0) -> TwinRequests:
+def ask(
+    checkpoint: Path, cases: Sequence[Case] = CASES, *, temperature: float = 0.0
+) -> TwinRequests:
     """Return each case's request as a gateway creates it, with different seeds."""
     frontend = make_frontend(checkpoint)
-    made = [spec_of(case, frontend, temperature=temperature, seed=100 + n) for n, case in enumerate(cases)]
+    made = [
+        spec_of(case, frontend, temperature=temperature, seed=100 + n)
+        for n, case in enumerate(cases)
+    ]
     blobs = {spec.id: blob for spec, blob in made if blob is not None}
     return TwinRequests(cases=tuple(cases), specs=tuple(spec for spec, _ in made), blobs=blobs)
 
 
 def with_invalid_audio(asked: TwinRequests) -> tuple[RequestSpec, dict[RequestId, bytes]]:
     """Return the request with audio, and all blobs, in which one of its samples is not a number."""
-    invalid = next(spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio")
+    invalid = next(
+        spec for spec, case in zip(asked.specs, asked.cases, strict=True) if case.name == "audio"
+    )
     samples = np.frombuffer(asked.blobs[invalid.id], np.float32).copy()
     samples[1000] = np.nan
     return invalid, {**asked.blobs, invalid.id: samples.tobytes()}

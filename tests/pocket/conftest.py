@@ -1,4 +1,6 @@
-"""Tests of Pocket compute on one thread: their models are too small for more, and other tests run beside them."""
+"""Tests of Pocket compute on one thread: their models are too small for more, and other tests run
+beside them.
+"""
 
 from collections.abc import Iterator
 

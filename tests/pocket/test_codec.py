@@ -9,7 +9,15 @@ from fleet.lab.pocket.speech.analysis import NUM_FEATURES, NUM_MELS
 from fleet.lab.pocket.speech.codes import Codebook, fit
 from fleet.lab.pocket.speech.pulses import synthesise
 from fleet.lab.pocket.speech.wordlock import SentenceFrames
-from fleet.lab.pocket.train.codec import LOOKAHEAD_SAMPLES, Codec, Example, code2wav, decode, pitch_right, wave_loss
+from fleet.lab.pocket.train.codec import (
+    LOOKAHEAD_SAMPLES,
+    Codec,
+    Example,
+    code2wav,
+    decode,
+    pitch_right,
+    wave_loss,
+)
 
 NUM_FRAMES = 12
 
@@ -21,17 +29,24 @@ def frames(seed: int) -> SentenceFrames:
     features[..., NUM_MELS:] = -12
     cycles = rng.integers(10, 13, NUM_FRAMES).astype(np.int16)
     pitch_hz = np.repeat(cycles[:, None] * 12.5, 8, axis=1).astype(np.float16)
-    return SentenceFrames(features=features, pitch_hz=pitch_hz, cycles=cycles, pointer=np.zeros(NUM_FRAMES, np.int16))
+    return SentenceFrames(
+        features=features, pitch_hz=pitch_hz, cycles=cycles, pointer=np.zeros(NUM_FRAMES, np.int16)
+    )
 
 
 @pytest.fixture(scope="module")
 def book() -> Codebook:
-    return fit(np.concatenate([frames(seed).features for seed in range(40)]), seed=0, codebook_size=16)
+    return fit(
+        np.concatenate([frames(seed).features for seed in range(40)]), seed=0, codebook_size=16
+    )
 
 
 @pytest.fixture(scope="module")
 def codec(book: Codebook) -> Codec:
-    examples = [Example(codes=book.encode(each.features, each.cycles), frames=each) for each in map(frames, range(3))]
+    examples = [
+        Example(codes=book.encode(each.features, each.cycles), frames=each)
+        for each in map(frames, range(3))
+    ]
     return Codec(book, examples[:2], examples[2:], seed=5, may_compile=False)
 
 
@@ -88,7 +103,9 @@ def test_codec_step_is_deterministic_and_trains_every_weight(codec: Codec) -> No
 
 def test_codec_initial_weights_depend_on_seed_only(book: Codebook, codec: Codec) -> None:
     fresh = code2wav(book, seed=5).state_dict()
-    assert all(torch.equal(weight, fresh[name]) for name, weight in codec.module.state_dict().items())
+    assert all(
+        torch.equal(weight, fresh[name]) for name, weight in codec.module.state_dict().items()
+    )
 
 
 def test_wave_loss_is_zero_for_target_and_finite_for_silence() -> None:

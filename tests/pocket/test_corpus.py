@@ -1,4 +1,6 @@
-"""Dialogues of the corpus: balanced, reproducible, right, short, and without held-out texts in training."""
+"""Dialogues of the corpus: balanced, reproducible, right, short, and without held-out texts in
+training.
+"""
 
 import re
 from collections import Counter
@@ -8,7 +10,17 @@ from random import Random
 
 import pytest
 
-from fleet.lab.pocket.corpus import ChatTurn, Dialogue, Split, dialogues, encode, families, is_right, memory, sentences
+from fleet.lab.pocket.corpus import (
+    ChatTurn,
+    Dialogue,
+    Split,
+    dialogues,
+    encode,
+    families,
+    is_right,
+    memory,
+    sentences,
+)
 from fleet.lab.pocket.corpus.families import TABLES, list_exchanges
 from fleet.lab.pocket.corpus.salad import repeat, salad
 from fleet.lab.pocket.corpus.text import number
@@ -28,8 +40,13 @@ def texts(split: Split, role: str | None = None) -> Iterator[str]:
     """Yield every sentence of the split's tables, and many drawn ones that cannot be listed."""
     turns = (turn for dialogue in dialogues(split, NUM_DRAWN, seed=2) for turn in dialogue.turns)
     yield from (turn.text for turn in turns if role in (None, turn.role))
-    statements = [exchange for fact in memory.FACTS for exchange in fact.statements.exchanges(split)]
-    for exchange in [*statements, *(exchange for family in TABLES for exchange in list_exchanges(split, family))]:
+    statements = [
+        exchange for fact in memory.FACTS for exchange in fact.statements.exchanges(split)
+    ]
+    for exchange in [
+        *statements,
+        *(exchange for family in TABLES for exchange in list_exchanges(split, family)),
+    ]:
         yield exchange.question
         if role is None:
             yield exchange.answer
@@ -74,32 +91,55 @@ def test_held_out_sentences_are_not_in_training() -> None:
 
 
 def test_new_answers_are_not_in_training() -> None:
-    trained = {text for family in TABLES for each in list_exchanges("train", family) for text in (each.question, each.answer)}
-    new = {each.answer for family in TABLES for each in list_exchanges("held_out", family) if each.is_new_answer}
+    trained = {
+        text
+        for family in TABLES
+        for each in list_exchanges("train", family)
+        for text in (each.question, each.answer)
+    }
+    new = {
+        each.answer
+        for family in TABLES
+        for each in list_exchanges("held_out", family)
+        if each.is_new_answer
+    }
     assert len(new) > 100
     assert trained.isdisjoint(new)
 
 
 def test_held_out_phrasings_use_training_words() -> None:
     known = {word for text in texts("train") for word in text.split()}
-    tables = [table for family in TABLES.values() for table in family] + [fact.statements for fact in memory.FACTS]
+    tables = [table for family in TABLES.values() for table in family] + [
+        fact.statements for fact in memory.FACTS
+    ]
     asks = [ask for table in tables for ask in table.new_asks]
-    asks += [ask for fact in memory.FACTS for ask in fact.new_asks] + [*memory.FIRST_QUOTE.new_asks, *memory.LAST_QUOTE.new_asks]
+    asks += [ask for fact in memory.FACTS for ask in fact.new_asks] + [
+        *memory.FIRST_QUOTE.new_asks,
+        *memory.LAST_QUOTE.new_asks,
+    ]
     unknown = {word for ask in asks for word in re.sub(r"\{\w+\}", "", ask).split()} - known
     assert not unknown
 
 
 def test_rule_tables_have_training_and_held_out_rows() -> None:
-    tables = [table for family in TABLES.values() for table in family] + [fact.statements for fact in memory.FACTS]
+    tables = [table for family in TABLES.values() for table in family] + [
+        fact.statements for fact in memory.FACTS
+    ]
     for table in tables:
         assert len(table.known_rows) + len(table.new_rows) == len(table.rows)
-        assert not table.by_rule or len(table.known_rows) >= 5 * len(table.new_rows) > 0, table.asks[0]
+        assert not table.by_rule or len(table.known_rows) >= 5 * len(table.new_rows) > 0, (
+            table.asks[0]
+        )
 
 
 def test_question_has_one_answer() -> None:
     answers: dict[str, str] = {}
-    for exchange in (each for family in TABLES for split in SPLITS for each in list_exchanges(split, family)):
-        assert answers.setdefault(exchange.question, exchange.answer) == exchange.answer, exchange.question
+    for exchange in (
+        each for family in TABLES for split in SPLITS for each in list_exchanges(split, family)
+    ):
+        assert answers.setdefault(exchange.question, exchange.answer) == exchange.answer, (
+            exchange.question
+        )
 
 
 def test_sums_are_correct() -> None:
@@ -118,7 +158,9 @@ def test_sums_are_correct() -> None:
 
 def test_hours_wrap_around_the_clock() -> None:
     for exchange in list_exchanges("train", "times"):
-        if found := re.fullmatch(r"(.+) hours? (after|before) (.+) o'clock is (.+) o'clock", exchange.answer):
+        if found := re.fullmatch(
+            r"(.+) hours? (after|before) (.+) o'clock is (.+) o'clock", exchange.answer
+        ):
             gap, way, start, end = found.groups()
             moved = VALUE_OF[start] + VALUE_OF[gap] * (1 if way == "after" else -1)
             assert (moved - VALUE_OF[end]) % 12 == 0
@@ -143,10 +185,16 @@ def test_memory_answers_follow_from_earlier_turns(drawn: list[Dialogue]) -> None
             assert answer == f"you said {utterances[0 if is_first else -1]}"
             seen["quoted"] += 1
         elif answer in {fact.untold for fact in memory.FACTS}:
-            assert not stated(utterances, next(fact for fact in memory.FACTS if fact.untold == answer))
+            assert not stated(
+                utterances, next(fact for fact in memory.FACTS if fact.untold == answer)
+            )
             seen["untold"] += 1
         else:
-            assert any(answer == fact.recalled.format(value=value) for fact in memory.FACTS for value in stated(utterances, fact))
+            assert any(
+                answer == fact.recalled.format(value=value)
+                for fact in memory.FACTS
+                for value in stated(utterances, fact)
+            )
             seen["recalled"] += 1
     assert min(seen[kind] for kind in ("quoted", "untold", "recalled")) > 50
 
@@ -161,16 +209,38 @@ def stated(utterances: list[str], fact: memory.Fact) -> set[str]:
 
 
 def test_invented_words_appear_in_slots_for_any_word() -> None:
-    """Invented words are in questions and in answers that recall, spell or repeat; no such text is held out."""
+    """Invented words are in questions and in answers that recall, spell or repeat; no such text is
+    held out.
+    """
     real = {word for text in texts("train") for word in text.split()}
     counts: Counter[str] = Counter()
     for dialogue in dialogues("invented", NUM_DRAWN, seed=2):
-        invented = {word for turn in dialogue.turns if turn.role == "user" for word in turn.text.split()} - real
+        invented = {
+            word for turn in dialogue.turns if turn.role == "user" for word in turn.text.split()
+        } - real
         answer = dialogue.turns[-1].text
         counts[dialogue.family] += bool(invented)
-        counts[f"{dialogue.family} repeats"] += any(word in answer.split() or " ".join(word) == answer for word in invented)
-    assert min(counts[name] for name in ("memory", "memory repeats", "spelling", "spelling repeats", "repeat repeats")) > 100
-    texts_drawn = {turn.text for dialogue in dialogues("invented", NUM_DRAWN, seed=3) for turn in dialogue.turns}
+        counts[f"{dialogue.family} repeats"] += any(
+            word in answer.split() or " ".join(word) == answer for word in invented
+        )
+    assert (
+        min(
+            counts[name]
+            for name in (
+                "memory",
+                "memory repeats",
+                "spelling",
+                "spelling repeats",
+                "repeat repeats",
+            )
+        )
+        > 100
+    )
+    texts_drawn = {
+        turn.text
+        for dialogue in dialogues("invented", NUM_DRAWN, seed=3)
+        for turn in dialogue.turns
+    }
     assert texts_drawn.isdisjoint(texts("held_out", "user"))
 
 
@@ -187,7 +257,10 @@ def test_salad_has_the_requested_number_of_words() -> None:
 
 
 def test_answer_must_match_word_for_word() -> None:
-    turns = (ChatTurn(role="user", text="what is one plus one"), ChatTurn(role="assistant", text="one plus one is two"))
+    turns = (
+        ChatTurn(role="user", text="what is one plus one"),
+        ChatTurn(role="assistant", text="one plus one is two"),
+    )
     dialogue = Dialogue(turns=turns, family="sums")
     assert is_right(dialogue, "one plus one is two")
     assert is_right(dialogue, " One plus one is: 2! ")

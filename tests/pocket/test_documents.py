@@ -1,4 +1,6 @@
-"""Files shipped beside the weights: valid links in the model card, small audio files, and all of them in the wheel."""
+"""Files shipped beside the weights: valid links in the model card, small audio files, and all of
+them in the wheel.
+"""
 
 import re
 import tomllib
@@ -16,7 +18,11 @@ LIMITS = {PICTURE: MAX_PNG_BYTES} | {f"{scene.name}.wav": MAX_WAV_BYTES for scen
 
 
 def test_model_card_links_existing_files() -> None:
-    targets = [target for target in LINK.findall((CHECKPOINT / "README.md").read_text()) if "//" not in target]
+    targets = [
+        target
+        for target in LINK.findall((CHECKPOINT / "README.md").read_text())
+        if "//" not in target
+    ]
     assert f"../../docs/{PICTURE}" in targets
     assert {f"../../docs/{scene.name}.wav" for scene in SCENES} <= set(targets)
     assert [target for target in targets if not (CHECKPOINT / target).is_file()] == []
@@ -32,7 +38,9 @@ def test_checkpoint_is_small() -> None:
 
 
 def test_shipped_files_are_package_data() -> None:
-    patterns = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    patterns = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["*"]
     shipped = {path for pattern in patterns for path in POCKET.glob(pattern)}
     wanted = {path for folder in (CHECKPOINT, DOCS) for path in folder.rglob("*") if path.is_file()}
     assert wanted and wanted <= shipped

@@ -1,4 +1,6 @@
-"""Training of the audio tower: voices, augmentation, forward passes equal to those of `transformers`, and CTC."""
+"""Training of the audio tower: voices, augmentation, forward passes equal to those of
+`transformers`, and CTC.
+"""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files
 from fleet.lab.pocket import shape
 from fleet.lab.pocket.corpus import encode
 from fleet.lab.pocket.hearing import recordings
@@ -20,7 +21,13 @@ from fleet.lab.pocket.hearing.augment import add_noise, augment, coloured
 from fleet.lab.pocket.hearing.features import log_mel
 from fleet.lab.pocket.hearing.recordings import Recordings, load
 from fleet.lab.pocket.hearing.voices import UNSEEN, known_voice, unseen_voice
-from fleet.lab.pocket.train.joint import SampleSource, audio_loss, spoken_turns, text_losses, transcription
+from fleet.lab.pocket.train.joint import (
+    SampleSource,
+    audio_loss,
+    spoken_turns,
+    text_losses,
+    transcription,
+)
 from fleet.lab.pocket.train.listening import (
     FIRST_ROW,
     Clips,
@@ -33,7 +40,16 @@ from fleet.lab.pocket.train.listening import (
     symbol_rows,
 )
 from fleet.lab.pocket.train.thinker import decoder_block, pack
-from fleet.lab.pocket.train.tower import BLANK, Hearing, compute_states, ctc_loss, positions, slot_scores, symbols
+from fleet.lab.pocket.train.tower import (
+    BLANK,
+    Hearing,
+    compute_states,
+    ctc_loss,
+    positions,
+    slot_scores,
+    symbols,
+)
+from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files
 from fleet.stages.qwen3_omni.thinker import feature_extractor
 
 PAD, START, END = (shape.TOKEN_ID[f"<|audio_{name}|>"] for name in ("pad", "start", "end"))
@@ -63,7 +79,9 @@ def clip(num_samples: int, seed: int = 1) -> NDArray[np.float32]:
 def test_training_voices_exclude_unseen_variants() -> None:
     variants = {"+" + known_voice(Random(seed)).name.partition("+")[2] for seed in range(2000)}
     assert len(variants) > 40 and not variants & set(UNSEEN)
-    assert {"+" + unseen_voice(Random(seed)).name.partition("+")[2] for seed in range(500)} == set(UNSEEN)
+    assert {"+" + unseen_voice(Random(seed)).name.partition("+")[2] for seed in range(500)} == set(
+        UNSEEN
+    )
 
 
 def test_recordings_load_as_written(known: Recordings) -> None:
@@ -86,7 +104,10 @@ def test_folder_without_recordings_is_refused_with_the_command(tmp_path: Path) -
 def test_augmentation_depends_on_seed_only(known: Recordings) -> None:
     clips = [each.samples for each in known.all()]
     augmented = [augment(clips[0], clips, np.random.default_rng(seed)) for seed in range(40)]
-    assert all(each.dtype == np.float32 and np.isfinite(each).all() and np.abs(each).max() <= 1 for each in augmented)
+    assert all(
+        each.dtype == np.float32 and np.isfinite(each).all() and np.abs(each).max() <= 1
+        for each in augmented
+    )
     assert len({each.tobytes() for each in augmented}) == 40
     assert np.array_equal(augmented[7], augment(clips[0], clips, np.random.default_rng(7)))
 
@@ -107,16 +128,22 @@ def test_features_equal_those_of_the_server(tmp_path: Path) -> None:
     served = feature_extractor(tmp_path)(clips)
     computed = log_mel(clips)
     assert computed.num_frames.tolist() == served["feature_mask"].sum(1).tolist()
-    assert np.allclose(computed.features.numpy(), served["features"] * served["feature_mask"][:, None], atol=1e-5)
+    assert np.allclose(
+        computed.features.numpy(), served["features"] * served["feature_mask"][:, None], atol=1e-5
+    )
 
 
 @torch.no_grad()
 def test_batched_tower_equals_transformers() -> None:
     """Clips include one longer than the attention's window, and ones with a partial last chunk."""
     tower = Hearing(seed=1).eval().audio_tower
-    batch = log_mel([clip(length, seed) for seed, length in enumerate((16_000, 31_040, 1_600, 150_000))])
+    batch = log_mel(
+        [clip(length, seed) for seed, length in enumerate((16_000, 31_040, 1_600, 150_000))]
+    )
     frames = batch.num_frames.tolist()
-    packed = torch.cat([each[:, :length] for each, length in zip(batch.features, frames, strict=True)], 1)
+    packed = torch.cat(
+        [each[:, :length] for each, length in zip(batch.features, frames, strict=True)], 1
+    )
     expected = tower(packed, feature_lens=batch.num_frames).last_hidden_state
     rows = tower.proj2(compute_states(tower, batch))
     lengths = positions(batch.num_frames).tolist()
@@ -156,9 +183,13 @@ def test_spoken_turn_has_audio_rows_in_place_of_text(known: Recordings) -> None:
     num_rows = int(positions(torch.tensor(110)))
     question, text = dialogue.dialogue.turns[0].text, dialogue.dialogue.turns[1].text
     assert clips.texts == [question]
-    assert laid_out.ids[3] == START and laid_out.ids[4 : 4 + num_rows] == list(range(FIRST_ROW, FIRST_ROW + num_rows))
+    assert laid_out.ids[3] == START and laid_out.ids[4 : 4 + num_rows] == list(
+        range(FIRST_ROW, FIRST_ROW + num_rows)
+    )
     assert laid_out.ids[4 + num_rows] == END
-    answered = [symbol for symbol, weight in zip(laid_out.ids, laid_out.weights, strict=True) if weight]
+    answered = [
+        symbol for symbol, weight in zip(laid_out.ids, laid_out.weights, strict=True) if weight
+    ]
     assert answered == [*encode(text), shape.TOKEN_ID["<|im_end|>"]]
     asked = sample(transcription(dialogue.recordings[0], Clips(), clip(17_600), "transcribe")).ids
     assert asked[5 + num_rows : 5 + num_rows + 10] == encode("transcribe")
@@ -166,9 +197,14 @@ def test_spoken_turn_has_audio_rows_in_place_of_text(known: Recordings) -> None:
 
 @torch.no_grad()
 def test_spoken_dialogue_equals_whole_model(known: Recordings, listener: ListeningThinker) -> None:
-    """Compare several clips with the Thinker that is served, including the places and positions of the audio."""
+    """Compare several clips with the Thinker that is served, including the places and positions of
+    the audio.
+    """
     dialogue = max(known.dialogues, key=lambda dialogue: len(dialogue.recordings))
-    clips, audio = Clips(), [clip(16_000 + 4_800 * index, index) for index in range(len(dialogue.recordings))]
+    clips, audio = (
+        Clips(),
+        [clip(16_000 + 4_800 * index, index) for index in range(len(dialogue.recordings))],
+    )
     ids = prompt(spoken_turns(dialogue, clips, audio))
     batch = pack(iter([sample(spoken_turns(dialogue, clips, audio))]), num_rows=1, row_len=800)
     states = embed(listener, batch.ids, clips).states
@@ -191,7 +227,10 @@ def _served(listener: ListeningThinker, ids: list[int], audio: list[NDArray[np.f
     mask = torch.arange(batch.features.shape[2]) < batch.num_frames[:, None]
     plain = torch.tensor([[PAD if index >= FIRST_ROW else index for index in ids]])
     result = model(
-        input_ids=plain, attention_mask=torch.ones_like(plain), input_features=batch.features, feature_attention_mask=mask.long()
+        input_ids=plain,
+        attention_mask=torch.ones_like(plain),
+        input_features=batch.features,
+        feature_attention_mask=mask.long(),
     )
     return result.logits[0]
 
@@ -210,21 +249,30 @@ def test_joint_losses_reach_both_parts(known: Recordings, listener: ListeningThi
     listener.zero_grad()
 
 
-def test_solved_projection_yields_rows_of_recognized_symbols(known: Recordings, listener: ListeningThinker) -> None:
+def test_solved_projection_yields_rows_of_recognized_symbols(
+    known: Recordings, listener: ListeningThinker
+) -> None:
     table = shape.text_table()
     slots = torch.tensor([[BLANK, 5, 5, 6, BLANK, BLANK]])
-    assert torch.allclose(symbol_rows(slots, table)[0], torch.stack([table[5], table[6], table[PAD]]))
+    assert torch.allclose(
+        symbol_rows(slots, table)[0], torch.stack([table[5], table[6], table[PAD]])
+    )
     clips = [each.samples / 32768 for each in known.all()]
     solve_projection(listener, clips)
     states = compute_states(listener.audio_tower, log_mel(clips[:4])).detach()
     wanted = symbol_rows(slot_scores(listener.slots, states).argmax(-1), table)
-    assert (listener.audio_tower.proj2(states) - wanted).square().mean() < 0.9 * wanted.square().mean()
+    assert (
+        listener.audio_tower.proj2(states) - wanted
+    ).square().mean() < 0.9 * wanted.square().mean()
 
 
-def test_batched_answers_equal_single_answers(known: Recordings, listener: ListeningThinker) -> None:
+def test_batched_answers_equal_single_answers(
+    known: Recordings, listener: ListeningThinker
+) -> None:
     clips = Clips()
     prompts = [
-        prompt(spoken_turns(dialogue, clips, [clip(16_000) for _ in dialogue.recordings])) for dialogue in known.dialogues[:3]
+        prompt(spoken_turns(dialogue, clips, [clip(16_000) for _ in dialogue.recordings]))
+        for dialogue in known.dialogues[:3]
     ]
     together = answer(listener, prompts, clips, max_len=4)
     assert together == [answer(listener, [each], clips, max_len=4)[0] for each in prompts]

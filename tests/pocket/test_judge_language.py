@@ -10,11 +10,22 @@ from fleet.lab.pocket.corpus.families import TABLES
 from fleet.lab.pocket.judge.bigram import END, START, arpa
 from fleet.lab.pocket.judge.grammar import can_produce, jsgf, templates
 from fleet.lab.pocket.judge.questions import distinct
-from fleet.lab.pocket.judge.words import MISSING, TEACHER_PRONUNCIATION, dictionary_text, known_words, unsayable
+from fleet.lab.pocket.judge.words import (
+    MISSING,
+    TEACHER_PRONUNCIATION,
+    dictionary_text,
+    known_words,
+    unsayable,
+)
 
 
 def test_recogniser_has_every_corpus_word() -> None:
-    words = {word for split in ("train", "held_out") for text in sentences(split, 3000, 9) for word in text.split()}
+    words = {
+        word
+        for split in ("train", "held_out")
+        for text in sentences(split, 3000, 9)
+        for word in text.split()
+    }
     assert words <= set(known_words())
     assert unsayable(known_words()) == []
     lines = dictionary_text(known_words()).splitlines()
@@ -32,14 +43,22 @@ def test_teacher_pronunciation_is_added_to_the_dictionary() -> None:
     assert set(TEACHER_PRONUNCIATION) <= set(known_words())
     lines = dictionary_text(["baa", "opposite"]).splitlines()
     assert lines == [
-        "baa B IY EY EY", "baa(2) B AA",
-        "opposite AA P AH Z AH T", "opposite(2) AA P Z AH T", "opposite(3) AA P AH Z IH T",
-    ]  # fmt: skip
+        "baa B IY EY EY",
+        "baa(2) B AA",
+        "opposite AA P AH Z AH T",
+        "opposite(2) AA P Z AH T",
+        "opposite(3) AA P AH Z IH T",
+    ]
 
 
 def test_pronunciations_are_unique() -> None:
-    entries = [tuple(line.replace("(", " (").split(" ")) for line in dictionary_text(known_words()).splitlines()]
-    pronunciations = [(entry[0], *(part for part in entry[1:] if not part.startswith("("))) for entry in entries]
+    entries = [
+        tuple(line.replace("(", " (").split(" "))
+        for line in dictionary_text(known_words()).splitlines()
+    ]
+    pronunciations = [
+        (entry[0], *(part for part in entry[1:] if not part.startswith("("))) for entry in entries
+    ]
     assert len(pronunciations) == len(set(pronunciations))
 
 
@@ -50,9 +69,14 @@ def test_bigram_probabilities_sum_to_one() -> None:
     words = [*vocabulary, END]
     assert sum(probability[word] for word in words) == pytest.approx(1, abs=1e-3)
     for first in (START, *vocabulary):
-        after_first = {word: pairs[first].get(word, backoffs[first] * probability[word]) for word in words}
+        after_first = {
+            word: pairs[first].get(word, backoffs[first] * probability[word]) for word in words
+        }
         assert sum(after_first.values()) == pytest.approx(1, abs=2e-3), first
-    assert probability["never"] > 0 and pairs["a"]["b"] > pairs["a"]["c"] > backoffs["a"] * probability["never"]
+    assert (
+        probability["never"] > 0
+        and pairs["a"]["b"] > pairs["a"]["c"] > backoffs["a"] * probability["never"]
+    )
 
 
 def _read(model: str) -> tuple[dict[str, float], dict[str, float], dict[str, dict[str, float]]]:
@@ -77,13 +101,27 @@ def test_grammar_accepts_answers_of_both_splits() -> None:
 
 
 def test_grammar_accepts_wrong_values_but_no_free_text() -> None:
-    for text in ("the opposite of hot is small", "two plus two is thirty one", "your name is peter", "a cow says woof"):
+    for text in (
+        "the opposite of hot is small",
+        "two plus two is thirty one",
+        "your name is peter",
+        "a cow says woof",
+    ):
         assert can_produce(text), text
-    for text in ("the opposite of hot", "two plus two is a cow", "your name is peter and paul", "say hello"):
+    for text in (
+        "the opposite of hot",
+        "two plus two is a cow",
+        "your name is peter and paul",
+        "say hello",
+    ):
         assert not can_produce(text), text
     free = [text for text in sentences("held_out", 400, 2) if can_produce(text)]
     assert len(free) < 100
-    quoted = [d.turns[-1].text for d in dialogues("held_out", 800, 2) if d.turns[-1].text.startswith("you said")]
+    quoted = [
+        d.turns[-1].text
+        for d in dialogues("held_out", 800, 2)
+        if d.turns[-1].text.startswith("you said")
+    ]
     assert quoted and not any(map(can_produce, quoted))
 
 

@@ -1,4 +1,6 @@
-"""Measurements of spoken answers, with the real pocketsphinx, espeak-ng and WORLD: wrong words and wrong pitch are found."""
+"""Measurements of spoken answers, with the real pocketsphinx, espeak-ng and WORLD: wrong words and
+wrong pitch are found.
+"""
 
 from dataclasses import replace
 
@@ -21,7 +23,11 @@ from fleet.lab.pocket.speech.analysis import Track, analyse
 from fleet.lab.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 
-TEXTS = ("the capital of sweden is stockholm", "twelve minus three is nine", "good morning to you too")
+TEXTS = (
+    "the capital of sweden is stockholm",
+    "twelve minus three is nine",
+    "good morning to you too",
+)
 OTHERS = ("hello how can i help you", "a triangle has three sides")
 SHORT = "nine"
 OPTIONS = JudgeOptions(workers=1)
@@ -33,14 +39,29 @@ def speeches() -> dict[str, SynthesizedSpeech]:
     """Speech of the teacher by text, with alternating voices."""
     texts = (*TEXTS, *OTHERS, SHORT)
     voices = sorted(VOICES)
-    return dict(zip(texts, speak_all([(text, VOICES[voices[i % 2]]) for i, text in enumerate(texts)]), strict=True))
+    return dict(
+        zip(
+            texts,
+            speak_all([(text, VOICES[voices[i % 2]]) for i, text in enumerate(texts)]),
+            strict=True,
+        )
+    )
 
 
-def _judged(texts: tuple[str, ...], samples: list[NDArray[np.float32]], reason: str = "stop") -> FiguresByName:
+def _judged(
+    texts: tuple[str, ...], samples: list[NDArray[np.float32]], reason: str = "stop"
+) -> FiguresByName:
     dialogues = [
-        Dialogue(turns=(ChatTurn(role="user", text="hello"), ChatTurn(role="assistant", text=text)), family="x") for text in texts
+        Dialogue(
+            turns=(ChatTurn(role="user", text="hello"), ChatTurn(role="assistant", text=text)),
+            family="x",
+        )
+        for text in texts
     ]
-    replies = [ChatReply(text=text, finish_reason=reason, samples=each) for text, each in zip(texts, samples, strict=True)]
+    replies = [
+        ChatReply(text=text, finish_reason=reason, samples=each)
+        for text, each in zip(texts, samples, strict=True)
+    ]
     voices = [sorted(VOICES)[index % 2] for index in range(len(texts))]
     figures, judged, _ = speech_out.listen_to(dialogues, voices, replies, OPTIONS)
     assert len(judged) == sum(bool(text) for text in texts)
@@ -57,12 +78,17 @@ def test_teacher_speech_is_the_error_floor(speeches: dict[str, SynthesizedSpeech
     lead = np.zeros(4 * 1920, np.float32)
     figures = _judged(TEXTS, [np.concatenate([lead, speeches[text].samples]) for text in TEXTS])
     for kind in ("bigram", "grammar"):
-        wer, floor = _value(figures, f"WER, {kind}"), _value(figures, f"WER, {kind}, the teacher's own speech")
+        wer, floor = (
+            _value(figures, f"WER, {kind}"),
+            _value(figures, f"WER, {kind}, the teacher's own speech"),
+        )
         assert wer <= floor + 8 and wer < 20, kind
     assert _value(figures, "length off the teacher's, median") < 3
     assert _value(figures, "pitch within a semitone of the teacher's, of voiced hops") > 90
     assert 80 < _value(figures, "pitch within a semitone, of perfect codes") <= 100
-    assert _value(figures, "silence before the speech, median") == pytest.approx(len(lead) / SAMPLE_RATE_HZ, abs=0.1)
+    assert _value(figures, "silence before the speech, median") == pytest.approx(
+        len(lead) / SAMPLE_RATE_HZ, abs=0.1
+    )
     assert _value(figures, "answers without end or sound") == 0
 
 
@@ -81,10 +107,14 @@ def test_answer_without_end_or_audio_is_counted(speeches: dict[str, SynthesizedS
     silent = np.zeros_like(samples)
     assert _value(_judged((SHORT, SHORT), [endless, silent]), "answers without end or sound") == 2
     assert _value(_judged((SHORT, ""), [samples, samples]), "answers without end or sound") == 1
-    assert _value(_judged((SHORT,), [samples], reason="length"), "answers without end or sound") == 1
+    assert (
+        _value(_judged((SHORT,), [samples], reason="length"), "answers without end or sound") == 1
+    )
 
 
-def test_recognition_is_independent_of_earlier_audio(speeches: dict[str, SynthesizedSpeech]) -> None:
+def test_recognition_is_independent_of_earlier_audio(
+    speeches: dict[str, SynthesizedSpeech],
+) -> None:
     recogniser = Recogniser("grammar")
     alone = recogniser.words(speeches[TEXTS[0]].samples, SAMPLE_RATE_HZ, "chelsie")
     assert alone == TEXTS[0]
@@ -95,7 +125,9 @@ def test_recognition_is_independent_of_earlier_audio(speeches: dict[str, Synthes
 
 def _locked(text: str, speech: SynthesizedSpeech) -> tuple[Track, SentenceFrames]:
     track = analyse(speech.samples)
-    return track, lock(track, text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
+    return track, lock(
+        track, text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ)
+    )
 
 
 def test_pitch_shift_is_measured(speeches: dict[str, SynthesizedSpeech]) -> None:
@@ -109,7 +141,11 @@ def test_pitch_shift_is_measured(speeches: dict[str, SynthesizedSpeech]) -> None
 def test_pitch_measure_ignores_speech_rate(speeches: dict[str, SynthesizedSpeech]) -> None:
     track, frames = _locked(TEXTS[2], speeches[TEXTS[2]])
     slow = np.repeat(np.arange(len(track.pitch_hz)), 2)
-    slower = Track(features=track.features[slow], pitch_hz=track.pitch_hz[slow], is_voiced=track.is_voiced[slow])
+    slower = Track(
+        features=track.features[slow],
+        pitch_hz=track.pitch_hz[slow],
+        is_voiced=track.is_voiced[slow],
+    )
     assert (within(errors(slower, frames)) or 0) > 0.9
 
 
@@ -121,7 +157,9 @@ def test_perfect_codes_have_rounding_error_only() -> None:
         pointer=np.zeros(2, np.int16),
     )
     assert carried_errors(frames) == pytest.approx(np.zeros(8))
-    assert carried_errors(replace(frames, cycles=np.array([11, 8], np.int16))) == pytest.approx([12 * np.log2(1.1)] * 8)
+    assert carried_errors(replace(frames, cycles=np.array([11, 8], np.int16))) == pytest.approx(
+        [12 * np.log2(1.1)] * 8
+    )
 
 
 def test_alignment_finds_stretched_speech() -> None:

@@ -1,4 +1,6 @@
-"""The whole evaluation, against a fake fleet over HTTP that has all answers and the teacher's voices."""
+"""The whole evaluation, against a fake fleet over HTTP that has all answers and the teacher's
+voices.
+"""
 
 import io
 import threading
@@ -15,8 +17,8 @@ import soundfile
 from numpy.typing import NDArray
 from rich.console import Console
 
-from fleet.lab.client.errors import ApiError
 from fleet.core.errors import BadInput
+from fleet.lab.client.errors import ApiError
 from fleet.lab.pocket.corpus.dialogue import DONT_KNOW
 from fleet.lab.pocket.judge import speech_in
 from fleet.lab.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
@@ -31,13 +33,17 @@ from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 from fleet.lab.report.machine import describe_machine
 from tests.support import HttpHandler, serve_http
 
-SMALL = JudgeOptions(typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1)
+SMALL = JudgeOptions(
+    typed=26, memory=5, unknown=5, speech_out=4, speech_in=2, speed=2, concurrency=4, workers=1
+)
 Samples = NDArray[np.float32]
 
 
 @dataclass(slots=True, kw_only=True)
 class FakeFleet:
-    """Fleet that answers typed questions right (with `forget`, wrong after earlier turns) and spoken ones with `DONT_KNOW`."""
+    """Fleet that answers typed questions right (with `forget`, wrong after earlier turns) and
+    spoken ones with `DONT_KNOW`.
+    """
 
     url: str = ""
     forget: bool = False
@@ -49,17 +55,28 @@ class FakeFleet:
 
     def add_answers(self, count: int, seed: int = 0) -> None:
         for dialogue in distinct(count, seed):
-            self.answers[" / ".join(turn.text for turn in dialogue.turns[:-1])] = dialogue.turns[-1].text
+            self.answers[" / ".join(turn.text for turn in dialogue.turns[:-1])] = dialogue.turns[
+                -1
+            ].text
 
     def answer(self, messages: list[dict[str, Any]]) -> str:
-        if any(isinstance(message["content"], list) for message in messages) or (self.forget and len(messages) > 1):
+        if any(isinstance(message["content"], list) for message in messages) or (
+            self.forget and len(messages) > 1
+        ):
             return DONT_KNOW
-        return self.answers.get(" / ".join(message["content"] for message in messages), DONT_KNOW).capitalize() + "."
+        return (
+            self.answers.get(
+                " / ".join(message["content"] for message in messages), DONT_KNOW
+            ).capitalize()
+            + "."
+        )
 
     def speech(self, text: str, voice: str) -> Samples:
         with self.lock:
             if (text, voice) not in self.speeches:
-                self.speeches[text, voice] = Teacher().speak(text.lower().strip("."), VOICES[voice]).samples
+                self.speeches[text, voice] = (
+                    Teacher().speak(text.lower().strip("."), VOICES[voice]).samples
+                )
             return self.speeches[text, voice]
 
     def reply(self, body: dict[str, Any]) -> bytes:
@@ -74,7 +91,10 @@ class FakeFleet:
             handler.send(200, b'{"data":[{"id":"pocket"}]}')
             return
         body = msgspec.json.decode(handler.read_body())
-        handler.send(self.status, self.reply(body) if self.status == 200 else b'{"error":{"message":"too busy"}}')
+        handler.send(
+            self.status,
+            self.reply(body) if self.status == 200 else b'{"error":{"message":"too busy"}}',
+        )
 
 
 def _whole(text: str, samples: Samples | None) -> bytes:
@@ -89,10 +109,21 @@ def _whole(text: str, samples: Samples | None) -> bytes:
 def _streamed(text: str, samples: Samples | None) -> bytes:
     pcm = (np.zeros(0) if samples is None else samples * 32767).astype("<i2").tobytes()
     deltas: list[dict[str, Any]] = [{"content": text}]
-    deltas += [{"audio": {"data": b64encode(pcm[at : at + 12_000]).decode()}} for at in range(0, len(pcm), 12_000)]
+    deltas += [
+        {"audio": {"data": b64encode(pcm[at : at + 12_000]).decode()}}
+        for at in range(0, len(pcm), 12_000)
+    ]
     events: list[dict[str, Any]] = [{"choices": [{"delta": delta}]} for delta in deltas]
-    events.append({"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens_details": {"text_tokens": 5}}})
-    return b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
+    events.append(
+        {
+            "choices": [],
+            "usage": {"prompt_tokens": 3, "completion_tokens_details": {"text_tokens": 5}},
+        }
+    )
+    return (
+        b"".join(b"data: " + msgspec.json.encode(event) + b"\n\n" for event in events)
+        + b"data: [DONE]\n\n"
+    )
 
 
 @pytest.fixture
@@ -120,7 +151,12 @@ def test_evaluation_writes_table_json_and_plot(fleet: FakeFleet, tmp_path: Path)
     assert _figure(report, "right answers, clean") in report.missed
 
     write_report(report, tmp_path / "report.json")
-    assert msgspec.convert(msgspec.json.decode((tmp_path / "report.json").read_bytes())["report"], JudgeReport) == report
+    assert (
+        msgspec.convert(
+            msgspec.json.decode((tmp_path / "report.json").read_bytes())["report"], JudgeReport
+        )
+        == report
+    )
     console = Console(record=True, width=120, file=io.StringIO())
     show(report, console)
     shown = console.export_text()
@@ -133,7 +169,9 @@ def test_wrong_answers_are_counted_per_family(fleet: FakeFleet) -> None:
     fleet.add_answers(400)
     fleet.forget = True
     report = run(fleet.url, JudgeOptions(parts=("typed",), typed=130, memory=10, unknown=10))
-    assert (_figure(report, "from memory").value or 0) < 50 and _figure(report, "from memory").met is False
+    assert (_figure(report, "from memory").value or 0) < 50 and _figure(
+        report, "from memory"
+    ).met is False
     right = sum(each.right for each in report.typed[:130])
     assert _figure(report, "right answers").value == pytest.approx(100 * right / 130)
     assert 0 < right < 130
@@ -141,7 +179,12 @@ def test_wrong_answers_are_counted_per_family(fleet: FakeFleet) -> None:
 
 def test_questions_are_greedy_without_own_sampling(fleet: FakeFleet) -> None:
     for own_sampling in (False, True):
-        run(fleet.url, JudgeOptions(parts=("typed",), typed=3, memory=1, unknown=1, own_sampling=own_sampling, seed=3))
+        run(
+            fleet.url,
+            JudgeOptions(
+                parts=("typed",), typed=3, memory=1, unknown=1, own_sampling=own_sampling, seed=3
+            ),
+        )
     greedy = [body for body in fleet.bodies if "temperature" in body]
     assert len(greedy) == len(fleet.bodies) / 2 and all(body["temperature"] == 0 for body in greedy)
     assert {body["seed"] for body in fleet.bodies} == {3}
@@ -160,7 +203,12 @@ def test_unreachable_gateway_is_one_line() -> None:
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"typed": 0}, "typed"), ({"parts": ("singing",)}, "parts"), ({"parts": ()}, "parts"), ({"workers": 0}, "workers")],
+    [
+        ({"typed": 0}, "typed"),
+        ({"parts": ("singing",)}, "parts"),
+        ({"parts": ()}, "parts"),
+        ({"workers": 0}, "workers"),
+    ],
 )
 def test_invalid_option_names_its_field(options: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput) as raised:
@@ -169,7 +217,9 @@ def test_invalid_option_names_its_field(options: dict[str, Any], field: str) -> 
 
 
 class TranscribingClient(JudgeClient):
-    """Client that answers the dialogues in their order, the first one wrong, and transcribes all questions except the last."""
+    """Client that answers the dialogues in their order, the first one wrong, and transcribes all
+    questions except the last.
+    """
 
     def __init__(self) -> None:
         self.questions: list[ChatQuestion] = []
@@ -180,7 +230,10 @@ class TranscribingClient(JudgeClient):
         texts = [dialogue.turns[-1].text for dialogue in dialogues]
         texts[0] = "nonsense"
         texts += [dialogue.turns[-2].text for dialogue in dialogues[:-1]] + [""]
-        return [ChatReply(text=text, finish_reason="stop", samples=np.zeros(0, np.float32)) for text in texts]
+        return [
+            ChatReply(text=text, finish_reason="stop", samples=np.zeros(0, np.float32))
+            for text in texts
+        ]
 
 
 def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +244,9 @@ def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyP
     empty = JudgeReport(began="", url="", model="", machine=describe_machine(), sampling="", seed=0)
     report = speech_in.judge(empty, client, JudgeOptions(speech_in=4))
     values = {figure.name: figure.value for figure in report.figures}
-    assert values["right answers, clean"] == values["right answers, unseen voices, 15 dB noise"] == 75
+    assert (
+        values["right answers, clean"] == values["right answers, unseen voices, 15 dB noise"] == 75
+    )
     words = [len(each.text.split()) for each in report.transcribed[:4]]
     assert values["WER of transcripts, clean"] == pytest.approx(100 * words[-1] / sum(words))
     assert len(report.speech_in) == len(report.transcribed) == 8
@@ -203,6 +258,8 @@ def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyP
 def _clip(question: ChatQuestion) -> Samples:
     message = msgspec.to_builtins(question.messages[0])
     assert message["content"][1] == {"type": "text", "text": "transcribe"}
-    samples, rate_hz = soundfile.read(io.BytesIO(b64decode(message["content"][0]["input_audio"]["data"])), dtype="float32")
+    samples, rate_hz = soundfile.read(
+        io.BytesIO(b64decode(message["content"][0]["input_audio"]["data"])), dtype="float32"
+    )
     assert rate_hz == 16_000
     return np.asarray(samples, np.float32)

@@ -38,7 +38,9 @@ class SumPart:
         return {"sum": float(self.module.weight.detach().sum())}
 
 
-def test_resumed_run_ends_with_weights_of_uninterrupted_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_ends_with_weights_of_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(loop, "SAVE_EVERY_S", 0.0)
     uninterrupted = SumPart()
     train(uninterrupted, tmp_path / "whole", SCHEDULE, seed=1)
@@ -55,4 +57,8 @@ def test_learning_rate_warms_up_and_ends_at_zero(tmp_path: Path) -> None:
     toy = SumPart()
     train(toy, tmp_path, SCHEDULE, seed=2)
     assert toy.evaluate()["sum"] == pytest.approx(4, abs=0.5)
-    assert SCHEDULE.rate(0) == pytest.approx(0.025) and SCHEDULE.rate(4) == pytest.approx(0.1) and SCHEDULE.rate(120) < 1e-6
+    assert (
+        SCHEDULE.rate(0) == pytest.approx(0.025)
+        and SCHEDULE.rate(4) == pytest.approx(0.1)
+        and SCHEDULE.rate(120) < 1e-6
+    )

@@ -19,7 +19,9 @@ def test_unknown_step_is_refused_with_known_steps() -> None:
 
 
 def test_missing_device_is_refused_before_any_step() -> None:
-    with pytest.raises(BadInput, match=r"device: 'cuda:99' is not available .*; use cpu") as refused:
+    with pytest.raises(
+        BadInput, match=r"device: 'cuda:99' is not available .*; use cpu"
+    ) as refused:
         RecipeOptions(device="cuda:99")
     assert refused.value.param == "device"
 

@@ -40,7 +40,9 @@ def test_buzz_has_lower_aperiodicity_than_noise() -> None:
 
 
 def test_double_amplitude_is_four_times_the_power() -> None:
-    quiet, loud = (analyse(gain * buzz(120)).features[10:-10, :20] for gain in (np.float32(1), np.float32(2)))
+    quiet, loud = (
+        analyse(gain * buzz(120)).features[10:-10, :20] for gain in (np.float32(1), np.float32(2))
+    )
     assert loud - quiet == pytest.approx(np.log(4), abs=0.01)
 
 

@@ -12,8 +12,13 @@ from fleet.lab.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook, fit
 
 def frames(count: int, seed: int) -> NDArray[np.float16]:
     """Return frames [count, 8, 51] near a subspace of few dimensions, as speech is."""
-    rng, basis = np.random.default_rng(seed), np.random.default_rng(0).standard_normal((6, 8 * NUM_FEATURES))
-    flat = rng.standard_normal((count, 6)) @ basis + 0.05 * rng.standard_normal((count, 8 * NUM_FEATURES))
+    rng, basis = (
+        np.random.default_rng(seed),
+        np.random.default_rng(0).standard_normal((6, 8 * NUM_FEATURES)),
+    )
+    flat = rng.standard_normal((count, 6)) @ basis + 0.05 * rng.standard_normal(
+        (count, 8 * NUM_FEATURES)
+    )
     shaped = flat.reshape(count, 8, NUM_FEATURES)
     shaped[..., NUM_MELS:] *= 6
     return (shaped - 5).astype(np.float16)

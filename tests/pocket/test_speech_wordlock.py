@@ -7,7 +7,14 @@ import pytest
 
 from fleet.lab.pocket.corpus import encode
 from fleet.lab.pocket.speech.analysis import NUM_FEATURES, Track, silence
-from fleet.lab.pocket.speech.wordlock import HOPS_PER_FRAME, SILENT_AFTER, SILENT_BEFORE, lock, pointer, speech_end_s
+from fleet.lab.pocket.speech.wordlock import (
+    HOPS_PER_FRAME,
+    SILENT_AFTER,
+    SILENT_BEFORE,
+    lock,
+    pointer,
+    speech_end_s,
+)
 
 
 def track(num_hops: int, pitch_hz: float = 125.0) -> Track:
@@ -31,7 +38,9 @@ def test_words_last_whole_frames() -> None:
 
 def test_words_keep_the_teacher_boundaries() -> None:
     hops = lock(track(60), TEXT, STARTS_S, END_S).features[..., 0].astype(float)
-    assert [hops[1, 0], hops[2, 0], hops[4, 0], hops[7, 0]] == pytest.approx([0, 5, 21, 45], abs=0.02)
+    assert [hops[1, 0], hops[2, 0], hops[4, 0], hops[7, 0]] == pytest.approx(
+        [0, 5, 21, 45], abs=0.02
+    )
     assert hops[1] == pytest.approx(np.arange(HOPS_PER_FRAME) * 5 / HOPS_PER_FRAME, abs=0.01)
 
 

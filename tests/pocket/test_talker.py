@@ -13,12 +13,30 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe
 
 from fleet.core.errors import ConfigError
 from fleet.lab.pocket.corpus import Split, encode, sentences
-from fleet.lab.pocket.shape import CODEC_IDS, CONTROL_IDS, HIDDEN, LEAD_FRAMES, NUM_CODE_GROUPS, TOKEN_ID, model_config, text_table
+from fleet.lab.pocket.shape import (
+    CODEC_IDS,
+    CONTROL_IDS,
+    HIDDEN,
+    LEAD_FRAMES,
+    NUM_CODE_GROUPS,
+    TOKEN_ID,
+    model_config,
+    text_table,
+)
 from fleet.lab.pocket.speech.shards import CODES, Utterance
 from fleet.lab.pocket.train import talker as talker_module
 from fleet.lab.pocket.train.pointer import PointerTargets, pointer_accuracy
 from fleet.lab.pocket.train.talker import TalkerPart
-from fleet.lab.pocket.train.talker_batch import AUDIO_ROW, END, NOISE, Prefixes, Sampler, corrupt_codes, make_batch, text_side
+from fleet.lab.pocket.train.talker_batch import (
+    AUDIO_ROW,
+    END,
+    NOISE,
+    Prefixes,
+    Sampler,
+    corrupt_codes,
+    make_batch,
+    text_side,
+)
 from fleet.lab.pocket.train.talker_forward import Lean, Tapped, new_talker
 from fleet.lab.pocket.train.talker_speak import speak
 
@@ -42,12 +60,16 @@ def utterance(text: str, voice: str = "ethan", seed: int = 0) -> Utterance:
     num_frames = len(encode(text)) + 3
     pointer = np.minimum(np.arange(num_frames) - 1, len(encode(text)) - 1)
     codes = np.random.default_rng(seed).integers(0, 30, (num_frames, NUM_CODE_GROUPS))
-    return Utterance(text=text, voice=voice, codes=codes.astype(np.int16), pointer=pointer.astype(np.int16))
+    return Utterance(
+        text=text, voice=voice, codes=codes.astype(np.int16), pointer=pointer.astype(np.int16)
+    )
 
 
 def utterances(split: Split, count: int) -> list[Utterance]:
     texts = sentences(split, count, seed=1)
-    return [utterance(text, ("chelsie", "ethan")[index % 2], index) for index, text in enumerate(texts)]
+    return [
+        utterance(text, ("chelsie", "ethan")[index % 2], index) for index, text in enumerate(texts)
+    ]
 
 
 def without_prefix(examples: Sequence[Utterance]) -> Any:
@@ -61,15 +83,21 @@ def test_trunk_equals_transformers_whole_or_in_two_parts(talker: Any) -> None:
     lean = Lean(talker)
     ahead = lean.trunk(rows[:, :4])
     torch.testing.assert_close(lean.trunk(rows).hidden_BLH, expected, atol=2e-5, rtol=1e-4)
-    torch.testing.assert_close(lean.trunk(rows[:, 4:], ahead.past).hidden_BLH, expected[:, 4:], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        lean.trunk(rows[:, 4:], ahead.past).hidden_BLH, expected[:, 4:], atol=2e-5, rtol=1e-4
+    )
 
 
 @torch.no_grad()
 def test_code_predictor_equals_transformers(talker: Any) -> None:
     hidden = torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0))
-    codes = torch.randint(0, 512, (3, NUM_CODE_GROUPS - 1), generator=torch.Generator().manual_seed(1))
+    codes = torch.randint(
+        0, 512, (3, NUM_CODE_GROUPS - 1), generator=torch.Generator().manual_seed(1)
+    )
     tables = [talker.model.codec_embedding, *talker.code_predictor.model.codec_embedding]
-    rows = torch.stack([hidden, *(table(code) for table, code in zip(tables, codes.unbind(1), strict=False))], 1)
+    rows = torch.stack(
+        [hidden, *(table(code) for table, code in zip(tables, codes.unbind(1), strict=False))], 1
+    )
     logits = Lean(talker).residual_logits(hidden, codes)
     assert len(logits) == NUM_CODE_GROUPS - 1
     for step, computed in enumerate(logits):
@@ -78,22 +106,34 @@ def test_code_predictor_equals_transformers(talker: Any) -> None:
 
 
 def hf_opening(talker: Any, text: str, voice: str) -> tuple[Tensor, Tensor]:
-    """Return the nine opening rows and the text side of the rows after them, computed by `transformers`."""
+    """Return the nine opening rows and the text side of the rows after them, computed by
+    `transformers`.
+    """
     config = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeConfig(**model_config())
     whole = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeForConditionalGeneration
     ids = [TOKEN_ID[name] for name in ("<|im_start|>", "<|assistant|>", "<|says|>")] + encode(text)
     pad, bos, end = (
-        talker.text_projection(TABLE[TOKEN_ID[name]])[None, None] for name in ("<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
+        talker.text_projection(TABLE[TOKEN_ID[name]])[None, None]
+        for name in ("<tts_pad>", "<tts_text_bos>", "<tts_text_eod>")
     )
     of = SimpleNamespace(config=config, talker=talker)
     speaker = CODEC_IDS.speakers()[voice]
-    opening, _, trailing = whole._get_talker_assistant_parts(of, 0, len(ids), speaker, TABLE[ids][None], pad, bos, end)
+    opening, _, trailing = whole._get_talker_assistant_parts(
+        of, 0, len(ids), speaker, TABLE[ids][None], pad, bos, end
+    )
     return opening, trailing
 
 
 @torch.no_grad()
 def test_spoken_codes_equal_transformers_generate(talker: Any) -> None:
-    prefix = [TOKEN_ID["<|im_start|>"], TOKEN_ID["<|user|>"], *encode("hi"), AUDIO_ROW, AUDIO_ROW, TOKEN_ID["<|im_end|>"]]
+    prefix = [
+        TOKEN_ID["<|im_start|>"],
+        TOKEN_ID["<|user|>"],
+        *encode("hi"),
+        AUDIO_ROW,
+        AUDIO_ROW,
+        TOKEN_ID["<|im_end|>"],
+    ]
     audio = talker.hidden_projection(torch.randn(1, HIDDEN))
     before = torch.cat([talker.text_projection(TABLE), audio])[prefix][None]
     opening, trailing = hf_opening(talker, TEXT, "chelsie")
@@ -106,7 +146,9 @@ def test_spoken_codes_equal_transformers_generate(talker: Any) -> None:
         attention_mask=torch.ones(1, len(prefix) + 9, dtype=torch.long),
         max_new_tokens=21,
         do_sample=False,
-        suppress_tokens=[each for each in range(vocabulary - CONTROL_IDS, vocabulary) if each != CODEC_IDS.eos],
+        suppress_tokens=[
+            each for each in range(vocabulary - CONTROL_IDS, vocabulary) if each != CODEC_IDS.eos
+        ],
         eos_token_id=CODEC_IDS.eos,
         output_hidden_states=True,
         return_dict_in_generate=True,
@@ -128,7 +170,9 @@ def test_batch_has_silent_lead_then_codes_then_end() -> None:
     silence = [int(short.codes[0, 0])] * LEAD_FRAMES
     expected = [*silence, *short.codes[:, 0].tolist(), END]
     assert batch.first_BF[0, : len(expected)].tolist() == expected
-    assert batch.is_frame_BT.sum(1).tolist() == [LEAD_FRAMES + len(each.codes) for each in (short, long)]
+    assert batch.is_frame_BT.sum(1).tolist() == [
+        LEAD_FRAMES + len(each.codes) for each in (short, long)
+    ]
     assert batch.text_BL.shape[1] == 8 + batch.first_BF.shape[1]
 
 
@@ -176,7 +220,9 @@ def test_prefixes_of_a_batch_have_one_length() -> None:
 def test_rare_words_are_sampled_more_often() -> None:
     common, rare = utterance("hello"), utterance("mary")
     sampler = Sampler([*[common] * 400, *[rare] * 20])
-    drawn = [each for seed in range(100) for each in sampler.draw(np.random.default_rng(seed), 8, bins=2)]
+    drawn = [
+        each for seed in range(100) for each in sampler.draw(np.random.default_rng(seed), 8, bins=2)
+    ]
     assert 1.6 < sum(each.text == "mary" for each in drawn) / (800 * 20 / 420) < 2.4
 
 
@@ -184,7 +230,9 @@ def test_rare_words_are_sampled_more_often() -> None:
 def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TalkerPart:
     monkeypatch.setattr(talker_module, "BATCH", 4)
     monkeypatch.setattr(talker_module, "NUM_PREFIXES", 2)
-    monkeypatch.setattr(talker_module, "load_utterances", lambda _folder, split: utterances(split, 6))
+    monkeypatch.setattr(
+        talker_module, "load_utterances", lambda _folder, split: utterances(split, 6)
+    )
     return TalkerPart(tmp_path, steps=10)
 
 
@@ -197,8 +245,13 @@ def test_every_trainable_weight_receives_a_gradient(part: TalkerPart) -> None:
         if parameter.requires_grad and (parameter.grad is None or not parameter.grad.any())
     }
     assert without_gradient == set()
-    untrained = {name for name, parameter in part.module.named_parameters() if not parameter.requires_grad}
-    assert untrained >= {"talker.hidden_projection.linear_fc1.weight", "talker.model.layers.0.mlp.gate.weight"}
+    untrained = {
+        name for name, parameter in part.module.named_parameters() if not parameter.requires_grad
+    }
+    assert untrained >= {
+        "talker.hidden_projection.linear_fc1.weight",
+        "talker.model.layers.0.mlp.gate.weight",
+    }
 
 
 def test_talker_step_is_deterministic(part: TalkerPart) -> None:
@@ -208,11 +261,15 @@ def test_talker_step_is_deterministic(part: TalkerPart) -> None:
 
 @torch.no_grad()
 def test_audio_rows_are_identical_for_the_talker(talker: Any) -> None:
-    rows = talker.hidden_projection(torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0)))
+    rows = talker.hidden_projection(
+        torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0))
+    )
     torch.testing.assert_close(rows, Lean(talker).text_rows(TABLE)[AUDIO_ROW].expand(3, -1))
 
 
-def test_training_uses_shards_coded_later(part: TalkerPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_uses_shards_coded_later(
+    part: TalkerPart, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded: list[Split] = []
 
     def load(_folder: Path, split: Split) -> list[Utterance]:
@@ -228,7 +285,9 @@ def test_training_uses_shards_coded_later(part: TalkerPart, tmp_path: Path, monk
     assert loaded == ["train", "held_out"] * 2
 
 
-def test_missing_training_data_is_refused(part: TalkerPart, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_training_data_is_refused(
+    part: TalkerPart, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(talker_module, "load_utterances", lambda _folder, _split: [])
     with pytest.raises(ConfigError, match="no coded speech"):
         part.loss(np.random.default_rng(0), 0)

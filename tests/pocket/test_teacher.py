@@ -22,7 +22,9 @@ def test_word_starts_lie_within_the_speech(teacher: Teacher) -> None:
         speech = teacher.speak(text)
         starts = speech.word_starts_s
         assert len(starts) == len(text.split())
-        assert starts[0] == 0 and all(before < after for before, after in zip(starts, starts[1:], strict=False)), text
+        assert starts[0] == 0 and all(
+            before < after for before, after in zip(starts, starts[1:], strict=False)
+        ), text
         assert starts[-1] < len(speech.samples) / SAMPLE_RATE_HZ
 
 
@@ -45,11 +47,16 @@ def test_speech_of_same_texts_in_same_order_is_identical() -> None:
         "import hashlib\n"
         "from fleet.lab.pocket.teacher import Teacher, Voice\n"
         "voices = [Voice(), Voice(name='en-gb-x-rp+f2')]\n"
-        "speeches = [Teacher().speak(text, voice) for text in ('good night', 'c a t') for voice in voices]\n"
-        "print([(hashlib.sha256(speech.samples.tobytes()).hexdigest(), speech.word_starts_s) for speech in speeches])\n"
+        "speeches = [Teacher().speak(text, voice) for text in ('good night', 'c a t') for voice "
+        "in voices]\n"
+        "print([(hashlib.sha256(speech.samples.tobytes()).hexdigest(), speech.word_starts_s) "
+        "for speech in speeches])\n"
     )
     run = [sys.executable, "-c", code]
-    first, again = (subprocess.run(run, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=True) for _ in range(2))
+    first, again = (
+        subprocess.run(run, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=True)
+        for _ in range(2)
+    )
     assert first.stdout == again.stdout != ""
 
 
@@ -96,4 +103,6 @@ def test_letter_a_is_distinguished_from_the_article(text: str, letters: list[int
 def test_word_without_event_starts_in_proportion_to_letters() -> None:
     """espeak-ng has one event for "in the" in "in the cat"."""
     assert word_starts(["in", "the", "cat"], [(0, 0), (7, 700)], end=1000) == [0, 300, 700]
-    assert word_starts(["cat", "in", "the"], [(0, 0), (4, 400)], end=1100) == pytest.approx([0, 400, 700])
+    assert word_starts(["cat", "in", "the"], [(0, 0), (4, 400)], end=1100) == pytest.approx(
+        [0, 400, 700]
+    )

@@ -35,7 +35,18 @@ def test_first_letter_of_a_word_has_its_own_symbol() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Hello", "two  words", " two", "two ", "'tis", "2", "hi!", "one\n", "caf\N{LATIN SMALL LETTER E WITH ACUTE}"]
+    "text",
+    [
+        "Hello",
+        "two  words",
+        " two",
+        "two ",
+        "'tis",
+        "2",
+        "hi!",
+        "one\n",
+        "caf\N{LATIN SMALL LETTER E WITH ACUTE}",
+    ],
 )
 def test_text_that_is_not_spoken_text_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="not spoken text"):
@@ -69,6 +80,12 @@ def test_any_typed_text_can_be_encoded(typed: str) -> None:
 
 def test_number_names_are_unique() -> None:
     assert [number(value) for value in (0, 13, 20, 21, 99, 100, 342)] == [
-        "zero", "thirteen", "twenty", "twenty one", "ninety nine", "one hundred", "three hundred forty two",
-    ]  # fmt: skip
+        "zero",
+        "thirteen",
+        "twenty",
+        "twenty one",
+        "ninety nine",
+        "one hundred",
+        "three hundred forty two",
+    ]
     assert len({number(value) for value in range(1000)}) == 1000

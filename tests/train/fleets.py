@@ -5,11 +5,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.drafts.capture.run import CapturedRun
-from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.control.client import FleetClient
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
+from fleet.drafts.capture.run import CapturedRun
+from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.graphs.training import TRAINER
 from fleet.worker.loop import WorkerLoop
 from tests.harness import ThreadFleet, gateway, thread_fleet
@@ -17,10 +17,19 @@ from tests.support import await_until
 
 NUM_AT_ONCE = 4
 SETTINGS = (
-    "graph=text", "engine=torch", "training.enabled=true", "training.window_samples=2", "training.batch_samples=2",
-    "training.passes=1", "training.held_out=0", f"training.max_in_flight={NUM_AT_ONCE}", "stages.trainer.max_batch=4",
-    "lease.no_worker_timeout_s=2", "lease.claim_timeout_s=0.5", "stages.lm.prefill_chunk_tokens=8",
-)  # fmt: skip
+    "graph=text",
+    "engine=torch",
+    "training.enabled=true",
+    "training.window_samples=2",
+    "training.batch_samples=2",
+    "training.passes=1",
+    "training.held_out=0",
+    f"training.max_in_flight={NUM_AT_ONCE}",
+    "stages.trainer.max_batch=4",
+    "lease.no_worker_timeout_s=2",
+    "lease.claim_timeout_s=0.5",
+    "stages.lm.prefill_chunk_tokens=8",
+)
 
 
 @dataclass(slots=True)
@@ -37,18 +46,26 @@ class TrainingFleet:
     @property
     def trainer(self) -> WorkerLoop:
         """The active trainer."""
-        return next(loop for loop in self.alive if loop.stage == TRAINER and not loop.availability.standing_by)
+        return next(
+            loop
+            for loop in self.alive
+            if loop.stage == TRAINER and not loop.availability.standing_by
+        )
 
     @property
     def alive(self) -> list[WorkerLoop]:
         return [loop for loop in self.fleet.loops if loop.worker not in self.fleet.killed]
 
-    def run_over(self, pool: "Iterable[AnsweredPrompt] | AsyncIterator[AnsweredPrompt]") -> CapturedRun:
+    def run_over(
+        self, pool: "Iterable[AnsweredPrompt] | AsyncIterator[AnsweredPrompt]"
+    ) -> CapturedRun:
         samples = pool if isinstance(pool, AsyncIterator) else _each(pool)
         return CapturedRun(source=self.source, pool=samples, name="test", num_at_once=NUM_AT_ONCE)
 
     async def wait_empty(self) -> None:
-        """Wait until no arena has a slot in use, no engine a request or a page, and no request is open."""
+        """Wait until no arena has a slot in use, no engine a request or a page, and no request is
+        open.
+        """
 
         async def is_empty() -> bool:
             left = [self._left_in(loop) for loop in self.alive]
@@ -71,15 +88,21 @@ def prompt(number: int, *, length: int = 20) -> AnsweredPrompt:
     """A prompt with an answer of ten tokens."""
     ids = tuple((7 * number + position) % 200 + 10 for position in range(length))
     spec = RequestSpec(id=RequestId("unused"), graph="text", prompt_ids=ids)
-    return AnsweredPrompt(spec=spec, answer=tuple((number + position) % 200 + 10 for position in range(10)))
+    return AnsweredPrompt(
+        spec=spec, answer=tuple((number + position) % 200 + 10 for position in range(10))
+    )
 
 
 @asynccontextmanager
 async def training_fleet(
     url: str, checkpoint: Path, folder: Path, *overrides: str, without: str = ""
 ) -> AsyncGenerator[TrainingFleet]:
-    """Run a fleet with a conductor, one worker of each role but `without`, and a gateway. `folder`: of checkpoints."""
+    """Run a fleet with a conductor, one worker of each role but `without`, and a gateway. `folder`:
+    of checkpoints.
+    """
     settings = (*SETTINGS, f"training.folder={folder}", *overrides)
-    with thread_fleet(url, *settings, checkpoint=checkpoint, transfer="nixl", without=without) as fleet:
+    with thread_fleet(
+        url, *settings, checkpoint=checkpoint, transfer="nixl", without=without
+    ) as fleet:
         async with gateway(fleet) as client:
             yield TrainingFleet(fleet, client)

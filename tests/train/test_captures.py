@@ -1,4 +1,6 @@
-"""Captures through a fleet: rows by NIXL only, samples refused at the door, answers first, and orders of operators."""
+"""Captures through a fleet: rows by NIXL only, samples refused at the door, answers first, and
+orders of operators.
+"""
 
 import asyncio
 from pathlib import Path
@@ -23,9 +25,12 @@ TEXT = EdgeName("text")
 
 def question(number: int) -> RequestSpec:
     return RequestSpec(
-        id=new_request_id(), graph="text", prompt_ids=prompt(number).spec.prompt_ids, outputs=(TEXT,),
+        id=new_request_id(),
+        graph="text",
+        prompt_ids=prompt(number).spec.prompt_ids,
+        outputs=(TEXT,),
         sampling={LM: Sampling(max_tokens=12, ignore_eos=True)},
-    )  # fmt: skip
+    )
 
 
 async def test_b1_b2_rows_go_by_nixl_and_only_headers_through_redis(
@@ -34,12 +39,20 @@ async def test_b1_b2_rows_go_by_nixl_and_only_headers_through_redis(
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         source = training.source
         done = await asyncio.gather(*(source.capture(prompt(number)) for number in range(2)))
-        assert all(1 <= each.windows <= 2 for each in done), "a sample that arrives late has a window of its own"
+        assert all(1 <= each.windows <= 2 for each in done), (
+            "a sample that arrives late has a window of its own"
+        )
         with connect(redis_url) as observer:
             logs = list(observer.scan_iter(f"{keys.PREFIX}req:*:edge:{FEATURES}"))
-            chunks = [decode_chunk(fields["h"]) for log in logs for _, fields in stream_entries(observer.xrange(log))]
+            chunks = [
+                decode_chunk(fields["h"])
+                for log in logs
+                for _, fields in stream_entries(observer.xrange(log))
+            ]
         assert len(logs) == 2 and len(chunks) == 2 * 4, "30 rows in chunks of 8"
-        assert all(chunk.tensors[name].data is None for chunk in chunks for name in (TAPS, LAST_ROWS))
+        assert all(
+            chunk.tensors[name].data is None for chunk in chunks for name in (TAPS, LAST_ROWS)
+        )
         assert sum(chunk.tensors[TAPS].shape[0] for chunk in chunks) == 2 * 30
         await training.wait_empty()
 
@@ -57,7 +70,9 @@ async def test_b2_rows_without_room_are_refused_and_not_sent_through_redis(
         await training.wait_empty()
 
 
-async def test_b3_live_answer_is_shed_while_another_request_waits(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_b3_live_answer_is_shed_while_another_request_waits(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         worker = next(loop for loop in training.alive if loop.stage == LM)
         await asyncio.to_thread(stop_claims, worker)
@@ -79,11 +94,19 @@ async def test_b3_live_answer_is_shed_while_another_request_waits(redis_url: str
         await await_until(is_trained_on, "the next one to be trained on")
 
 
-async def test_b3_answers_beside_captures_stay_the_same(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
-    async with training_fleet(redis_url, text_checkpoint, tmp_path, "numerics=invariant") as training:
+async def test_b3_answers_beside_captures_stay_the_same(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    async with training_fleet(
+        redis_url, text_checkpoint, tmp_path, "numerics=invariant"
+    ) as training:
         expected = [await answer(training.client, question(number)) for number in range(3)]
-        run = asyncio.create_task(training.run_over(prompt(number) for number in range(8)).run(asyncio.Event()))
-        got = await asyncio.gather(*(answer(training.client, question(number)) for number in range(3)))
+        run = asyncio.create_task(
+            training.run_over(prompt(number) for number in range(8)).run(asyncio.Event())
+        )
+        got = await asyncio.gather(
+            *(answer(training.client, question(number)) for number in range(3))
+        )
         assert [each[TEXT].tolist() for each in got] == [each[TEXT].tolist() for each in expected]
         assert (await run).trained == 8
         await training.wait_empty()
@@ -102,7 +125,9 @@ async def test_b4_b16_rows_of_another_target_are_refused_and_freed(
         assert figures is not None and figures.refused == 1 and figures.replay_bytes == 0
 
 
-async def test_only_captures_fail_without_a_trainer(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_only_captures_fail_without_a_trainer(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path, without=TRAINER) as training:
         with pytest.raises(NoWorker, match="fleet worker trainer"):
             await training.source.capture(prompt(1))
@@ -110,21 +135,27 @@ async def test_only_captures_fail_without_a_trainer(redis_url: str, text_checkpo
         assert await training.client.telemetry.missing_roles() == []
 
 
-async def test_capture_without_an_answer_is_refused(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_capture_without_an_answer_is_refused(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         with pytest.raises(BadInput, match="needs the answer"):
             await training.source.capture(type(prompt(1))(spec=prompt(1).spec, answer=()))
         await training.wait_empty()
 
 
-async def test_second_trainer_stands_by(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_second_trainer_stands_by(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         second = training.fleet.add_worker(TRAINER)
         third = training.fleet.add_worker(TRAINER)
         assert second.availability.standing_by and third.availability.standing_by
 
 
-async def test_b18_trainer_forgets_its_samples_by_order(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_b18_trainer_forgets_its_samples_by_order(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         source = training.source
         await asyncio.gather(*(source.capture(prompt(number)) for number in range(2)))

@@ -1,4 +1,6 @@
-"""Training in one process: producer and trainer may end in any order, each time within a bound and with one cause."""
+"""Training in one process: producer and trainer may end in any order, each time within a bound and
+with one cause.
+"""
 
 import threading
 from collections.abc import Iterator
@@ -6,7 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from fleet.core.errors import ConfigError
-from fleet.drafts.trainer.online import OnlineRun, SampleChannel, WindowLoader, build_online_training
+from fleet.drafts.trainer.online import (
+    OnlineRun,
+    SampleChannel,
+    WindowLoader,
+    build_online_training,
+)
 from fleet.drafts.trainer.samples import DraftSample
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings, WindowRecord
 from tests.unit.test_draft_trainer import greedy_sample, make_trainer
@@ -19,10 +26,14 @@ def samples(count: int) -> Iterator[DraftSample]:
         yield greedy_sample([1 + number % 60, 9, 2, 7], length=8, sample_id=f"s{number}")
 
 
-def compose(produced: Iterator[DraftSample], **options: object) -> tuple[Trainer, WindowLoader, OnlineRun, list[WindowRecord]]:
+def compose(
+    produced: Iterator[DraftSample], **options: object
+) -> tuple[Trainer, WindowLoader, OnlineRun, list[WindowRecord]]:
     records: list[WindowRecord] = []
     trainer = make_trainer([], SETTINGS, on_window=records.append)
-    return *build_online_training(trainer, SETTINGS, lambda: produced, capacity=2, **options), records  # pyright: ignore
+    return *build_online_training(
+        trainer, SETTINGS, lambda: produced, capacity=2, **options
+    ), records  # pyright: ignore
 
 
 def test_b7_full_drain_then_terminate() -> None:
@@ -30,7 +41,9 @@ def test_b7_full_drain_then_terminate() -> None:
     trainer, loader, run, records = compose(samples(5), on_finished=finished.append)
     assert run() == run.end == "finished" and finished == [trainer] and loader.num_refused == 0
     trained = {sample_id for record in records for sample_id in record.sample_ids}
-    assert trained == {f"s{number}" for number in range(5)}, "what is left below a window is trained on too"
+    assert trained == {f"s{number}" for number in range(5)}, (
+        "what is left below a window is trained on too"
+    )
 
 
 def test_b7_trainer_stops_first_and_unblocks_its_producer() -> None:

@@ -1,4 +1,6 @@
-"""Training runs: they end as finished, stopped or failed, in every order in which their parts end, and leave nothing behind."""
+"""Training runs: they end as finished, stopped or failed, in every order in which their parts end,
+and leave nothing behind.
+"""
 
 import asyncio
 import threading
@@ -7,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from fleet.core.errors import EngineError, FleetError
 from fleet.drafts.capture.run import CapturedRun, RunProgress, RunState
 from fleet.drafts.capture.source import AnsweredPrompt
-from fleet.core.errors import EngineError, FleetError
-from fleet.graphs.training import TRAINER
 from fleet.drafts.trainer.engine import CHECKPOINTS
 from fleet.drafts.trainer.samples import DraftSample
 from fleet.drafts.trainer.trainer import Trainer, WindowRecord
+from fleet.graphs.training import TRAINER
 from tests.support import await_until
 from tests.train.fleets import NUM_AT_ONCE, TrainingFleet, prompt, training_fleet
 
@@ -35,17 +37,30 @@ async def acknowledged(training: TrainingFleet) -> int:
     return (await training.client.training.counts())["acknowledged"]
 
 
-async def test_b7_full_drain_then_terminate(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_b7_full_drain_then_terminate(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         given = training.run_over(pool(7))
         done = await run(given)
-        assert (done.state, done.submitted, done.trained, done.refused) == (RunState.FINISHED, 7, 7, 0)
+        assert (done.state, done.submitted, done.trained, done.refused) == (
+            RunState.FINISHED,
+            7,
+            7,
+            0,
+        )
         (version,) = await training.client.training.versions()
-        assert done.version == version.number == 1 and version.source == "test" and version.windows == done.windows
+        assert (
+            done.version == version.number == 1
+            and version.source == "test"
+            and version.windows == done.windows
+        )
         await training.wait_empty()
 
 
-async def test_b6_training_begins_before_the_pool_is_drained(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_b6_training_begins_before_the_pool_is_drained(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         given, seen = training.run_over(pool(12)), list[RunProgress]()
         given.on_progress = seen.append
@@ -56,18 +71,26 @@ async def test_b6_training_begins_before_the_pool_is_drained(redis_url: str, tex
 async def test_b6_samples_are_captured_while_the_trainer_trains(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first ones are acknowledged before all windows that they are worth, so that others take their places."""
+    """The first ones are acknowledged before all windows that they are worth, so that others take
+    their places.
+    """
     captured_more, windows, train_on = threading.Event(), list[int](), Trainer.train_on
 
     def held(trainer: Trainer, samples: Sequence[DraftSample]) -> WindowRecord:
         windows.append(len(samples))
-        assert len(windows) != 2 or captured_more.wait(30), "all places are taken until the trainer has computed the windows"
+        assert len(windows) != 2 or captured_more.wait(30), (
+            "all places are taken until the trainer has computed the windows"
+        )
         return train_on(trainer, samples)
 
     monkeypatch.setattr(Trainer, "train_on", held)
-    async with training_fleet(redis_url, text_checkpoint, tmp_path, "training.passes=4") as training:
+    async with training_fleet(
+        redis_url, text_checkpoint, tmp_path, "training.passes=4"
+    ) as training:
         given = training.run_over(pool(12))
-        given.on_progress = lambda progress: captured_more.set() if progress.submitted > NUM_AT_ONCE else None
+        given.on_progress = lambda progress: (
+            captured_more.set() if progress.submitted > NUM_AT_ONCE else None
+        )
         assert (await run(given)).state is RunState.FINISHED
 
 
@@ -92,7 +115,9 @@ async def test_sample_that_has_no_room_is_refused_and_the_run_continues(
         await training.wait_empty()
 
 
-async def test_b7_run_that_is_stopped_makes_no_version(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_b7_run_that_is_stopped_makes_no_version(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         stop, given = asyncio.Event(), training.run_over(prompt(number) for number in range(10_000))
         given.on_progress = lambda progress: stop.set() if progress.trained >= 3 else None
@@ -117,8 +142,12 @@ async def test_b7_producer_exception_propagates_and_unblocks_consumer(
         await training.wait_empty()
 
 
-async def test_b7_trainer_stops_first(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
-    """It ends in the middle, and no other one is there: the run fails with the remedy, although its producer is blocked."""
+async def test_b7_trainer_stops_first(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    """It ends in the middle, and no other one is there: the run fails with the remedy, although its
+    producer is blocked.
+    """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         given = training.run_over(prompt(number) for number in range(10_000))
         running = asyncio.create_task(run(given))
@@ -145,8 +174,12 @@ async def test_b7_error_of_the_trainer_fails_the_run(
         await training.wait_empty()
 
 
-async def test_b8_b9_run_survives_the_death_of_the_trainer(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
-    """The standby trainer continues from the last durable checkpoint, and no sample is acknowledged twice."""
+async def test_b8_b9_run_survives_the_death_of_the_trainer(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    """The standby trainer continues from the last durable checkpoint, and no sample is acknowledged
+    twice.
+    """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         training.fleet.add_worker(TRAINER)
         given = training.run_over(pool(14))
@@ -155,14 +188,20 @@ async def test_b8_b9_run_survives_the_death_of_the_trainer(redis_url: str, text_
         training.fleet.kill(training.trainer)
         done = await running
         assert (done.state, done.trained) == (RunState.FINISHED, 14)
-        assert await acknowledged(training) == 15, "each sample once, and the one that made the version"
+        assert await acknowledged(training) == 15, (
+            "each sample once, and the one that made the version"
+        )
         assert done.windows >= 7, "windows of the dead trainer's last checkpoint count"
         await training.wait_empty()
         assert len(list((tmp_path / CHECKPOINTS).iterdir())) == 1
 
 
-async def test_b8_trainer_that_was_fenced_acknowledges_nothing(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
-    """It is frozen past its lease, another one takes over, and it continues: its checkpoint and acknowledgements are refused."""
+async def test_b8_trainer_that_was_fenced_acknowledges_nothing(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    """It is frozen past its lease, another one takes over, and it continues: its checkpoint and
+    acknowledgements are refused.
+    """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         training.fleet.add_worker(TRAINER)
         frozen = training.trainer
@@ -199,7 +238,9 @@ async def test_b10_next_run_continues_from_the_checkpoint_of_the_last_one(
         assert second.windows > first.windows and second.version == 2
 
 
-async def test_pool_without_a_fitting_sample_fails(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_pool_without_a_fitting_sample_fails(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         with pytest.raises(FleetError, match="took none of its 0 samples"):
             await run(training.run_over([]))

@@ -1,4 +1,6 @@
-"""Versions of the draft head in a fleet: trained, read by NIXL, exchanged between two passes, and returned from."""
+"""Versions of the draft head in a fleet: trained, read by NIXL, exchanged between two passes, and
+returned from.
+"""
 
 import asyncio
 from pathlib import Path
@@ -6,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleet.drafts.capture.source import AnsweredPrompt
 from fleet.core.errors import NotFound
 from fleet.core.ids import EdgeName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.drafts.figures.speculation import SpeculationFigures
-from fleet.drafts.figures.training import DraftVersion
-from fleet.graphs.text import LM
-from fleet.graphs.training import TRAINER
+from fleet.drafts.capture.source import AnsweredPrompt
 from fleet.drafts.eagle3.files import save_head
 from fleet.drafts.eagle3.head import Eagle3Head
-from fleet.drafts.trainer.engine import VERSIONS
 from fleet.drafts.exchange.watch import FEWEST_DRAFTS
+from fleet.drafts.figures.speculation import SpeculationFigures
+from fleet.drafts.figures.training import DraftVersion
+from fleet.drafts.trainer.engine import VERSIONS
+from fleet.graphs.text import LM
+from fleet.graphs.training import TRAINER
 from fleet.worker.loop import WorkerLoop
 from tests.harness import answer
 from tests.support import await_until
@@ -26,17 +28,25 @@ from tests.train.fleets import TrainingFleet, prompt, training_fleet
 TEXT = EdgeName("text")
 NUM_TOKENS, NUM_DRAFTS = 40, 3
 OVERFIT = (
-    "stages.lm.speculation.drafter=eagle3", f"stages.lm.speculation.num_drafts={NUM_DRAFTS}", "training.passes=600",
-    "training.learning_rate=0.005", "training.window_samples=1", "training.batch_samples=1", "training.num_steps=3",
+    "stages.lm.speculation.drafter=eagle3",
+    f"stages.lm.speculation.num_drafts={NUM_DRAFTS}",
+    "training.passes=600",
+    "training.learning_rate=0.005",
+    "training.window_samples=1",
+    "training.batch_samples=1",
+    "training.num_steps=3",
     "training.checkpoint_windows=1000",
-)  # fmt: skip
+)
 
 
 def question(number: int = 1) -> RequestSpec:
     return RequestSpec(
-        id=new_request_id(), graph="text", prompt_ids=prompt(number).spec.prompt_ids, outputs=(TEXT,),
+        id=new_request_id(),
+        graph="text",
+        prompt_ids=prompt(number).spec.prompt_ids,
+        outputs=(TEXT,),
         sampling={LM: Sampling(max_tokens=NUM_TOKENS, ignore_eos=True)},
-    )  # fmt: skip
+    )
 
 
 async def ask(training: TrainingFleet, number: int = 1) -> list[int]:
@@ -82,16 +92,21 @@ def verify_every_draft(loop: WorkerLoop) -> None:
 async def add_random_version(training: TrainingFleet, folder: Path) -> int:
     """Add a version with random weights, as an operator may by mistake."""
     config = training.trainer.engine._trainer.head.config  # pyright: ignore
-    sha256 = save_head(Eagle3Head(config, torch.arange(config.draft_vocab_size), seed=99), folder / "part")
+    sha256 = save_head(
+        Eagle3Head(config, torch.arange(config.draft_vocab_size), seed=99), folder / "part"
+    )
     (folder / "part").rename(folder / VERSIONS / sha256)
-    version = DraftVersion(number=0, sha256=sha256, target=config.target_hash, num_bytes=1, source="random")
+    version = DraftVersion(
+        number=0, sha256=sha256, target=config.target_hash, num_bytes=1, source="random"
+    )
     return (await training.client.training.add(version)).number
 
 
 async def test_b11_b12_b14_b15_head_that_was_trained_on_an_answer_guesses_it_and_a_random_one_gives_way(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """Captured, trained, published, swapped in and served: at least nine of ten of the most that can be accepted.
+    """Captured, trained, published, swapped in and served: at least nine of ten of the most that
+    can be accepted.
 
     A random version that is forced in is replaced by it, without an order.
     """
@@ -99,13 +114,18 @@ async def test_b11_b12_b14_b15_head_that_was_trained_on_an_answer_guesses_it_and
         worker = worker_of(training)
         verify_every_draft(worker)
         before = await ask(training)
-        assert figures(worker).version == 0 and not sum(figures(worker).drafted), "no head yet, so no guesses"
+        assert figures(worker).version == 0 and not sum(figures(worker).drafted), (
+            "no head yet, so no guesses"
+        )
         number = await train_on_answer(training, before)
         assert number == 1
         await training.client.training.promote(number)
         await wait_for_version(worker, number)
         assert await ask(training) == before
-        got, most = figures(worker).acceptance_length, NUM_TOKENS / (1 - (1 - NUM_TOKENS) // (NUM_DRAFTS + 1))
+        got, most = (
+            figures(worker).acceptance_length,
+            NUM_TOKENS / (1 - (1 - NUM_TOKENS) // (NUM_DRAFTS + 1)),
+        )
         assert got is not None and got >= 0.9 * most, figures(worker)
         while figures(worker).drafted[0] < FEWEST_DRAFTS:
             await asyncio.gather(*(ask(training) for _ in range(8)))
@@ -120,8 +140,12 @@ async def test_b11_b12_b14_b15_head_that_was_trained_on_an_answer_guesses_it_and
         assert noted.number == random and "guesses in a row are right" in noted.note
 
 
-async def test_b17_next_version_learns_traffic_that_has_changed(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
-    """Acceptance falls when other questions come, and the version that was trained on their answers recovers at least half."""
+async def test_b17_next_version_learns_traffic_that_has_changed(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
+    """Acceptance falls when other questions come, and the version that was trained on their answers
+    recovers at least half.
+    """
     async with training_fleet(redis_url, text_checkpoint, tmp_path, *OVERFIT) as training:
         worker = worker_of(training)
         verify_every_draft(worker)
@@ -153,12 +177,17 @@ async def test_b12_later_worker_reads_the_version_from_a_worker_when_no_trainer_
         await wait_for_version(second, number)
 
 
-async def test_b14_exchange_changes_no_running_answer(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_b14_exchange_changes_no_running_answer(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     settings = ("numerics=invariant", "stages.lm.speculation.drafter=eagle3")
     async with training_fleet(redis_url, text_checkpoint, tmp_path, *settings) as training:
         verify_every_draft(worker_of(training))
         expected = await ask(training)
-        numbers = [(await training.run_over([prompt(number)]).run(asyncio.Event())).version for number in (1, 2)]
+        numbers = [
+            (await training.run_over([prompt(number)]).run(asyncio.Event())).version
+            for number in (1, 2)
+        ]
         assert numbers == [1, 2]
 
         async def exchange() -> None:
@@ -173,7 +202,9 @@ async def test_b14_exchange_changes_no_running_answer(redis_url: str, text_check
         await exchanging
 
 
-async def test_b15_rollback_returns_to_the_version_before(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_b15_rollback_returns_to_the_version_before(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         for number in (1, 2):
             made = (await training.run_over([prompt(number)]).run(asyncio.Event())).version
@@ -182,10 +213,16 @@ async def test_b15_rollback_returns_to_the_version_before(redis_url: str, text_c
         assert await training.client.training.roll_back() == 1
         await wait_for_version(worker_of(training), 1)
         state = await training.client.training.state()
-        assert (state.version, state.last_version, len(state.versions)) == (1, 2, 2) and state.trainer.startswith(TRAINER)
+        assert (state.version, state.last_version, len(state.versions)) == (
+            1,
+            2,
+            2,
+        ) and state.trainer.startswith(TRAINER)
 
 
-async def test_version_that_does_not_exist_is_refused(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+async def test_version_that_does_not_exist_is_refused(
+    redis_url: str, text_checkpoint: Path, tmp_path: Path
+) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         with pytest.raises(NotFound, match="no version 7"):
             await training.client.training.promote(7)

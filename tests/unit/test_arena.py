@@ -1,4 +1,6 @@
-"""The arena stays consistent for any order of calls; its memory returns sealed tensors or refuses to."""
+"""The arena stays consistent for any order of calls; its memory returns sealed tensors or refuses
+to.
+"""
 
 import msgspec
 import pytest
@@ -43,7 +45,9 @@ class ArenaMachine(RuleBasedStateMachine):
             assert self.arena.used_bytes == before
             return
         assert slot.size_bytes >= num_bytes
-        assert slot.generation not in {other.generation for other in [*self.held, *self.quarantined]}
+        assert slot.generation not in {
+            other.generation for other in [*self.held, *self.quarantined]
+        }
         self.held.append(slot)
 
     @rule(data=st.data())
@@ -56,7 +60,9 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule(request=st.sampled_from(REQUESTS))
     def free_request(self, request: RequestId) -> None:
         freed = self.arena.free_request(request)
-        assert sorted(slot.generation for slot in freed) == [s.generation for s in self.held if s.request == request]
+        assert sorted(slot.generation for slot in freed) == [
+            s.generation for s in self.held if s.request == request
+        ]
         self.held = [slot for slot in self.held if slot.request != request]
 
     @rule(data=st.data())
@@ -112,9 +118,14 @@ def test_quarantined_slot_is_neither_reallocated_nor_freed_with_a_request() -> N
 
 def sealed(memory: HostMemory, slot: ArenaSlot, data: bytes) -> TensorRef:
     return TensorRef(
-        agent=WorkerId("w"), address=memory.address + slot.offset, length_bytes=len(data), device_id=0,
-        generation=slot.generation, checksum=memory.seal(slot, memoryview(data)), slot=slot.index,
-    )  # fmt: skip
+        agent=WorkerId("w"),
+        address=memory.address + slot.offset,
+        length_bytes=len(data),
+        device_id=0,
+        generation=slot.generation,
+        checksum=memory.seal(slot, memoryview(data)),
+        slot=slot.index,
+    )
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(200))])

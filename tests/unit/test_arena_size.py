@@ -30,7 +30,11 @@ class SizedEngine:
 def size_with(*overrides: str, num_added_rows: int = 0) -> ArenaSize:
     config = load_config(None, overrides)
     adapter: Callable[..., object] = lambda *_: None  # noqa: E731
-    built = BuiltStage(engine=cast(Engine, SizedEngine()), adapter=cast(AdapterFactory, adapter), num_added_rows=num_added_rows)
+    built = BuiltStage(
+        engine=cast(Engine, SizedEngine()),
+        adapter=cast(AdapterFactory, adapter),
+        num_added_rows=num_added_rows,
+    )
     return arena_size(config, STAGE, built)
 
 
@@ -56,7 +60,10 @@ def test_split_stage_has_room_for_two_hand_offs_of_the_longest_prompt_by_default
 
 def test_room_follows_the_limit_of_prompts_and_the_rows_that_a_stage_adds() -> None:
     assert size_with(SPLIT, "limits.max_prompt_tokens=1600").hand_off_bytes == 100 * PAGE_BYTES
-    assert size_with(SPLIT, "limits.max_prompt_tokens=1600", num_added_rows=9).hand_off_bytes == 101 * PAGE_BYTES
+    assert (
+        size_with(SPLIT, "limits.max_prompt_tokens=1600", num_added_rows=9).hand_off_bytes
+        == 101 * PAGE_BYTES
+    )
     small = size_with(SPLIT, "limits.max_prompt_tokens=16")
     assert small.request_cap_bytes == 32 * MIB, "other tensors need no less than without a split"
 
@@ -74,8 +81,10 @@ def test_limit_of_prompts_that_a_hand_off_cannot_carry_is_refused_with_one_that_
     name: str, override: str, others: tuple[str, ...], held: int, enough: int
 ) -> None:
     assert refusal_of(SPLIT, override, *others) == (
-        f"transfer.{name}: {override.partition('=')[2]} MiB holds the keys and values of a prompt of {held} tokens in thinker, "
-        f"and limits.max_prompt_tokens is 8192; set at least {enough} or null, or limits.max_prompt_tokens to at most {held}"
+        f"transfer.{name}: {override.partition('=')[2]} MiB holds the keys and values of a "
+        f"prompt of {held} tokens in thinker, "
+        f"and limits.max_prompt_tokens is 8192; set at least {enough} or null, or "
+        f"limits.max_prompt_tokens to at most {held}"
     )
     assert size_with(SPLIT, override, *others, f"limits.max_prompt_tokens={held}")
     assert refusal_of(SPLIT, override, *others, f"limits.max_prompt_tokens={held + 1}")
@@ -83,13 +92,17 @@ def test_limit_of_prompts_that_a_hand_off_cannot_carry_is_refused_with_one_that_
 
 
 def test_arena_that_holds_no_prompt_is_refused_with_a_size_only() -> None:
-    assert refusal_of(SPLIT, "transfer.arena_mib=1").endswith("limits.max_prompt_tokens is 8192; set at least 769 or null")
+    assert refusal_of(SPLIT, "transfer.arena_mib=1").endswith(
+        "limits.max_prompt_tokens is 8192; set at least 769 or null"
+    )
 
 
 def test_limit_of_prompts_beyond_a_value_of_redis_is_refused() -> None:
     config = load_config(None, (SPLIT,))
     with pytest.raises(
-        ConfigError, match=r"transfer.kind: keys and values of limits.max_prompt_tokens \(8192\) are 768 MiB, and"
+        ConfigError,
+        match=r"transfer.kind: keys and values of limits.max_prompt_tokens \(8192\) are 768 "
+        r"MiB, and",
     ):
         check_inline(config, size_with(SPLIT))
     check_inline(config, size_with(SPLIT, "limits.max_prompt_tokens=5000"))

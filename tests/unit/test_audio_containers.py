@@ -1,4 +1,6 @@
-"""Audio as browsers, phones and the server itself write it is read; damaged and oversized files are refused in one sentence."""
+"""Audio as browsers, phones and the server itself write it is read; damaged and oversized files are
+refused in one sentence.
+"""
 
 import base64
 import struct
@@ -68,7 +70,16 @@ def test_file_of_own_encoder_is_read(kind: FileFormat, streamed: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["webm of Chromium", "Ogg of Firefox", "fragmented mp4 of Safari", "aac", "amr", "Ogg of FLAC", "streamed FLAC"]
+    "name",
+    [
+        "webm of Chromium",
+        "Ogg of Firefox",
+        "fragmented mp4 of Safari",
+        "aac",
+        "amr",
+        "Ogg of FLAC",
+        "streamed FLAC",
+    ],
 )
 def test_recording_cut_at_its_end_is_read_up_to_the_cut(name: str) -> None:
     file = recorded(name, 4)
@@ -91,17 +102,25 @@ def id3_tag(num_bytes: int, *, has_footer: bool = False) -> bytes:
 
 @pytest.mark.parametrize("kind", ["streamed flac", "flac", "mp3", "aac"])
 @pytest.mark.parametrize(
-    "tags", [id3_tag(300), id3_tag(300, has_footer=True), id3_tag(300) + id3_tag(20)], ids=["one", "with a footer", "two"]
+    "tags",
+    [id3_tag(300), id3_tag(300, has_footer=True), id3_tag(300) + id3_tag(20)],
+    ids=["one", "with a footer", "two"],
 )
 def test_id3_tags_before_audio_are_skipped(kind: str, tags: bytes) -> None:
     pcm = (rising(24_000) * 32_767).astype("<i2").tobytes()
-    file = recorded("streamed FLAC") if kind == "streamed flac" else encode_whole(pcm, 24_000, cast(FileFormat, kind))
+    file = (
+        recorded("streamed FLAC")
+        if kind == "streamed flac"
+        else encode_whole(pcm, 24_000, cast(FileFormat, kind))
+    )
     assert np.array_equal(read(tags + file), read(file))
 
 
 @pytest.mark.parametrize("codec", ["pcm_s16le", "pcm_s32le", "pcm_f32le"])
 def test_channels_are_averaged(codec: str) -> None:
-    stereo = Recorder(name="stereo", container="matroska", codec=codec, rate_hz=RATE_HZ, layout="stereo")
+    stereo = Recorder(
+        name="stereo", container="matroska", codec=codec, rate_hz=RATE_HZ, layout="stereo"
+    )
     left, right = rising(RATE_HZ), rising(RATE_HZ)[::-1]
     assert np.abs(read(stereo.record(np.stack([left, right]))) - (left + right) / 2).max() < 1e-4
 
@@ -117,21 +136,29 @@ def test_data_url_with_a_comma_in_its_media_type_is_read() -> None:
 
 def test_wav_samples_are_unchanged() -> None:
     pcm = (rising(RATE_HZ) * 32_767).astype("<i2")
-    assert np.array_equal(read(encode_whole(pcm.tobytes(), RATE_HZ, "wav")), pcm / np.float32(32_768))
+    assert np.array_equal(
+        read(encode_whole(pcm.tobytes(), RATE_HZ, "wav")), pcm / np.float32(32_768)
+    )
 
 
 def wav_with_sizes(wave: Wave, riff: int, data: int, trailer: bytes = b"") -> bytes:
     pcm = (wave * 32_767).astype("<i2").tobytes()
     head = struct.pack("<4sI4s4sI", b"RIFF", riff, b"WAVE", b"LIST", 4) + b"INFO"
-    sound = struct.pack("<4sIHHIIHH4sI", b"fmt ", 16, 1, 1, RATE_HZ, 2 * RATE_HZ, 2, 16, b"data", data)
+    sound = struct.pack(
+        "<4sIHHIIHH4sI", b"fmt ", 16, 1, 1, RATE_HZ, 2 * RATE_HZ, 2, 16, b"data", data
+    )
     return head + sound + pcm + trailer
 
 
 @pytest.mark.parametrize("riff", [0, 8, 36, 48, 64_036, 0xFFFFFFFF])
-@pytest.mark.parametrize("wave", [rising(RATE_HZ), np.zeros(2 * RATE_HZ, np.float32)], ids=["tone", "silence"])
+@pytest.mark.parametrize(
+    "wave", [rising(RATE_HZ), np.zeros(2 * RATE_HZ, np.float32)], ids=["tone", "silence"]
+)
 def test_wav_with_zero_samples_in_its_header_is_read_to_the_end(wave: Wave, riff: int) -> None:
     heard = read(wav_with_sizes(wave, riff, 0))
-    assert np.array_equal(heard, read(wav_with_sizes(wave, riff, 0xFFFFFFFF))) and len(heard) == len(wave)
+    assert np.array_equal(heard, read(wav_with_sizes(wave, riff, 0xFFFFFFFF))) and len(
+        heard
+    ) == len(wave)
     with pytest.raises(InputTooLarge, match="longer than 1 s"):
         read(wav_with_sizes(wave, riff, 0), 1)
 
@@ -139,7 +166,9 @@ def test_wav_with_zero_samples_in_its_header_is_read_to_the_end(wave: Wave, riff
 def test_empty_wav_with_metadata_behind_it_holds_no_samples() -> None:
     tags = struct.pack("<4sI", b"LIST", 8_000) + bytes(8_000)
     for riff in (0, 44 + len(tags)):
-        assert "shorter than 50 ms" in refusal(wav_with_sizes(np.zeros(0, np.float32), riff, 0, tags))
+        assert "shorter than 50 ms" in refusal(
+            wav_with_sizes(np.zeros(0, np.float32), riff, 0, tags)
+        )
     assert "shorter than 50 ms" in refusal(wav_with_sizes(np.zeros(0, np.float32), 0, 0))
 
 
@@ -181,7 +210,9 @@ def test_track_that_is_not_there_or_not_served_is_named() -> None:
 
 
 @pytest.mark.parametrize("name", ["webm of Chromium", "aac", "amr", "streamed FLAC"])
-def test_recording_is_decoded_no_further_than_the_limit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_is_decoded_no_further_than_the_limit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recorder = BY_NAME[name]
     num_decoded = 0
 
@@ -200,7 +231,10 @@ def test_sample_counts_beyond_the_file_are_refused_before_memory_is_reserved() -
     whole, fragmented = recorded("m4a of a phone"), recorded("fragmented mp4 of Safari")
     sizes, run = whole.index(b"stsz") + 8, fragmented.index(b"trun") + 8
     one, count = struct.pack(">I", 1), struct.pack(">I", 50_000_000)
-    for file in (whole[:sizes] + one + count + whole[sizes + 8 :], fragmented[:run] + count + fragmented[run + 4 :]):
+    for file in (
+        whole[:sizes] + one + count + whole[sizes + 8 :],
+        fragmented[:run] + count + fragmented[run + 4 :],
+    ):
         with pytest.raises(BadInput) as refused:
             read(file)
         assert str(refused.value.__cause__) == "counts more samples than it has bytes"

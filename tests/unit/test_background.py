@@ -1,4 +1,6 @@
-"""Background tasks: an unexpected exception is logged with its stack, and endless work starts again after it. Thread pools."""
+"""Background tasks: an unexpected exception is logged with its stack, and endless work starts again
+after it. Thread pools.
+"""
 
 import asyncio
 import logging
@@ -14,7 +16,9 @@ async def wait_forever() -> None:
     await asyncio.Event().wait()
 
 
-async def test_endless_work_starts_again_after_an_exception_which_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_endless_work_starts_again_after_an_exception_which_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     starts, ended = 0, asyncio.Event()
 
     async def work() -> None:
@@ -29,11 +33,15 @@ async def test_endless_work_starts_again_after_an_exception_which_is_logged(capl
     await ended.wait()
     task.cancel()
     assert starts == 3
-    assert [record.getMessage() for record in caplog.records] == ["the reader failed; it starts again in 0 s"] * 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "the reader failed; it starts again in 0 s"
+    ] * 2
     assert all(record.levelno == logging.ERROR and record.exc_info for record in caplog.records)
 
 
-async def test_endless_work_that_returns_or_is_cancelled_has_ended(caplog: pytest.LogCaptureFixture) -> None:
+async def test_endless_work_that_returns_or_is_cancelled_has_ended(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def work() -> None:
         return
 
@@ -66,6 +74,12 @@ async def test_cancelled_work_is_no_failure(caplog: pytest.LogCaptureFixture) ->
 
 def test_full_thread_pool_has_all_its_threads_before_the_first_call() -> None:
     with full_thread_pool(5, "pool-of-this-test") as pool:
-        names = {thread.name for thread in threading.enumerate() if thread.name.startswith("pool-of-this-test")}
+        names = {
+            thread.name
+            for thread in threading.enumerate()
+            if thread.name.startswith("pool-of-this-test")
+        }
         assert len(names) == 5
-        assert {pool.submit(lambda: threading.current_thread().name).result() for _ in range(20)} <= names
+        assert {
+            pool.submit(lambda: threading.current_thread().name).result() for _ in range(20)
+        } <= names

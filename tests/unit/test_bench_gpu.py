@@ -1,4 +1,6 @@
-"""The measurement of a device: at the small size as a command, its expectations, and the bytes that a step reads."""
+"""The measurement of a device: at the small size as a command, its expectations, and the bytes that
+a step reads.
+"""
 
 import io
 import math
@@ -12,19 +14,26 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from fleet.lab.measure import gpu
-from fleet.lab.measure.gpu import BATCHES, MAX_BATCH, GpuFile, GpuReport, ratios_of, show
-from fleet.lab.measure.gpu_result import GpuResult, MemoryUse, Prefill, PublishedRate, SpeechRun, StageSteps
-from fleet.lab.measure.main import run
-from fleet.lab.measure.weight_reads import WeightReads
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.engine.torch.experts import Experts, ExpertWeights, grouped_experts, looped_experts
 from fleet.graphs import DEFAULT_GRAPH, get_graph
-from fleet.models.qwen3_omni.full_size import published_config, weight_shapes
-from fleet.models.random_weights import RandomWeightReader
+from fleet.lab.measure import gpu
+from fleet.lab.measure.gpu import BATCHES, MAX_BATCH, GpuFile, GpuReport, ratios_of, show
+from fleet.lab.measure.gpu_result import (
+    GpuResult,
+    MemoryUse,
+    Prefill,
+    PublishedRate,
+    SpeechRun,
+    StageSteps,
+)
+from fleet.lab.measure.main import run
+from fleet.lab.measure.weight_reads import WeightReads
 from fleet.lab.report.machine import describe_machine
 from fleet.lab.report.progress import Meter
+from fleet.models.qwen3_omni.full_size import published_config, weight_shapes
+from fleet.models.random_weights import RandomWeightReader
 from fleet.stages.full_size import Expected
 from tests.support import REPO, cli_env
 
@@ -50,30 +59,55 @@ socket.socket.connect = socket.getaddrinfo = refuse
 from fleet.cli.main import main
 main()
 """
-"""The `fleet` command on a machine without a network, and without the libraries that only a fleet needs."""
+"""The `fleet` command on a machine without a network, and without the libraries that only a fleet
+needs.
+"""
 LM, CODEC = StageName("lm"), StageName("codec")
 
 
 @pytest.mark.one_in(5, "benchmarks")
 def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = [sys.executable, "-c", ON_A_BARE_MACHINE, "bench", "--gpu", "--small", "--check", "--json", str(out)]
-    done = subprocess.run(command, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False)
+    command = [
+        sys.executable,
+        "-c",
+        ON_A_BARE_MACHINE,
+        "bench",
+        "--gpu",
+        "--small",
+        "--check",
+        "--json",
+        str(out),
+    ]
+    done = subprocess.run(
+        command, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "fleet bench: warm-up" in done.stderr, "progress"
     for expected in ("decode steps", "prefill of one request", "answers together", "memory"):
         assert expected in done.stdout
     result = msgspec.json.decode(out.read_bytes(), type=GpuFile).report.gpu
     stages = [stage.name for stage in get_graph(DEFAULT_GRAPH).stages]
-    assert [(each.stage, each.batch) for each in result.steps] == [(name, batch) for name in stages for batch in BATCHES]
+    assert [(each.stage, each.batch) for each in result.steps] == [
+        (name, batch) for name in stages for batch in BATCHES
+    ]
     assert all(min(each.served_s) > 0 for each in result.steps)
-    assert list(result.memory.weight_bytes) == stages and min(result.memory.weight_bytes.values()) > 0
-    assert [run.concurrency for run in (*result.singles, result.together)] == [1] * len(result.singles) + [MAX_BATCH]
+    assert (
+        list(result.memory.weight_bytes) == stages and min(result.memory.weight_bytes.values()) > 0
+    )
+    assert [run.concurrency for run in (*result.singles, result.together)] == [1] * len(
+        result.singles
+    ) + [MAX_BATCH]
     for speech in (*result.singles, result.together):
         assert 0 < min(speech.first_audio_s) and max(speech.first_audio_s) < speech.seconds
         assert speech.audio_s == pytest.approx(speech.concurrency * result.singles[0].audio_s)
     by_batch = result.steps_of(stages[0])
-    assert 0 < by_batch[1].weight_bytes < by_batch[32].weight_bytes < result.memory.weight_bytes[stages[0]], "chosen experts"
+    assert (
+        0
+        < by_batch[1].weight_bytes
+        < by_batch[32].weight_bytes
+        < result.memory.weight_bytes[stages[0]]
+    ), "chosen experts"
     assert 0 < by_batch[1].kv_bytes < by_batch[32].kv_bytes
     assert result.small and result.ratios == (), "the expectations are those of the full size"
 
@@ -87,9 +121,13 @@ def test_gpu_measurement_without_a_gpu_is_refused_in_one_line(
     assert line.startswith("fleet bench: --gpu: no CUDA device") and "--small" in line
 
 
-def test_gpu_with_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_with_too_little_memory_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def measure(device: torch.device, progress: Meter, *, small: bool) -> GpuResult:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 768 MiB.\nSee the documentation")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 768 MiB.\nSee the documentation"
+        )
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(gpu, "measure", measure)
@@ -100,9 +138,17 @@ def test_gpu_with_too_little_memory_is_one_line(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--small"], ["--gpu", "--up"], ["--gpu", "--hop"], ["--gpu", "--png", "x.png"], ["--gpu", "--set", "graph=text"]],
+    [
+        ["--small"],
+        ["--gpu", "--up"],
+        ["--gpu", "--hop"],
+        ["--gpu", "--png", "x.png"],
+        ["--gpu", "--set", "graph=text"],
+    ],
 )
-def test_gpu_measurement_is_refused_beside_other_options(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_measurement_is_refused_beside_other_options(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(arguments) == 2
     assert "--gpu" in capsys.readouterr().err
 
@@ -140,7 +186,9 @@ def test_bytes_read_are_those_of_chosen_experts_and_embedded_rows(experts: Exper
         rows = F.embedding(torch.tensor([1, 2, 3]), table)
         assert reads.num_bytes == rows.nbytes
         rows = experts(rows, chosen, shares, matrices)
-        assert reads.num_bytes == rows.nbytes + 3 * (matrices.gate_up[0].nbytes + matrices.down[0].nbytes)
+        assert reads.num_bytes == rows.nbytes + 3 * (
+            matrices.gate_up[0].nbytes + matrices.down[0].nbytes
+        )
         before = reads.num_bytes
         for _ in range(2):
             F.linear(rows, head)
@@ -162,21 +210,37 @@ def full_result() -> GpuResult:
     single = SpeechRun(concurrency=1, first_audio_s=(0.09,), seconds=1.0, audio_s=10.0)
     together = SpeechRun(concurrency=32, first_audio_s=(0.2,) * 32, seconds=2.0, audio_s=320.0)
     return GpuResult(
-        model="a model", small=False, device="a device", dtype="bfloat16", build_s=20.0, warm_up_s=30.0,
+        model="a model",
+        small=False,
+        device="a device",
+        dtype="bfloat16",
+        build_s=20.0,
+        warm_up_s=30.0,
         copy_bytes_per_s=float(1 << 40),
         steps=(
-            steps(LM, 1, 10.0, 25.0), steps(LM, 8, 11.0, 50.0), steps(LM, 32, 15.0, 90.0),
+            steps(LM, 1, 10.0, 25.0),
+            steps(LM, 8, 11.0, 50.0),
+            steps(LM, 32, 15.0, 90.0),
             *(steps(CODEC, batch, 5.0) for batch in BATCHES),
         ),
-        prefills=(Prefill(rows=32, step_s=(0.02,)),), singles=(single, single), together=together,
-        published=(PublishedRate(concurrency=1, audio_s_per_s=12.0), PublishedRate(concurrency=32, audio_s_per_s=114.0)),
+        prefills=(Prefill(rows=32, step_s=(0.02,)),),
+        singles=(single, single),
+        together=together,
+        published=(
+            PublishedRate(concurrency=1, audio_s_per_s=12.0),
+            PublishedRate(concurrency=32, audio_s_per_s=114.0),
+        ),
         published_source="others",
-        memory=MemoryUse(weight_bytes={LM: 1 << 30, CODEC: 1 << 20}, peak_bytes=1 << 31, is_device=True),
-    )  # fmt: skip
+        memory=MemoryUse(
+            weight_bytes={LM: 1 << 30, CODEC: 1 << 20}, peak_bytes=1 << 31, is_device=True
+        ),
+    )
 
 
 def test_expectations_compare_graph_batch_copies_and_first_audio() -> None:
-    expected = Expected(graph_gain={LM: 3.0}, batch_cost={LM: 1.6}, bytes_time={LM: 2.5}, first_audio_ms=100.0)
+    expected = Expected(
+        graph_gain={LM: 3.0}, batch_cost={LM: 1.6}, bytes_time={LM: 2.5}, first_audio_ms=100.0
+    )
     ratios = ratios_of(full_result(), expected)
     assert [(ratio.name, round(ratio.value, 2), ratio.met) for ratio in ratios] == [
         ("lm, 1 request: eager / graph", 2.5, False),
@@ -190,7 +254,12 @@ def test_expectations_compare_graph_batch_copies_and_first_audio() -> None:
 
 def test_report_shows_rates_beside_the_best_published() -> None:
     console = Console(width=100, record=True, file=io.StringIO())
-    report = GpuReport(began="2026-01-01T00:00:00+0000", command=("--gpu",), machine=describe_machine(), gpu=full_result())
+    report = GpuReport(
+        began="2026-01-01T00:00:00+0000",
+        command=("--gpu",),
+        machine=describe_machine(),
+        gpu=full_result(),
+    )
     show(report, console)
     lines = [line.split() for line in console.export_text().splitlines()]
     assert ["1", "90", "10", "12"] in lines

@@ -11,6 +11,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from fleet.config import load_config
+from fleet.core.ids import RequestId
+from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.client.client import ApiClient
 from fleet.lab.client.errors import ApiError, ApiRefused
 from fleet.lab.measure.deployment import own_overrides
@@ -22,9 +25,6 @@ from fleet.lab.measure.options import parse
 from fleet.lab.measure.reference import run_in_subprocess
 from fleet.lab.measure.report import BenchFile, BenchReport, draw, judge, show, write_report
 from fleet.lab.measure.twin_run import run as run_twin
-from fleet.config import load_config
-from fleet.core.ids import RequestId
-from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.report.machine import describe_machine
 from fleet.lab.report.stats import Ratio
 from tests.support import HttpHandler, free_port, serve_http, wait_until
@@ -36,7 +36,9 @@ WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"
 
 @dataclass(slots=True, kw_only=True)
 class CannedGateway:
-    """Streams one canned answer per request once `gate` is open, and counts open requests. `again`: the answer if resumed."""
+    """Streams one canned answer per request once `gate` is open, and counts open requests. `again`:
+    the answer if resumed.
+    """
 
     url: str = ""
     status: int = 200
@@ -64,7 +66,10 @@ class CannedGateway:
         if handler.path.endswith("/stream"):
             handler.send(self.again_status, self.stream if self.again is None else self.again)
         elif handler.command == "GET":
-            handler.send(200, self.workers if handler.path == "/v1/fleet/workers" else b'{"data":[{"id":"m"}]}')
+            handler.send(
+                200,
+                self.workers if handler.path == "/v1/fleet/workers" else b'{"data":[{"id":"m"}]}',
+            )
         else:
             self.enter(handler.read_body())
             self.gate.wait(10)
@@ -98,7 +103,9 @@ def gateway() -> Iterator[CannedGateway]:
         ["--sessions", "0"],
     ],
 )
-def test_bench_usage_error_exits_with_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_usage_error_exits_with_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(arguments) == 2
     assert "usage: fleet bench" in capsys.readouterr().err
 
@@ -110,7 +117,9 @@ def test_bench_help_shows_example_and_exit_status(capsys: pytest.CaptureFixture[
     assert "Exit status" in output
 
 
-@pytest.mark.parametrize("arguments", ["", "--hop --up", "--scale --up", "--interference --up", "--voice --up --twin"])
+@pytest.mark.parametrize(
+    "arguments", ["", "--hop --up", "--scale --up", "--interference --up", "--voice --up --twin"]
+)
 def test_serving_is_measured_alone_or_beside_others_if_asked(arguments: str) -> None:
     assert parse(arguments.split()).serving
 
@@ -154,7 +163,9 @@ def test_sessions_option_implies_voice_benchmark() -> None:
         (["--baseline", "transformers", "--set", "graph=text"], "no reference implementation"),
     ],
 )
-def test_bench_invalid_option_is_one_line(arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_invalid_option_is_one_line(
+    arguments: list[str], output: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(arguments) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fleet bench: ")
@@ -167,7 +178,9 @@ def test_bench_unreachable_fleet_is_one_line(capsys: pytest.CaptureFixture[str])
     assert "start a fleet with `fleet up`" in line
 
 
-def test_bench_fleet_of_another_graph_is_refused(gateway: CannedGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_fleet_of_another_graph_is_refused(
+    gateway: CannedGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     gateway.workers = b'{"data":[{"role":"lm"}],"missing_roles":[]}'
     assert run(["--url", gateway.url]) == 1
     (line,) = capsys.readouterr().err.splitlines()
@@ -180,7 +193,18 @@ def test_bench_run_writes_table_json_and_picture(
 ) -> None:
     gateway.gate.set()
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    arguments = ["--url", gateway.url, "--requests", "3", "--concurrency", "2", "--warm-up", "1", "--frames", "7"]
+    arguments = [
+        "--url",
+        gateway.url,
+        "--requests",
+        "3",
+        "--concurrency",
+        "2",
+        "--warm-up",
+        "1",
+        "--frames",
+        "7",
+    ]
     assert run([*arguments, "--json", str(out), "--png", str(picture)]) == 0
     assert "first audio" in capsys.readouterr().out
     assert picture.read_bytes().startswith(PNG)
@@ -234,11 +258,14 @@ def test_twin_answers_each_request_alone() -> None:
     graph = config.graph_declaration()
     specs = [
         RequestSpec(
-            id=RequestId(f"r{index}"), graph=graph.name, prompt_ids=(1, 2, 3), outputs=tuple(graph.media),
+            id=RequestId(f"r{index}"),
+            graph=graph.name,
+            prompt_ids=(1, 2, 3),
+            outputs=tuple(graph.media),
             sampling={stage.name: Sampling(max_tokens=6) for stage in graph.stages},
         )
         for index in range(2)
-    ]  # fmt: skip
+    ]
     answers = run_twin(config, reference_work(*specs, warm_up=1)).answers
     assert [len(answer.answer_ids) for answer in answers] == [6, 6]
     for answer in answers:
@@ -257,9 +284,13 @@ def test_hops_are_measured_between_two_processes() -> None:
 
 def full_report() -> BenchReport:
     report = BenchReport(
-        began="2026-01-01T00:00:00+0000", command=("--up",), machine=describe_machine(), serving=serving(),
-        baseline=result(2.0), twin=result(0.9),
-    )  # fmt: skip
+        began="2026-01-01T00:00:00+0000",
+        command=("--up",),
+        machine=describe_machine(),
+        serving=serving(),
+        baseline=result(2.0),
+        twin=result(0.9),
+    )
     missed = Ratio(name="missed", value=2.0, target=1.0, at_most=True)
     return msgspec.structs.replace(report, ratios=(*judge(report).ratios, missed))
 
@@ -274,7 +305,14 @@ def shown(report: BenchReport) -> str:
 def test_report_shows_every_measured_part() -> None:
     report = full_report()
     output = shown(report)
-    for expected in ("first audio", "baseline", "one process", "throughput at 8 / baseline", "missed", "load"):
+    for expected in (
+        "first audio",
+        "baseline",
+        "one process",
+        "throughput at 8 / baseline",
+        "missed",
+        "load",
+    ):
         assert expected in output
     assert [ratio.name for ratio in report.missed] == ["missed"]
 

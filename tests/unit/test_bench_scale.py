@@ -1,4 +1,6 @@
-"""The scale benchmark with few streams, for a moment: its report is correct, and a second worker loses no chunk."""
+"""The scale benchmark with few streams, for a moment: its report is correct, and a second worker
+loses no chunk.
+"""
 
 import re
 from pathlib import Path
@@ -6,6 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fleet.config import load_config
+from fleet.core.errors import ConfigError
+from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
 from fleet.lab.measure.main import run
 from fleet.lab.measure.options import parse
 from fleet.lab.measure.report import BenchFile, BenchReport, draw
@@ -15,9 +20,6 @@ from fleet.lab.measure.scale_costs_result import Replay, ScaleCosts, Sizes
 from fleet.lab.measure.scale_expected import expected_content
 from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, GROUP, measure_replay
 from fleet.lab.measure.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
-from fleet.config import load_config
-from fleet.core.errors import ConfigError
-from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
 from fleet.lab.report.machine import describe_machine
 from fleet.stages.base import BuildOptions
 from fleet.stages.fake import build
@@ -25,25 +27,45 @@ from tests.unit.test_bench_run import shown
 
 FEW, MANY = 2, 3
 LEAST_PACE = 0.8
-"""A busy machine delays single rows. Where chunks have rows of an edge too many, three streams reach 2/3."""
+"""A busy machine delays single rows. Where chunks have rows of an edge too many, three streams
+reach 2/3.
+"""
 
 
 def test_streams_option_sorts_and_removes_duplicates() -> None:
     assert parse(["--scale"]).streams == (10, 300)
-    assert parse(["--scale", "--streams", "300,10", "--streams", "40", "--streams", "10"]).streams == (10, 40, 300)
+    assert parse(
+        ["--scale", "--streams", "300,10", "--streams", "40", "--streams", "10"]
+    ).streams == (10, 40, 300)
 
 
-@pytest.mark.parametrize("arguments", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]])
-def test_scale_invalid_number_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--streams", "0"], ["--streams", "10,x"], ["--scale-seconds", "0"]]
+)
+def test_scale_invalid_number_is_a_usage_error(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["--scale", *arguments]) == 2
     assert "is not a whole number" in capsys.readouterr().err
 
 
 @pytest.mark.one_in(5, "benchmarks")
-def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scale_run_reports_complete_answers_and_a_joined_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Real processes and a real Redis; speed is not checked."""
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    arguments = ["--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1", "--json", str(out), "--png", str(picture)]
+    arguments = [
+        "--scale",
+        "--streams",
+        f"{FEW},{MANY}",
+        "--scale-seconds",
+        "1",
+        "--json",
+        str(out),
+        "--png",
+        str(picture),
+    ]
     status = run(arguments)
     output = capsys.readouterr()
     assert status == 0, output.err
@@ -59,7 +81,9 @@ def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, 
         assert window.seconds >= 1
         assert window.chunks > 0
         assert set(window.cpu_s) == {"redis", "conductor", *roles}
-        assert window.cost_us == pytest.approx(sum(window.cost_of_us(name) for name in window.cpu_s))
+        assert window.cost_us == pytest.approx(
+            sum(window.cost_of_us(name) for name in window.cpu_s)
+        )
         for ages in (window.between_workers, window.to_gateway):
             assert ages is not None
             assert 0 < ages.p50_us <= ages.p99_us
@@ -76,7 +100,9 @@ def test_scale_run_reports_complete_answers_and_a_joined_worker(tmp_path: Path, 
     assert costs.replays[-1].targets[0].met, "audio is written once"
     pace = windows[1].chunks_per_s / scale.real_time_per_s(MANY)
     assert pace > LEAST_PACE
-    assert joined.together.chunks_per_s / joined.alone.chunks_per_s > LEAST_PACE * MANY / joined.slots
+    assert (
+        joined.together.chunks_per_s / joined.alone.chunks_per_s > LEAST_PACE * MANY / joined.slots
+    )
 
 
 @pytest.mark.parametrize("size", [CODES_BYTES, AUDIO_BYTES])
@@ -101,7 +127,9 @@ def test_stream_appends_one_chunk_per_step_over_its_edges(graph: str) -> None:
     (spec,) = specs_of(config, 1, seconds=1)
     edges = config.graph_declaration().edges_for(spec.outputs)
     assert len(edges) < len(config.graph_declaration().edges)
-    assert {config.policy_of(edge).size(index) for edge in edges for index in (0, 100)} == {len(edges)}
+    assert {config.policy_of(edge).size(index) for edge in edges for index in (0, 100)} == {
+        len(edges)
+    }
     assert result().real_time_per_s(300) == 300 * 1000 / STEP_MS == 3750
 
 
@@ -116,18 +144,30 @@ def result(
     def window(chunks: int, cpu_s: float) -> Window:
         ages = Ages(count=chunks, p50_us=1000, p99_us=p99_us)
         return Window(
-            seconds=1.0, chunks=chunks, between_workers=ages, to_gateway=ages,
-            cpu_s={"redis": chunks * redis_us / 1e6, "conductor": cpu_s}, generator_cores=0.1, others_cores=0.0,
-        )  # fmt: skip
+            seconds=1.0,
+            chunks=chunks,
+            between_workers=ages,
+            to_gateway=ages,
+            cpu_s={"redis": chunks * redis_us / 1e6, "conductor": cpu_s},
+            generator_cores=0.1,
+            others_cores=0.0,
+        )
 
     phases = (
         ScalePhase(streams=10, window=window(125, 0.125)),
         ScalePhase(streams=300, window=window(3750, cost_s * 3.75), broken=broken),
     )
     joined = Joined(
-        role="a", slots=150, streams=300, alone=window(1875, 1.0), together=window(3750, 1.0), start_s=1.0,
-    )  # fmt: skip
-    return ScaleResult(graph="g", step_ms=80, num_edges=4, phases=phases, joined=joined, costs=costs)
+        role="a",
+        slots=150,
+        streams=300,
+        alone=window(1875, 1.0),
+        together=window(3750, 1.0),
+        start_s=1.0,
+    )
+    return ScaleResult(
+        graph="g", step_ms=80, num_edges=4, phases=phases, joined=joined, costs=costs
+    )
 
 
 def test_scale_targets_follow_the_measured_numbers() -> None:
@@ -136,9 +176,15 @@ def test_scale_targets_follow_the_measured_numbers() -> None:
         "hop p99 at 300 streams, between workers",
         "hop p99 at 300 streams, worker to gateway",
     ]
-    assert [ratio.name for ratio in result(cost_s=1.4).targets() if not ratio.met] == ["CPU per chunk, 300 streams / 10"]
-    assert [ratio.name for ratio in result(redis_us=61).targets() if not ratio.met] == ["CPU of Redis per chunk, 300 streams"]
-    assert [ratio.name for ratio in result(broken=("r: lost",)).targets() if not ratio.met] == ["incomplete answers"]
+    assert [ratio.name for ratio in result(cost_s=1.4).targets() if not ratio.met] == [
+        "CPU per chunk, 300 streams / 10"
+    ]
+    assert [ratio.name for ratio in result(redis_us=61).targets() if not ratio.met] == [
+        "CPU of Redis per chunk, 300 streams"
+    ]
+    assert [ratio.name for ratio in result(broken=("r: lost",)).targets() if not ratio.met] == [
+        "incomplete answers"
+    ]
 
 
 def test_most_streams_in_time_are_the_largest_count_that_meets_pace_and_age() -> None:
@@ -159,12 +205,23 @@ def costs_of(
     commands: float = 7.0,
 ) -> ScaleCosts:
     replay = Replay(
-        streams=3, chunks=60, tensor_bytes=64, payload_bytes=160, redis_us=80, append_only_bytes=logged_bytes, commands=commands
+        streams=3,
+        chunks=60,
+        tensor_bytes=64,
+        payload_bytes=160,
+        redis_us=80,
+        append_only_bytes=logged_bytes,
+        commands=commands,
     )
     return ScaleCosts(
-        sizes=Sizes(workers=(3, 1000), answers=3000, waiting=15_000), submit_us=(100.0, submit_us), rejoin_s=1.0,
-        take_over_s=take_over_s, lapsed_leases=lapsed_leases, watch_ms=watch_ms, replays=(replay,),
-    )  # fmt: skip
+        sizes=Sizes(workers=(3, 1000), answers=3000, waiting=15_000),
+        submit_us=(100.0, submit_us),
+        rejoin_s=1.0,
+        take_over_s=take_over_s,
+        lapsed_leases=lapsed_leases,
+        watch_ms=watch_ms,
+        replays=(replay,),
+    )
 
 
 @pytest.mark.parametrize(
@@ -179,12 +236,16 @@ def costs_of(
         (costs_of(logged_bytes=705), ["append-only file per chunk of 64 bytes"]),
     ],
 )
-def test_targets_of_costs_without_workers_follow_the_measured_numbers(costs: ScaleCosts, missed: list[str]) -> None:
+def test_targets_of_costs_without_workers_follow_the_measured_numbers(
+    costs: ScaleCosts, missed: list[str]
+) -> None:
     assert [ratio.name for ratio in result(costs=costs).targets() if not ratio.met] == missed
 
 
 def test_sizes_of_costs_are_proportional_below_300_streams() -> None:
-    assert sizes_for(300) == sizes_for(1000) == Sizes(workers=(3, 1000), answers=3000, waiting=15_000)
+    assert (
+        sizes_for(300) == sizes_for(1000) == Sizes(workers=(3, 1000), answers=3000, waiting=15_000)
+    )
     assert sizes_for(30) == Sizes(workers=(3, 100), answers=300, waiting=1500)
     assert sizes_for(1).workers == (3, 4)
 
@@ -204,7 +265,10 @@ def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:
 def test_fake_engine_invalid_step_time_is_refused(step_ms: str | int | bool) -> None:
     graph = load_config(None).graph_declaration()
     with pytest.raises(ConfigError, match="is no number of milliseconds"):
-        build(BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: step_ms}), graph)
+        build(
+            BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: step_ms}),
+            graph,
+        )
 
 
 def test_hop_counts_add_up_and_survive_encoding() -> None:

@@ -7,28 +7,54 @@ import pytest
 
 from fleet.lab.measure.main import run
 from fleet.lab.measure.report import BenchFile
-from fleet.lab.measure.span_hops import HOST, SMALL_SIZES_KIB, TARGET, TCP, THRESHOLD_KIB, HopSamples, SpanHopsResult, TransportHops
+from fleet.lab.measure.span_hops import (
+    HOST,
+    SMALL_SIZES_KIB,
+    TARGET,
+    TCP,
+    THRESHOLD_KIB,
+    HopSamples,
+    SpanHopsResult,
+    TransportHops,
+)
 from fleet.spans.net.ring import MIN_BLOCK_BYTES
 
 
 @pytest.mark.one_in(5, "benchmarks")
-def test_small_measurement_of_hops_reports_both_transports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_measurement_of_hops_reports_both_transports(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["--span-hops", "--small", "--json", str(tmp_path / "hops.json")]) == 0
     assert "UCX_TLS=tcp" in capsys.readouterr().out
-    result = msgspec.json.decode((tmp_path / "hops.json").read_bytes(), type=BenchFile).report.span_hops
+    result = msgspec.json.decode(
+        (tmp_path / "hops.json").read_bytes(), type=BenchFile
+    ).report.span_hops
     assert result is not None and [each.transport for each in result.transports] == [HOST, TCP]
     for each in result.transports:
         assert [hop.kib for hop in each.hops] == list(SMALL_SIZES_KIB)
-        assert all(hop.ratio > 0 and hop.ring_cpu_us > 0 and len(hop.ring_us) == len(hop.connection_us) for hop in each.hops)
+        assert all(
+            hop.ratio > 0 and hop.ring_cpu_us > 0 and len(hop.ring_us) == len(hop.connection_us)
+            for hop in each.hops
+        )
 
 
 @pytest.mark.parametrize(("ring_us", "met"), [(100.0, True), (90.0 * 2 / TARGET, False)])
-def test_ring_must_be_faster_than_the_connection_at_the_default_size(ring_us: float, met: bool) -> None:
+def test_ring_must_be_faster_than_the_connection_at_the_default_size(
+    ring_us: float, met: bool
+) -> None:
     assert THRESHOLD_KIB << 10 == MIN_BLOCK_BYTES
     hops = tuple(
-        HopSamples(kib=kib, connection_us=(160.0,), ring_us=(ring_us,), connection_cpu_us=1.0, ring_cpu_us=1.0)
+        HopSamples(
+            kib=kib,
+            connection_us=(160.0,),
+            ring_us=(ring_us,),
+            connection_cpu_us=1.0,
+            ring_cpu_us=1.0,
+        )
         for kib in (16, THRESHOLD_KIB)
     )
-    result = SpanHopsResult(transports=tuple(TransportHops(transport=each, hops=hops) for each in (HOST, TCP)))
+    result = SpanHopsResult(
+        transports=tuple(TransportHops(transport=each, hops=hops) for each in (HOST, TCP))
+    )
     (target,) = result.targets()
     assert target.met == met and target.value == pytest.approx(160 / ring_us)

@@ -1,10 +1,13 @@
-"""The measurement of layer spans: at the small size as a command, its targets, and what its processes refuse."""
+"""The measurement of layer spans: at the small size as a command, its targets, and what its
+processes refuse.
+"""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from fleet.core.errors import FleetError
 from fleet.lab.measure.main import run
 from fleet.lab.measure.options import parse
 from fleet.lab.measure.report import BenchFile
@@ -12,20 +15,31 @@ from fleet.lab.measure.spans import divisible_config, halves, write_config, writ
 from fleet.lab.measure.spans_memory import SMALL, LimitedProcess, TooLargeResult
 from fleet.lab.measure.spans_process import span_group
 from fleet.lab.measure.spans_protocol import Answer, Compute, ProcessMemory, ReadMemory
-from fleet.lab.measure.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
-from fleet.core.errors import FleetError
+from fleet.lab.measure.spans_result import (
+    CEILINGS,
+    FORWARD,
+    ONE,
+    REVERSE,
+    SpanHops,
+    SpansResult,
+    SpanWork,
+)
 
 MIB = 2**20
 
 
 @pytest.mark.one_in(5, "benchmarks")
-def test_small_measurement_of_spans_reports_every_arrangement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_measurement_of_spans_reports_every_arrangement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, picture = tmp_path / "spans.json", tmp_path / "spans.png"
     assert run(["--spans", "--small", "--json", str(out), "--png", str(picture)]) == 0
     shown = capsys.readouterr().out
     assert "forward, computation only" in shown and picture.is_file()
     result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.spans
-    assert result is not None and result.num_equal == result.num_answers > 0, "divided, the answers are the same"
+    assert result is not None and result.num_equal == result.num_answers > 0, (
+        "divided, the answers are the same"
+    )
     assert [work.is_prefill for work in result.works] == [True, False, False]
     for work in result.works:
         assert set(work.tokens_per_s) == {ONE, FORWARD, REVERSE, *CEILINGS.values()}
@@ -36,7 +50,12 @@ def test_small_measurement_of_spans_reports_every_arrangement(tmp_path: Path, ca
 def test_span_processes_have_the_weights_of_their_layers_in_memory(tmp_path: Path) -> None:
     options = parse(["--too-large", "--small"])
     write_random(tmp_path / "model", SMALL)
-    file = write_config(tmp_path / "spans.yaml", divisible_config(options), tmp_path / "model", ("0:1", ("2:output",)))
+    file = write_config(
+        tmp_path / "spans.yaml",
+        divisible_config(options),
+        tmp_path / "model",
+        ("0:1", ("2:output",)),
+    )
     with span_group("spans", file, 1, []) as group:
         reply = group.anchor.ask(Answer(num_requests=2, num_prompt=3, num_tokens=4))
         # One request may have several tokens when the other one has its first.
@@ -50,34 +69,59 @@ def test_span_processes_have_the_weights_of_their_layers_in_memory(tmp_path: Pat
 
 
 def test_process_without_its_configuration_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(FleetError, match=r"^whole: .*whole\.yaml: no such"), span_group("whole", tmp_path / "whole.yaml", 0, []):
+    with (
+        pytest.raises(FleetError, match=r"^whole: .*whole\.yaml: no such"),
+        span_group("whole", tmp_path / "whole.yaml", 0, []),
+    ):
         pass
 
 
 def work(name: str, *, is_prefill: bool, num_requests: int, **speeds: float) -> SpanWork:
-    every = {ONE: 1.0, FORWARD: 1.0, REVERSE: 1.0, CEILINGS[FORWARD]: 1.0, CEILINGS[REVERSE]: 1.0} | speeds
+    every = {
+        ONE: 1.0,
+        FORWARD: 1.0,
+        REVERSE: 1.0,
+        CEILINGS[FORWARD]: 1.0,
+        CEILINGS[REVERSE]: 1.0,
+    } | speeds
     # In the second round other processes took half of the time of each.
     tokens_per_s = {arrangement: (speed, speed / 2, speed) for arrangement, speed in every.items()}
-    return SpanWork(name=name, is_prefill=is_prefill, num_requests=num_requests, tokens_per_s=tokens_per_s)
+    return SpanWork(
+        name=name, is_prefill=is_prefill, num_requests=num_requests, tokens_per_s=tokens_per_s
+    )
 
 
 def result(*works: SpanWork, hop_s: float = 0.0005, num_equal: int = 2) -> SpansResult:
     return SpansResult(
-        model="m", spans="0:1 and 2:output", works=works, num_equal=num_equal, num_answers=2, others_cores=0.0,
+        model="m",
+        spans="0:1 and 2:output",
+        works=works,
+        num_equal=num_equal,
+        num_answers=2,
+        others_cores=0.0,
         hops=(SpanHops(num_workers=2, rounds_s=((2 * hop_s,) * 3, (hop_s,) * 3)),),
-    )  # fmt: skip
+    )
 
 
 def test_ratio_of_two_arrangements_is_that_of_the_same_round() -> None:
     changing = SpanWork(
-        name="decode of 1", is_prefill=False, num_requests=1,
+        name="decode of 1",
+        is_prefill=False,
+        num_requests=1,
         tokens_per_s={ONE: (10.0, 4.0, 8.0), FORWARD: (9.0, 3.8, 8.0)},
-    )  # fmt: skip
+    )
     assert changing.gain(FORWARD) == pytest.approx(0.95) and changing.median(ONE) == 8.0
 
 
 def test_targets_of_spans_follow_the_median_of_the_rounds() -> None:
-    prefill = work("prefill", is_prefill=True, num_requests=1, forward=1.6, reverse=1.4, **{CEILINGS[FORWARD]: 1.8})
+    prefill = work(
+        "prefill",
+        is_prefill=True,
+        num_requests=1,
+        forward=1.6,
+        reverse=1.4,
+        **{CEILINGS[FORWARD]: 1.8},
+    )
     single = work("decode of 1", is_prefill=False, num_requests=1, forward=0.96, reverse=0.9)
     many = work("decode of 32", is_prefill=False, num_requests=32, forward=0.86, reverse=0.84)
     missed = [ratio.name for ratio in result(prefill, single, many).targets() if not ratio.met]
@@ -86,22 +130,39 @@ def test_targets_of_spans_follow_the_median_of_the_rounds() -> None:
         "decode of 1, reverse: time / one process",
         "decode of 32, reverse / ceiling",
     ]
-    assert [ratio.name for ratio in result(hop_s=0.0007).targets() if not ratio.met] == ["hop, 2 span workers, p50"]
-    assert [ratio.name for ratio in result(num_equal=1).targets() if not ratio.met] == ["differing answers"]
+    assert [ratio.name for ratio in result(hop_s=0.0007).targets() if not ratio.met] == [
+        "hop, 2 span workers, p50"
+    ]
+    assert [ratio.name for ratio in result(num_equal=1).targets() if not ratio.met] == [
+        "differing answers"
+    ]
 
 
-def too_large(*, weight_files: int, limited_speed: float = 0.0, lacking: int = 100) -> TooLargeResult:
-    memory = ProcessMemory(peak=500 * MIB, anonymous=100 * MIB, weight_files=weight_files * MIB, data=450 * MIB)
+def too_large(
+    *, weight_files: int, limited_speed: float = 0.0, lacking: int = 100
+) -> TooLargeResult:
+    memory = ProcessMemory(
+        peak=500 * MIB, anonymous=100 * MIB, weight_files=weight_files * MIB, data=450 * MIB
+    )
     return TooLargeResult(
-        model="m", limit_bytes=600 * MIB, whole=memory, whole_speed=4.0, lacking_bytes=lacking * MIB, limited_speed=limited_speed,
-        failure="no memory", processes=(LimitedProcess(span="0:1", planned_bytes=300 * MIB, memory=memory),), spans_speed=2.0,
+        model="m",
+        limit_bytes=600 * MIB,
+        whole=memory,
+        whole_speed=4.0,
+        lacking_bytes=lacking * MIB,
+        limited_speed=limited_speed,
+        failure="no memory",
+        processes=(LimitedProcess(span="0:1", planned_bytes=300 * MIB, memory=memory),),
+        spans_speed=2.0,
         others_cores=0.0,
-    )  # fmt: skip
+    )
 
 
 def test_targets_of_a_too_large_model_are_memory_and_speed_under_the_limit() -> None:
     assert all(ratio.met for ratio in too_large(weight_files=305).targets())
-    assert not any(ratio.met for ratio in too_large(weight_files=310, limited_speed=1.1, lacking=0).targets())
+    assert not any(
+        ratio.met for ratio in too_large(weight_files=310, limited_speed=1.1, lacking=0).targets()
+    )
 
 
 def test_graph_of_several_stages_is_refused_for_spans(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,30 +1,52 @@
-"""Hand-off and interference results: the parts of a whole, the compared deployments, and the report."""
+"""Hand-off and interference results: the parts of a whole, the compared deployments, and the
+report.
+"""
 
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from fleet.config import FleetConfig, load_config
+from fleet.core.hand_off import HandOff
+from fleet.core.ids import StageName
 from fleet.lab.measure.answer_timing import AnswerTiming
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
 from fleet.lab.measure.interference import Gap, Interference, LongPrompt, Side, gaps_of
 from fleet.lab.measure.report import BenchFile, BenchReport, draw, judge, write_report
 from fleet.lab.measure.serving import encode_call, stage_bounds
-from fleet.lab.measure.split import joining_overrides, num_workers, split_stages, splitting_overrides, with_checkpoint
-from fleet.config import FleetConfig, load_config
-from fleet.core.hand_off import HandOff
-from fleet.core.ids import StageName
+from fleet.lab.measure.split import (
+    joining_overrides,
+    num_workers,
+    split_stages,
+    splitting_overrides,
+    with_checkpoint,
+)
 from fleet.lab.report.machine import describe_machine
 from tests.support import REPO
 from tests.unit.test_bench_run import PNG, shown
 
 LM = StageName("lm")
 HAND_OFF = HandOff(
-    prefilled_us=1_000, handed_us=2_000, claimed_us=2_500, opened_us=4_000, pulled_us=4_250, confirmed_us=6_250, resumed_us=6_500
+    prefilled_us=1_000,
+    handed_us=2_000,
+    claimed_us=2_500,
+    opened_us=4_000,
+    pulled_us=4_250,
+    confirmed_us=6_250,
+    resumed_us=6_500,
 )
-LATE = HandOff(prefilled_us=1_000, handed_us=2_000, claimed_us=3_000, opened_us=4_000, resumed_us=9_000)
-PAGES = PageReads(num_bytes=17_000_000, num_blocks=500, blocks_us=(4.0, 5.0, 6.0), plain_us=(3.0, 4.0, 9.0), copied_us=(40.0,))
+LATE = HandOff(
+    prefilled_us=1_000, handed_us=2_000, claimed_us=3_000, opened_us=4_000, resumed_us=9_000
+)
+PAGES = PageReads(
+    num_bytes=17_000_000,
+    num_blocks=500,
+    blocks_us=(4.0, 5.0, 6.0),
+    plain_us=(3.0, 4.0, 9.0),
+    copied_us=(40.0,),
+)
 
 
 def hand_offs(*measured: HandOff) -> HandOffResult:
@@ -36,13 +58,22 @@ def side(name: str, *train_ms: float) -> Side:
     gaps = tuple(Gap(1.0 + number, ms / 1000) for number, ms in enumerate(train_ms))
     prompts = (LongPrompt(1.5, 0.2, 4000),)
     return Side(
-        name=name, workers={name: 2}, undisturbed=(Gap(0.1, 0.001),), disturbed=gaps, long_prompts=prompts, others_cores=0.0
+        name=name,
+        workers={name: 2},
+        undisturbed=(Gap(0.1, 0.001),),
+        disturbed=gaps,
+        long_prompts=prompts,
+        others_cores=0.0,
     )
 
 
 def interference() -> Interference:
     return Interference(
-        num_streams=2, num_tokens=4000, interval_s=0.5, together=side("together", 1.0, 20.0), split=side("split", 1.0, 5.0)
+        num_streams=2,
+        num_tokens=4000,
+        interval_s=0.5,
+        together=side("together", 1.0, 20.0),
+        split=side("split", 1.0, 5.0),
     )
 
 
@@ -53,7 +84,9 @@ def test_hand_off_parts_add_up_to_the_whole() -> None:
     whole = stage.whole_ms
     assert whole is not None and whole.p50 == sum(parts) == 5.5
     assert stage.first_ms == 8.0 and stage.num_recomputed == 0
-    assert [begin for _, begin, _ in PARTS][1:] == [end for _, _, end in PARTS][:-1], "the parts leave no gap"
+    assert [begin for _, begin, _ in PARTS][1:] == [end for _, _, end in PARTS][:-1], (
+        "the parts leave no gap"
+    )
 
 
 def test_recomputed_hand_off_lacks_parts_and_is_counted() -> None:
@@ -79,7 +112,9 @@ def test_gaps_are_within_one_answer_and_timed_at_their_end() -> None:
 def test_interference_ratio_compares_p95() -> None:
     found = interference()
     assert found.split.disturbed_s is not None and found.together.disturbed_s is not None
-    assert found.ratio == pytest.approx(found.split.disturbed_s.p95 / found.together.disturbed_s.p95)
+    assert found.ratio == pytest.approx(
+        found.split.disturbed_s.p95 / found.together.disturbed_s.p95
+    )
     assert msgspec.structs.replace(found, split=side("split")).ratio is None
 
 
@@ -111,7 +146,9 @@ def test_tiny_checkpoint_is_used_unless_one_is_named() -> None:
 
 def test_call_requests_only_media_of_the_graph() -> None:
     config = configured()
-    body = msgspec.json.decode(encode_call("m", "Hello", config, stage_bounds(config, 5, 9), media=("text",)))
+    body = msgspec.json.decode(
+        encode_call("m", "Hello", config, stage_bounds(config, 5, 9), media=("text",))
+    )
     assert body["modalities"] == ["text"] and "audio" not in body
     assert {bounds["temperature"] for bounds in body["fleet"].values()} == {0.0}
     with pytest.raises(BenchError, match="not with audio"):
@@ -120,14 +157,27 @@ def test_call_requests_only_media_of_the_graph() -> None:
 
 def test_report_shows_and_saves_hand_offs_and_interference(tmp_path: Path) -> None:
     found, measured = interference(), hand_offs(HAND_OFF, HAND_OFF, LATE)
-    report = judge(BenchReport(began="", command=(), machine=describe_machine(), hand_offs=measured, interference=found))
+    report = judge(
+        BenchReport(
+            began="", command=(), machine=describe_machine(), hand_offs=measured, interference=found
+        )
+    )
     output = shown(report)
-    for expected in ("hand-offs of lm", "1 recomputed", "block by block", "gaps while long", "KV blocks / plain"):
+    for expected in (
+        "hand-offs of lm",
+        "1 recomputed",
+        "block by block",
+        "gaps while long",
+        "KV blocks / plain",
+    ):
         assert expected in output
     assert "measure again on a quiet machine" in output
     write_report(report, tmp_path / "out.json")
 
     file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=BenchFile)
-    assert file.report == report and file.met == {"hand-off p50, lm": False, "KV blocks / plain read": True}
+    assert file.report == report and file.met == {
+        "hand-off p50, lm": False,
+        "KV blocks / plain read": True,
+    }
     draw(report, tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)

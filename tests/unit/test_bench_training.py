@@ -24,13 +24,24 @@ def test_small_measurement_reports_captures_and_exchanges(tmp_path: Path) -> Non
 
 def test_targets_are_the_median_of_the_ratios_and_the_added_gap() -> None:
     rounds = tuple(
-        CapturedRounds(trains=trains, plain=(100.0, 200.0, 300.0), captured=(96.0, 180.0, 297.0), captures=1, shed=2)
+        CapturedRounds(
+            trains=trains,
+            plain=(100.0, 200.0, 300.0),
+            captured=(96.0, 180.0, 297.0),
+            captures=1,
+            shed=2,
+        )
         for trains in (False, True)
     )
     costs = TrainingCosts(
-        share=0.25, concurrency=8, rounds=rounds, undisturbed_s=(0.01,) * 100, exchanging_s=(*(0.01,) * 90, *(0.07,) * 10),
-        exchanges=10, others_cores=(None,),
-    )  # fmt: skip
+        share=0.25,
+        concurrency=8,
+        rounds=rounds,
+        undisturbed_s=(0.01,) * 100,
+        exchanging_s=(*(0.01,) * 90, *(0.07,) * 10),
+        exchanges=10,
+        others_cores=(None,),
+    )
     capture, gap = costs.targets()
     assert capture.value == pytest.approx(0.96) and capture.met
     assert gap.value == pytest.approx(60) and not gap.met

@@ -1,4 +1,6 @@
-"""Lifetime of a conversation's cached prefix: from the end of the last turn, or the start of one that was aborted."""
+"""Lifetime of a conversation's cached prefix: from the end of the last turn, or the start of one
+that was aborted.
+"""
 
 from types import SimpleNamespace
 from typing import cast
@@ -32,7 +34,9 @@ class SteppedClock:
 
 def new_sessions(clock: SteppedClock | None = None) -> CachedSessions:
     engine = cast(Engine, EngineWithCachedRows())
-    return CachedSessions(engine, WorkerId("w"), keep_s=KEEP_S, max_sessions=4, clock=clock or SteppedClock())
+    return CachedSessions(
+        engine, WorkerId("w"), keep_s=KEEP_S, max_sessions=4, clock=clock or SteppedClock()
+    )
 
 
 def sessions_after_one_turn() -> tuple[CachedSessions, SteppedClock]:
@@ -49,7 +53,11 @@ def begin_turn(sessions: CachedSessions, request: str, session: str = SESSION) -
 def end_turn(sessions: CachedSessions, request: str, reply: bytes) -> None:
     """End a turn in the engine; Redis answers its announcement with `reply`."""
     task = SimpleNamespace(
-        spec=SimpleNamespace(session=SESSION), request=RequestId(request), stage=StageName("lm"), epoch=Epoch(1), cached_rows=0
+        spec=SimpleNamespace(session=SESSION),
+        request=RequestId(request),
+        stage=StageName("lm"),
+        epoch=Epoch(1),
+        cached_rows=0,
     )
     sessions.on_turn_ended(cast(Task, task))
     [(_, settle)] = sessions.take_calls()

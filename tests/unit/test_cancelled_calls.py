@@ -1,4 +1,6 @@
-"""Calls of Redis by a task that is cancelled: the cancellation reaches the task, also if the client library discards it."""
+"""Calls of Redis by a task that is cancelled: the cancellation reaches the task, also if the client
+library discards it.
+"""
 
 import asyncio
 from typing import cast
@@ -14,7 +16,9 @@ CALL = scripts.abort(RequestId("req-1"), Epoch(1), "the client left")
 
 
 class ReplyWins:
-    """A client that returns its reply although its caller is cancelled, as `asyncio.wait_for` may do before Python 3.12."""
+    """A client that returns its reply although its caller is cancelled, as `asyncio.wait_for` may
+    do before Python 3.12.
+    """
 
     def __init__(self) -> None:
         self.called = asyncio.Event()

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from fleet.drafts.capture.room import CaptureSlots
 from fleet.core.errors import TransferError
+from fleet.drafts.capture.room import CaptureSlots
 
 
 async def fail(slots: CaptureSlots, *, beside: asyncio.Barrier) -> None:

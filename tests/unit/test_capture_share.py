@@ -25,8 +25,12 @@ class ThousandRows:
 
 
 def scheduled(name: str, *captured: str) -> ScheduledRequest[Any]:
-    request = EngineRequest(request_id=RequestId(name), sampling=Sampling(max_tokens=1), captured=captured)
-    return ScheduledRequest(request=request, task=cast(Any, ThousandRows()), table=cast(PageTable, None))
+    request = EngineRequest(
+        request_id=RequestId(name), sampling=Sampling(max_tokens=1), captured=captured
+    )
+    return ScheduledRequest(
+        request=request, task=cast(Any, ThousandRows()), table=cast(PageTable, None)
+    )
 
 
 ANSWER = scheduled("a")
@@ -49,7 +53,9 @@ class Loop:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.5, 1.0])
-def test_captures_take_their_share_of_the_elapsed_time_while_answers_are_computed(share: float) -> None:
+def test_captures_take_their_share_of_the_elapsed_time_while_answers_are_computed(
+    share: float,
+) -> None:
     loop, num_passes = Loop(share), 2000
     loop.run_pass([ANSWER])
     for _ in range(num_passes):

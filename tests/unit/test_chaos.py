@@ -15,8 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from fleet.config import FleetConfig, load_config
+from fleet.core.errors import BadInput
 from fleet.lab.client.errors import StreamError
-from fleet.lab.faults.answer import Difference, ReceivedAnswer, first_difference, longest_gap_s, read_answer
+from fleet.lab.faults.answer import (
+    Difference,
+    ReceivedAnswer,
+    first_difference,
+    longest_gap_s,
+    read_answer,
+)
 from fleet.lab.faults.clients import Gateways, ResumableStream
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.faults import InjectedFault
@@ -30,8 +38,6 @@ from fleet.lab.faults.requests import is_sampled, make_bodies
 from fleet.lab.faults.schedule import KINDS, REDIS, REDIS_KINDS, FaultKind, Moment, draw_faults
 from fleet.lab.faults.voice import ChaosSession, ChaosTurn
 from fleet.lab.faults.watch import Residue
-from fleet.config import FleetConfig, load_config
-from fleet.core.errors import BadInput
 from fleet.lab.report.files import write_json
 from fleet.lab.report.machine import describe_machine
 from tests.support import REPO
@@ -39,9 +45,21 @@ from tests.unit.test_bench_run import CannedGateway, fake_gateway
 
 ROLES = ("thinker", "talker", "conductor")
 OPTIONS = ChaosOptions(
-    config=None, overrides=(), seed=3, requests=4, concurrency=2, kills=None, kills_per_role=None, roles="", how="",
-    spacing_s=1.0, voice=0, saves=None, json=None, png=None,
-)  # fmt: skip
+    config=None,
+    overrides=(),
+    seed=3,
+    requests=4,
+    concurrency=2,
+    kills=None,
+    kills_per_role=None,
+    roles="",
+    how="",
+    spacing_s=1.0,
+    voice=0,
+    saves=None,
+    json=None,
+    png=None,
+)
 CONFIG = FleetConfig()
 SPLIT = load_config(REPO / "configs" / "talker_pd.yaml")
 
@@ -55,8 +73,14 @@ def events(text: str, pcm: bytes, *, end: str = "data: [DONE]\n\n") -> bytes:
 
 
 @settings(deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 40), st.sampled_from([KINDS, (FaultKind.KILL,), (FaultKind.STOP, FaultKind.TERM)]))
-def test_schedule_is_fixed_by_its_seed_and_balanced(seed: int, kills: int, kinds: tuple[FaultKind, ...]) -> None:
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 40),
+    st.sampled_from([KINDS, (FaultKind.KILL,), (FaultKind.STOP, FaultKind.TERM)]),
+)
+def test_schedule_is_fixed_by_its_seed_and_balanced(
+    seed: int, kills: int, kinds: tuple[FaultKind, ...]
+) -> None:
     faults = draw_faults(seed, kills, ROLES, kinds, 2.0)
     assert len(faults) == kills and faults == draw_faults(seed, kills, ROLES, kinds, 2.0)
     assert all(1.0 <= fault.pause_s <= 3.0 for fault in faults)
@@ -64,7 +88,9 @@ def test_schedule_is_fixed_by_its_seed_and_balanced(seed: int, kills: int, kinds
         assert {fault.role for fault in faults[first : first + len(ROLES)]} == set(ROLES)
     whole_round = len(ROLES) * len(kinds)
     if kills >= whole_round:
-        assert set(Counter((fault.role, fault.kind) for fault in faults[:whole_round]).values()) == {1}
+        assert set(
+            Counter((fault.role, fault.kind) for fault in faults[:whole_round]).values()
+        ) == {1}
 
 
 @given(st.integers(0, 10_000), st.integers(2, 40))
@@ -72,7 +98,10 @@ def test_every_other_fault_in_a_role_waits_for_its_moment(seed: int, kills: int)
     moments = {"thinker": Moment.HAND_OFF, "talker": Moment.SAVE}
     faults = draw_faults(seed, kills, ROLES, KINDS, 2.0, moments)
     for role in ROLES:
-        assert {fault.moment for fault in faults if fault.role == role} <= {Moment.ANY, moments.get(role)}
+        assert {fault.moment for fault in faults if fault.role == role} <= {
+            Moment.ANY,
+            moments.get(role),
+        }
         waits = [fault.moment is not Moment.ANY for fault in faults if fault.role == role]
         expected = [not waits[0], waits[0]] if waits and role != "conductor" else [False, False]
         assert all(wait == expected[at % 2 == 0] for at, wait in enumerate(waits))
@@ -87,9 +116,18 @@ def test_default_plan_has_each_fault_kind_once_per_role() -> None:
 def test_faults_of_redis_are_drawn_from_the_seed_beside_those_of_processes() -> None:
     plan = make_plan(replace(OPTIONS, how="kill,redis", kills_per_role=2), CONFIG)
     faults = plan.schedule()
-    assert faults == plan.schedule() and len(faults) == plan.total_faults == 2 * 5 + 2 * len(REDIS_KINDS)
-    assert Counter(fault.kind for fault in faults if fault.role == REDIS) == dict.fromkeys(REDIS_KINDS, 2)
-    assert faults != make_plan(replace(OPTIONS, how="kill,redis", kills_per_role=2, seed=4), CONFIG).schedule()
+    assert faults == plan.schedule() and len(faults) == plan.total_faults == 2 * 5 + 2 * len(
+        REDIS_KINDS
+    )
+    assert Counter(fault.kind for fault in faults if fault.role == REDIS) == dict.fromkeys(
+        REDIS_KINDS, 2
+    )
+    assert (
+        faults
+        != make_plan(
+            replace(OPTIONS, how="kill,redis", kills_per_role=2, seed=4), CONFIG
+        ).schedule()
+    )
     assert 0 < sum(fault.role == REDIS for fault in faults[:16]) < 16, "the two are mixed"
 
 
@@ -104,26 +142,44 @@ def test_span_workers_of_a_divided_stage_are_a_role_with_faults_in_saves() -> No
     spans = ("graph=text", "stages.lm.spans={anchor: '0:0', workers: ['1:output']}")
     divided = load_config(None, spans)
     plan = make_plan(replace(OPTIONS, roles="lm,lm.span", kills_per_role=2), divided)
-    assert plan.roles == ("lm", "lm.span") and plan.moments == {"lm": Moment.SAVE, "lm.span": Moment.SAVE}
+    assert plan.roles == ("lm", "lm.span") and plan.moments == {
+        "lm": Moment.SAVE,
+        "lm.span": Moment.SAVE,
+    }
     assert plan.num_saved == 2 and plan.saved_stages == ("lm",)
     without = make_plan(replace(OPTIONS, roles="lm,lm.span", saves=0), divided)
     assert not without.moments and not without.saved_stages
-    assert make_plan(replace(OPTIONS, saves=3), load_config(None, ("graph=text",))).moments == {"lm": Moment.SAVE}
+    assert make_plan(replace(OPTIONS, saves=3), load_config(None, ("graph=text",))).moments == {
+        "lm": Moment.SAVE
+    }
     config = load_config(None, (*spans, *chaos_overrides(divided, ())))
     assert {role.name: role.replicas for role in config.roles()} == {"lm": 2, "lm.span": 2}
 
 
 def test_halves_of_a_split_stage_are_roles_with_own_replicas() -> None:
     plan = make_plan(replace(OPTIONS, kills_per_role=5), SPLIT)
-    assert plan.roles == ("thinker", "talker.prefill", "talker.decode", "code2wav", "conductor", "web")
-    assert plan.moments == {"talker.prefill": Moment.HAND_OFF, "talker.decode": Moment.HAND_OFF} and plan.num_faults == 30
+    assert plan.roles == (
+        "thinker",
+        "talker.prefill",
+        "talker.decode",
+        "code2wav",
+        "conductor",
+        "web",
+    )
+    assert (
+        plan.moments == {"talker.prefill": Moment.HAND_OFF, "talker.decode": Moment.HAND_OFF}
+        and plan.num_faults == 30
+    )
     fleet = load_config(REPO / "configs" / "talker_pd.yaml", plan.options.overrides)
     assert {role.replicas for role in fleet.roles()} == {2}
 
 
 def test_conversations_are_saved_only_where_a_stage_caches_them() -> None:
     for overrides in (("engine=fake",), ("graph=text", "lease.prefix_cache_s=0")):
-        with pytest.raises(ChaosError, match="--saves 1: no stage of this fleet has conversations that can be saved"):
+        with pytest.raises(
+            ChaosError,
+            match="--saves 1: no stage of this fleet has conversations that can be saved",
+        ):
             make_plan(replace(OPTIONS, saves=1), load_config(None, overrides))
 
 
@@ -133,28 +189,47 @@ def test_conversations_are_saved_only_where_a_stage_caches_them() -> None:
         ({"requests": 0}, "--requests 0: give a whole number of at least 1"),
         ({"kills": -1}, "--kills -1: give a whole number"),
         ({"kills_per_role": 0}, "--kills-per-role 0: give a whole number"),
-        ({"kills": 3, "kills_per_role": 3}, "--kills-per-role sets the number of faults; leave out --kills"),
-        ({"concurrency": 65}, "--concurrency 65: this fleet admits 64 requests at a time; add --set limits.max_requests=65"),
+        (
+            {"kills": 3, "kills_per_role": 3},
+            "--kills-per-role sets the number of faults; leave out --kills",
+        ),
+        (
+            {"concurrency": 65},
+            "--concurrency 65: this fleet admits 64 requests at a time; add --set "
+            "limits.max_requests=65",
+        ),
         ({"voice": -1}, "--voice -1: give a number of voice sessions"),
         ({"saves": -1}, "--saves -1: give a number of conversations"),
         ({"spacing_s": -1.0}, "--spacing -1: give seconds"),
         ({"spacing_s": float("nan")}, "--spacing nan: give seconds"),
-        ({"roles": "jobs"}, "--roles jobs: 'jobs' is unknown; use one or more of thinker, talker, code2wav, conductor, web"),
+        (
+            {"roles": "jobs"},
+            "--roles jobs: 'jobs' is unknown; use one or more of thinker, talker, code2wav, "
+            "conductor, web",
+        ),
         ({"how": "nuke"}, "--how nuke: 'nuke' is unknown; use one or more of kill, stop, term"),
         ({"how": ","}, "--how ',': the list is empty"),
         ({"json": Path("/nowhere/x.json")}, "--json /nowhere/x.json: there is no folder /nowhere"),
     ],
 )
-def test_invalid_chaos_option_is_named_with_the_fix(changed: dict[str, object], message: str) -> None:
+def test_invalid_chaos_option_is_named_with_the_fix(
+    changed: dict[str, object], message: str
+) -> None:
     with pytest.raises((ChaosError, BadInput)) as caught:
         make_plan(replace(OPTIONS, **changed), CONFIG)  # pyright: ignore[reportArgumentType]
     assert caught.value.message.startswith(message) and "\n" not in caught.value.message
 
 
 def test_user_overrides_win_over_chaos_overrides() -> None:
-    plan = make_plan(replace(OPTIONS, overrides=("numerics=fast", "stages.thinker.replicas=3")), CONFIG)
-    assert plan.options.overrides.index("numerics=invariant") < plan.options.overrides.index("numerics=fast")
-    assert plan.options.overrides.index("stages.thinker.replicas=2") < plan.options.overrides.index("stages.thinker.replicas=3")
+    plan = make_plan(
+        replace(OPTIONS, overrides=("numerics=fast", "stages.thinker.replicas=3")), CONFIG
+    )
+    assert plan.options.overrides.index("numerics=invariant") < plan.options.overrides.index(
+        "numerics=fast"
+    )
+    assert plan.options.overrides.index("stages.thinker.replicas=2") < plan.options.overrides.index(
+        "stages.thinker.replicas=3"
+    )
 
 
 def test_requests_follow_from_the_seed_and_half_are_sampled() -> None:
@@ -165,14 +240,23 @@ def test_requests_follow_from_the_seed_and_half_are_sampled() -> None:
     assert [body["temperature"] for body in decoded] == [0.0, 0.9, 0.0, 0.9]
     assert [is_sampled(number) for number in range(4)] == [False, True, False, True]
     assert all(body["modalities"] == ["text", "audio"] for body in decoded)
-    assert all(body["stream_options"]["include_event_ids"] for body in decoded), "an answer is resumed from its last event id"
-    assert ["temperature" in body["fleet"]["talker"] for body in decoded] == [True, False, True, False]
+    assert all(body["stream_options"]["include_event_ids"] for body in decoded), (
+        "an answer is resumed from its last event id"
+    )
+    assert ["temperature" in body["fleet"]["talker"] for body in decoded] == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_answer_decodes_the_same_however_its_bytes_are_cut() -> None:
     raw = events("né", b"\x01\x00\x02\x00")
     answer = read_answer([(0.1 * at, raw[at : at + 1]) for at in range(len(raw))])
-    assert (answer.text, answer.audio) == ("né".encode(), b"\x01\x00\x02\x00") and len(answer.chunks_s) == 1
+    assert (answer.text, answer.audio) == ("né".encode(), b"\x01\x00\x02\x00") and len(
+        answer.chunks_s
+    ) == 1
     assert answer.stalled_s == 0
 
 
@@ -180,7 +264,12 @@ def test_answer_decodes_the_same_however_its_bytes_are_cut() -> None:
     ("raw", "message"),
     [
         (events("a", b"", end=""), "stopped before its end, after 2 events"),
-        (events("a", b"", end='data: {"error":{"message":"3 workers died"}}\n\ndata: [DONE]\n\n'), "3 workers died"),
+        (
+            events(
+                "a", b"", end='data: {"error":{"message":"3 workers died"}}\n\ndata: [DONE]\n\n'
+            ),
+            "3 workers died",
+        ),
     ],
 )
 def test_incomplete_stream_raises(raw: bytes, message: str) -> None:
@@ -196,12 +285,23 @@ def answer(text: bytes = b"abc", audio: bytes = b"1234") -> ReceivedAnswer:
     ("got", "difference"),
     [
         (answer(), None),
-        (answer(audio=b"1294"), Difference(medium="audio", offset=2, expected_bytes=4, received_bytes=4, peak=6)),
-        (answer(audio=b"12"), Difference(medium="audio", offset=2, expected_bytes=4, received_bytes=2)),
-        (answer(text=b"abcd", audio=b""), Difference(medium="text", offset=3, expected_bytes=3, received_bytes=4)),
+        (
+            answer(audio=b"1294"),
+            Difference(medium="audio", offset=2, expected_bytes=4, received_bytes=4, peak=6),
+        ),
+        (
+            answer(audio=b"12"),
+            Difference(medium="audio", offset=2, expected_bytes=4, received_bytes=2),
+        ),
+        (
+            answer(text=b"abcd", audio=b""),
+            Difference(medium="text", offset=3, expected_bytes=3, received_bytes=4),
+        ),
     ],
 )
-def test_first_difference_finds_the_first_differing_byte(got: ReceivedAnswer, difference: Difference | None) -> None:
+def test_first_difference_finds_the_first_differing_byte(
+    got: ReceivedAnswer, difference: Difference | None
+) -> None:
     assert first_difference(answer(), got) == difference
 
 
@@ -215,7 +315,9 @@ def test_difference_of_few_steps_is_rounding() -> None:
     assert compared([-32768, 5], [-32768, 3]).is_rounding
     assert compared([-32768, 5], [32767, 5]).peak == 65535, "the widest step does not overflow"
     assert not compared([0, 100], [0, 900]).is_rounding
-    assert not compared([1, 2], [1]).is_rounding and not compared([1, 2], [1, 2], b"abd").is_rounding
+    assert (
+        not compared([1, 2], [1]).is_rounding and not compared([1, 2], [1, 2], b"abd").is_rounding
+    )
 
 
 def test_longest_gap_needs_two_chunks() -> None:
@@ -231,8 +333,12 @@ def answering(stream: bytes) -> Iterator[CannedGateway]:
         yield gateway
 
 
-def request_once(gateway: CannedGateway, expected: ReceivedAnswer | None = None, *, may_forget: bool = False) -> Outcome:
-    load = ChaosLoad(Gateways([gateway.url]), [b"0"], [expected] if expected else None, may_forget=may_forget)
+def request_once(
+    gateway: CannedGateway, expected: ReceivedAnswer | None = None, *, may_forget: bool = False
+) -> Outcome:
+    load = ChaosLoad(
+        Gateways([gateway.url]), [b"0"], [expected] if expected else None, may_forget=may_forget
+    )
     load.start(1, lambda: None, once=True)
     (outcome,) = load.finish()
     return outcome
@@ -263,7 +369,9 @@ def test_every_answer_is_read_again_and_must_not_change() -> None:
 
         gateway.again = events("abc", b"1234", end="")
         outcome = request_once(gateway, answer())
-    assert outcome.lost.startswith("complete, but not when it was read once more: the stream stopped before its end")
+    assert outcome.lost.startswith(
+        "complete, but not when it was read once more: the stream stopped before its end"
+    )
 
 
 def test_refused_request_is_lost() -> None:
@@ -275,7 +383,9 @@ def test_refused_request_is_lost() -> None:
 def test_incomplete_event_is_dropped_and_last_id_set() -> None:
     whole = b"data: first\n\nid: 2.0\ndata: second\n\n"
     stream = ResumableStream(
-        sent_s=0.0, reached_s=0.0, pieces=[(0.1, whole[:30]), (0.2, whole[30:] + b"id: 4.0\nda"), (0.3, b"ta: th")]
+        sent_s=0.0,
+        reached_s=0.0,
+        pieces=[(0.1, whole[:30]), (0.2, whole[30:] + b"id: 4.0\nda"), (0.3, b"ta: th")],
     )
     stream.drop_incomplete()
     assert b"".join(piece for _, piece in stream.pieces) == whole and stream.last_id == "2.0"
@@ -284,11 +394,19 @@ def test_incomplete_event_is_dropped_and_last_id_set() -> None:
     assert not nothing.pieces and nothing.last_id == ""
 
 
-LAPSED = Recovery(detected="lapsed", fenced_s=1.0, granted_s=1.1, claimed_s=1.2, requests=("req-1",))
+LAPSED = Recovery(
+    detected="lapsed", fenced_s=1.0, granted_s=1.1, claimed_s=1.2, requests=("req-1",)
+)
 FAULT = InjectedFault(
-    role="talker", kind=FaultKind.STOP, target="talker@h:1:a", requests=("req-1",), at_s=2.0, until_s=5.0, recovered_s=6.0,
+    role="talker",
+    kind=FaultKind.STOP,
+    target="talker@h:1:a",
+    requests=("req-1",),
+    at_s=2.0,
+    until_s=5.0,
+    recovered_s=6.0,
     recovery=LAPSED,
-)  # fmt: skip
+)
 COMPLETE = (
     Outcome(request=0, id="req-0", sent_s=0.0, ended_s=1.0, chunks_s=(0.2, 0.3)),
     Outcome(request=1, id="req-1", sent_s=1.0, ended_s=9.0, chunks_s=(0.2, 3.2, 3.4)),
@@ -305,9 +423,17 @@ def verdict(
     sessions: tuple[ChaosSession, ...] = (),
 ) -> Verdict:
     setup = ChaosSetup(
-        began="2026-01-01T00:00:00+0000", command=("chaos",), machine=describe_machine(), model="m", numerics=numerics,
-        seed=0, requests=2, concurrency=2, replicas={"talker": replicas}, standby={},
-    )  # fmt: skip
+        began="2026-01-01T00:00:00+0000",
+        command=("chaos",),
+        machine=describe_machine(),
+        model="m",
+        numerics=numerics,
+        seed=0,
+        requests=2,
+        concurrency=2,
+        replicas={"talker": replicas},
+        standby={},
+    )
     return judge(setup, COMPLETE[:1], disturbed, sessions, faults, num_faults, residue or Residue())
 
 
@@ -315,17 +441,32 @@ def test_pauses_of_open_requests_are_reported_and_not_judged() -> None:
     judged = verdict()
     assert judged.passed and judged.open_requests == 1
     assert judged.pauses_open.gap_s is not None and judged.pauses_open.gap_s.high == 3.0
-    assert judged.pauses_undisturbed.gap_s is not None and judged.pauses_undisturbed.gap_s.high == pytest.approx(0.1)
+    assert (
+        judged.pauses_undisturbed.gap_s is not None
+        and judged.pauses_undisturbed.gap_s.high == pytest.approx(0.1)
+    )
 
 
 def test_gap_belongs_to_the_fault_before_its_end() -> None:
     one = Outcome(request=0, sent_s=10.0, ended_s=20.0, chunks_s=(1.0, 2.0, 5.0, 6.0))
-    assert longest_gap_within_s(one, 12.5, 14.0) == 3.0 and longest_gap_within_s(one, 15.5, 16.5) == 1.0
-    assert longest_gap_within_s(one, 16.5, 20.0) is None and longest_gap_within_s(one, 0.0, 10.5) is None
+    assert (
+        longest_gap_within_s(one, 12.5, 14.0) == 3.0
+        and longest_gap_within_s(one, 15.5, 16.5) == 1.0
+    )
+    assert (
+        longest_gap_within_s(one, 16.5, 20.0) is None
+        and longest_gap_within_s(one, 0.0, 10.5) is None
+    )
 
 
 def test_gap_long_after_tasks_continued_is_no_pause() -> None:
-    late = Outcome(request=1, id="req-1", sent_s=1.0, ended_s=30.0, chunks_s=(0.2, 1.5, 2.0, 3.0, 5.1, 6.0, 16.0))
+    late = Outcome(
+        request=1,
+        id="req-1",
+        sent_s=1.0,
+        ended_s=30.0,
+        chunks_s=(0.2, 1.5, 2.0, 3.0, 5.1, 6.0, 16.0),
+    )
     (kind,) = verdict(disturbed=(late,)).kinds
     assert kind.pause_s is not None and kind.gap_s is not None
     assert (kind.pause_s.high, kind.gap_s.high) == pytest.approx((2.1, 10.0))
@@ -333,17 +474,23 @@ def test_gap_long_after_tasks_continued_is_no_pause() -> None:
 
 def test_pauses_are_grouped_by_fault_kind_and_by_detection() -> None:
     died = msgspec.structs.replace(
-        FAULT, kind=FaultKind.KILL, at_s=4.25, until_s=4.25, recovery=msgspec.structs.replace(LAPSED, detected="died")
+        FAULT,
+        kind=FaultKind.KILL,
+        at_s=4.25,
+        until_s=4.25,
+        recovery=msgspec.structs.replace(LAPSED, detected="died"),
     )
     judged = verdict(faults=(FAULT, died), num_faults=2)
     assert [(kind.role, kind.signal, kind.detected, kind.affected) for kind in judged.kinds] == [
-        ("talker", "SIGSTOP", "lapsed", 1), ("talker", "SIGKILL", "died", 1)
-    ]  # fmt: skip
+        ("talker", "SIGSTOP", "lapsed", 1),
+        ("talker", "SIGKILL", "died", 1),
+    ]
     assert [kind.gap_s.high for kind in judged.kinds if kind.gap_s] == pytest.approx([3.0, 0.2])
     assert [kind.pause_s.high for kind in judged.kinds if kind.pause_s] == pytest.approx([3.0, 0.2])
     assert [(kind.role, kind.detected, kind.faults, kind.alone) for kind in judged.detections] == [
-        ("", "lapsed", 1, False), ("", "died", 1, False)
-    ]  # fmt: skip
+        ("", "lapsed", 1, False),
+        ("", "died", 1, False),
+    ]
     assert judged.faults_by_role == {"talker": {"SIGSTOP": 1, "SIGKILL": 1}}
     assert (judged.answered_greedy, judged.answered_sampled) == (1, 1)
     assert [kind.alone for kind in verdict(replicas=1).kinds] == [True]
@@ -357,7 +504,15 @@ def shown(verdict: Verdict) -> str:
 
 
 def spoken(*, lost: str = "", different: bool = False) -> tuple[ChaosSession, ...]:
-    return (ChaosSession(turns=(ChaosTurn(session=0, turn=1, asked_s=0.0, ended_s=1.0, lost=lost, different=different),)),)
+    return (
+        ChaosSession(
+            turns=(
+                ChaosTurn(
+                    session=0, turn=1, asked_s=0.0, ended_s=1.0, lost=lost, different=different
+                ),
+            )
+        ),
+    )
 
 
 DIFFERENCE = Difference(medium="audio", offset=7, expected_bytes=9, received_bytes=9)
@@ -368,13 +523,25 @@ def test_answer_that_redis_forgot_is_lost_unless_the_faults_may_cause_it() -> No
         gateway.again_status = 404
         expected = read_answer([(0.1, gateway.stream)])
         lost = request_once(gateway, expected)
-        assert lost.lost.startswith("complete, but not when it was read once more:") and not lost.unread
+        assert (
+            lost.lost.startswith("complete, but not when it was read once more:")
+            and not lost.unread
+        )
         unread = request_once(gateway, expected, may_forget=True)
         assert unread.unread and not unread.lost and not unread.difference
         gateway.again_status = 500
         assert request_once(gateway, expected, may_forget=True).lost, "another failure counts"
-    options = [replace(OPTIONS, how=how) for how in ("kill", "readonly,partition", "oom", "tail", "failover")]
-    assert [make_plan(each, CONFIG).may_forget for each in options] == [False, False, True, True, True]
+    options = [
+        replace(OPTIONS, how=how)
+        for how in ("kill", "readonly,partition", "oom", "tail", "failover")
+    ]
+    assert [make_plan(each, CONFIG).may_forget for each in options] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -384,21 +551,42 @@ def test_answer_that_redis_forgot_is_lost_unless_the_faults_may_cause_it() -> No
             verdict((*COMPLETE, Outcome(request=3, sent_s=0, ended_s=2.5, lost="no end"))),
             "request 3 was lost after 2.5 s: no end",
         ),
-        (verdict((Outcome(request=4, sent_s=0, ended_s=1, difference=DIFFERENCE),)), "request 4 differs in its audio"),
         (
-            verdict((Outcome(request=5, sent_s=0, ended_s=1, changed=DIFFERENCE),), numerics="fast"),
+            verdict((Outcome(request=4, sent_s=0, ended_s=1, difference=DIFFERENCE),)),
+            "request 4 differs in its audio",
+        ),
+        (
+            verdict(
+                (Outcome(request=5, sent_s=0, ended_s=1, changed=DIFFERENCE),), numerics="fast"
+            ),
             "request 5 changed when it was read once more, in its audio from byte 7 on",
         ),
-        (verdict(residue=Residue(num_keys=1, keys=("fleet:x (no row)",))), "key that never expires: fleet:x (no row)"),
+        (
+            verdict(residue=Residue(num_keys=1, keys=("fleet:x (no row)",))),
+            "key that never expires: fleet:x (no row)",
+        ),
         (verdict(residue=Residue(arena_slots=2)), "arena slots left"),
-        (verdict(faults=(msgspec.structs.replace(FAULT, recovered_s=None),)), "did not recover from SIGSTOP to talker@h:1:a"),
+        (
+            verdict(faults=(msgspec.structs.replace(FAULT, recovered_s=None),)),
+            "did not recover from SIGSTOP to talker@h:1:a",
+        ),
         (verdict(num_faults=3), "2 faults were not injected"),
         (verdict(sessions=spoken(lost="no end")), "turn 1 of voice session 0 was lost: no end"),
-        (verdict(sessions=spoken(different=True)), "the audio of turn 1 of voice session 0 is not that of its log"),
-        (verdict(sessions=(ChaosSession(turns=(), forgotten=("session 0, item_q0_1: missing",)),)), "item_q0_1: missing"),
+        (
+            verdict(sessions=spoken(different=True)),
+            "the audio of turn 1 of voice session 0 is not that of its log",
+        ),
+        (
+            verdict(
+                sessions=(ChaosSession(turns=(), forgotten=("session 0, item_q0_1: missing",)),)
+            ),
+            "item_q0_1: missing",
+        ),
     ],
 )
-def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: str, tmp_path: Path) -> None:
+def test_each_failure_alone_fails_the_run_and_is_shown(
+    failed: Verdict, line: str, tmp_path: Path
+) -> None:
     output = shown(failed)
     assert not failed.passed and "chaos failed" in output and line in output
     write_json(failed, tmp_path / "verdict.json")
@@ -409,7 +597,10 @@ def test_each_failure_alone_fails_the_run_and_is_shown(failed: Verdict, line: st
 
 def test_fast_numerics_differences_are_counted_and_not_judged() -> None:
     rounded = msgspec.structs.replace(DIFFERENCE, peak=2)
-    differ = [Outcome(request=at, sent_s=0, ended_s=1, difference=one) for at, one in enumerate((rounded, rounded, DIFFERENCE))]
+    differ = [
+        Outcome(request=at, sent_s=0, ended_s=1, difference=one)
+        for at, one in enumerate((rounded, rounded, DIFFERENCE))
+    ]
     judged = verdict((*COMPLETE, *differ), numerics="fast")
     output = shown(judged)
     assert judged.passed and "differs in its" not in output

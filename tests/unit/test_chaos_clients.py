@@ -1,4 +1,6 @@
-"""Chaos clients: an answer resumes at another gateway after a cut or a silence, and each event arrives once."""
+"""Chaos clients: an answer resumes at another gateway after a cut or a silence, and each event
+arrives once.
+"""
 
 import socket
 import threading
@@ -8,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from fleet.core.errors import GatewayStopping
 from fleet.lab.client.errors import ApiRefused, ApiUnreachable
 from fleet.lab.faults import clients
 from fleet.lab.faults.clients import Gateways
-from fleet.core.errors import GatewayStopping
 from tests.support import HttpHandler, serve_http, wait_until
 from web.http.errors import envelope_of
 from web.http.sse import event
@@ -21,9 +23,11 @@ FIRST, SECOND, LAST = b"id: 1.0\ndata: one\n\n", b"id: 2.0\ndata: two\n\n", b"da
 
 @dataclass(slots=True)
 class ScriptedGateway:
-    """Sends `sends`, then ends the answer, cuts the connection, or stays silent until it is closed; a number is its status.
+    """Sends `sends`, then ends the answer, cuts the connection, or stays silent until it is closed;
+    a number is its status.
 
-    `left`: the client of a silent one has closed. `saw_left`: the same of `watched`, at each request to this one.
+    `left`: the client of a silent one has closed. `saw_left`: the same of `watched`, at each
+    request to this one.
     """
 
     sends: bytes
@@ -37,11 +41,15 @@ class ScriptedGateway:
 
     def answer(self, handler: HttpHandler) -> None:
         handler.read_body()
-        self.requests.append((handler.command, handler.path, handler.headers.get("last-event-id", "")))
+        self.requests.append(
+            (handler.command, handler.path, handler.headers.get("last-event-id", ""))
+        )
         if self.watched is not None:
             self.saw_left.append(self.watched.left.wait(0.3))
         handler.send_response(int(self.then) if self.then.isdecimal() else 200)
-        handler.send_header("x-request-id", "req-1" if handler.command == "POST" else "req-of-this-call")
+        handler.send_header(
+            "x-request-id", "req-1" if handler.command == "POST" else "req-of-this-call"
+        )
         handler.send_header("transfer-encoding", "chunked")
         handler.end_headers()
         handler.wfile.write(b"%x\r\n%b\r\n" % (len(self.sends), self.sends))
@@ -85,7 +93,9 @@ def test_stopping_gateway_is_followed_by_another(before: bytes) -> None:
     with serving(leaving, other) as urls:
         stream = Gateways(urls).receive(b"{}", lambda: False)
     assert b"".join(piece for _, piece in stream.pieces) == before + SECOND + LAST
-    assert stream.gateway_changes == 1 and other.requests == [("GET", "/v1/fleet/requests/req-1/stream", "1.0" if before else "")]
+    assert stream.gateway_changes == 1 and other.requests == [
+        ("GET", "/v1/fleet/requests/req-1/stream", "1.0" if before else "")
+    ]
 
 
 def test_client_without_an_event_id_resumes_from_the_beginning() -> None:
@@ -125,7 +135,10 @@ def test_request_refused_for_now_is_sent_again_and_another_refusal_is_final() ->
 
 def test_client_gives_up_on_gateways_that_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "UNREACHABLE_S", 0.2)
-    with serving(ScriptedGateway(b"", "503")) as urls, pytest.raises(ApiRefused, match="status 503"):
+    with (
+        serving(ScriptedGateway(b"", "503")) as urls,
+        pytest.raises(ApiRefused, match="status 503"),
+    ):
         Gateways(urls).receive(b"{}", lambda: False)
 
 
@@ -137,4 +150,6 @@ def test_silent_connection_stays_open_until_another_gateway_answers() -> None:
         stream = Gateways(urls, silence_s=0.5).receive(b"{}", lambda: False)
         wait_until(silent.left.is_set, "the silent connection to be closed in the end")
     assert b"".join(piece for _, piece in stream.pieces) == FIRST + SECOND + LAST
-    assert other.saw_left == [False], "the silent connection was open during the request to the other gateway"
+    assert other.saw_left == [False], (
+        "the silent connection was open during the request to the other gateway"
+    )

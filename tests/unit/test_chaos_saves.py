@@ -1,4 +1,6 @@
-"""Conversations that chaos saves, without a fleet: the moment of a fault, the check of each file, the report."""
+"""Conversations that chaos saves, without a fleet: the moment of a fault, the check of each file,
+the report.
+"""
 
 import itertools
 import threading
@@ -9,6 +11,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from fleet.config import load_config
+from fleet.core.errors import FleetError, NotFound
+from fleet.core.session_messages import SessionInfo
 from fleet.lab.faults.clients import Gateways
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.faults import InjectedFault
@@ -18,9 +23,6 @@ from fleet.lab.faults.save_report import is_struck, reason_lines, report_saves
 from fleet.lab.faults.saves import Save, SavedConversation, SaveLoad, SaveSurroundings, SaveTask
 from fleet.lab.faults.schedule import REDIS, FaultKind
 from fleet.lab.faults.session_files import damage_of
-from fleet.config import load_config
-from fleet.core.errors import FleetError, NotFound
-from fleet.core.session_messages import SessionInfo
 from fleet.worker.session_client import SessionFile
 from tests.support import wait_until
 from tests.unit.test_chaos import answering, events
@@ -29,10 +31,17 @@ STAGE, PROCESSES = "lm", ("lm@h:1:a", "lm.span@h:2:b", "lm.span@h:3:c")
 TASK = SaveTask(name="talk", body=b"0", loaded="talk-loaded", body_loaded=b"1")
 
 
-def session(num_rows: int = 2, *, fill: int = 7, part: str = "1", row_bytes: int = 16) -> SessionFile:
+def session(
+    num_rows: int = 2, *, fill: int = 7, part: str = "1", row_bytes: int = 16
+) -> SessionFile:
     """Return a session of two layers; layer `part` is filled with another byte."""
-    info = SessionInfo(num_rows=num_rows, num_layers=2, layout="float32, 2 heads of 1", checkpoint="c", stage=STAGE)
-    layers = {name: memoryview(bytes([fill if name == part else 7] * num_rows * row_bytes)) for name in ("0", "1")}
+    info = SessionInfo(
+        num_rows=num_rows, num_layers=2, layout="float32, 2 heads of 1", checkpoint="c", stage=STAGE
+    )
+    layers = {
+        name: memoryview(bytes([fill if name == part else 7] * num_rows * row_bytes))
+        for name in ("0", "1")
+    }
     return SessionFile(info=info, parts={"keys": memoryview(bytes(8 * num_rows)), **layers})
 
 
@@ -69,16 +78,27 @@ def fail(error: Exception, *, damaging: bool = False) -> Callable[[Path], None]:
 
 @contextmanager
 def saved(
-    store: StoreInMemory, folder: Path, *, num_saves: int = 4, exact: bool = True, longest_s: float = 30.0
+    store: StoreInMemory,
+    folder: Path,
+    *,
+    num_saves: int = 4,
+    exact: bool = True,
+    longest_s: float = 30.0,
 ) -> Iterator[list[SavedConversation]]:
-    """Save one conversation so often; the result is complete after the block. Each save takes one second."""
+    """Save one conversation so often; the result is complete after the block. Each save takes one
+    second.
+    """
     seconds = itertools.count()
     result: list[SavedConversation] = []
     with answering(events("abc", b"")) as gateway:
         around = SaveSurroundings(
-            gateways=Gateways([gateway.url]), store=store, stages=(STAGE,), folder=folder, exact=exact,
+            gateways=Gateways([gateway.url]),
+            store=store,
+            stages=(STAGE,),
+            folder=folder,
+            exact=exact,
             longest_s=longest_s,
-        )  # fmt: skip
+        )
         load = SaveLoad([TASK], around)
         load.record_reference(lambda: None)
         with load.running(lambda: float(next(seconds)), lambda: None):
@@ -103,7 +123,9 @@ def test_conversation_is_saved_until_the_end_then_loaded_and_continued(tmp_path:
 
 
 def test_save_that_fails_with_an_error_is_counted_and_not_wrong(tmp_path: Path) -> None:
-    store = StoreInMemory(fail(NotFound("no worker of lm caches it")), fail(OSError("no space left")))
+    store = StoreInMemory(
+        fail(NotFound("no worker of lm caches it")), fail(OSError("no space left"))
+    )
     conversation = run_saves(store, tmp_path)
     reasons = [save.failed for save in conversation.saves if save.failed]
     assert reasons == ["not_found: no worker of lm caches it", "OSError: no space left"]
@@ -114,7 +136,10 @@ def test_save_that_fails_with_an_error_is_counted_and_not_wrong(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("save", "wrong"),
     [
-        (fail(FleetError("the worker is gone"), damaging=True), "was changed by a save that failed"),
+        (
+            fail(FleetError("the worker is gone"), damaging=True),
+            "was changed by a save that failed",
+        ),
         (session(3).write, "has SessionInfo(num_rows=3"),
         (session(fill=8).write, "its parts 1 are not those of the undisturbed session"),
         (lambda file: file.write_bytes(b"half"), "is not the file of a session"),
@@ -136,7 +161,8 @@ def test_save_that_takes_too_long_is_wrong_also_if_it_fails(tmp_path: Path) -> N
         pass
     first, second = result[0].saves[:2]
     assert (
-        first.wrong == "it took 1 s, more than 0 (server_error: no answer)" and second.wrong == "it took 1 s, more than 0 (whole)"
+        first.wrong == "it took 1 s, more than 0 (server_error: no answer)"
+        and second.wrong == "it took 1 s, more than 0 (whole)"
     )
 
 
@@ -145,7 +171,9 @@ def test_file_that_a_save_leaves_is_wrong(tmp_path: Path) -> None:
         session().write(file)
         file.with_name(f"{file.name}.123").write_bytes(b"half")
 
-    assert run_saves(StoreInMemory(leave), tmp_path).wrong == ("0-lm.safetensors.123: is left by a save",)
+    assert run_saves(StoreInMemory(leave), tmp_path).wrong == (
+        "0-lm.safetensors.123: is left by a save",
+    )
 
 
 def test_last_file_that_does_not_load_is_wrong(tmp_path: Path) -> None:
@@ -157,7 +185,7 @@ def test_last_file_that_does_not_load_is_wrong(tmp_path: Path) -> None:
     store.load = refuse
     assert run_saves(store, tmp_path).wrong == (
         "its last file of lm could not be loaded and saved again: the file has 2 layers",
-    )  # fmt: skip
+    )
 
 
 def test_damaged_reference_ends_the_run(tmp_path: Path) -> None:
@@ -176,14 +204,22 @@ def test_damaged_reference_ends_the_run(tmp_path: Path) -> None:
     [
         (session(), ""),
         (
-            SessionFile(info=session().info, parts={"keys": memoryview(bytes(16)), "0": memoryview(bytes(32))}),
+            SessionFile(
+                info=session().info,
+                parts={"keys": memoryview(bytes(16)), "0": memoryview(bytes(32))},
+            ),
             "the session lacks 1",
         ),
-        (SessionFile(info=session(3).info, parts=session().parts), "the part 0 of the session has 32 bytes, not 48"),
+        (
+            SessionFile(info=session(3).info, parts=session().parts),
+            "the part 0 of the session has 32 bytes, not 48",
+        ),
         (session(row_bytes=0), "the part 0 of the session has 0 bytes, not 32"),
     ],
 )
-def test_file_is_whole_if_every_layer_has_the_rows_that_it_says(changed: SessionFile, damage: str, tmp_path: Path) -> None:
+def test_file_is_whole_if_every_layer_has_the_rows_that_it_says(
+    changed: SessionFile, damage: str, tmp_path: Path
+) -> None:
     file = tmp_path / "s.safetensors"
     changed.write(file)
     found = damage_of(file)
@@ -194,7 +230,9 @@ def test_fault_waits_for_the_next_save_of_its_stage() -> None:
     clock, found = SaveClock(), []
     with clock.saving(STAGE, PROCESSES):
         assert clock.next_save(STAGE, share=0.0, timeout_s=0.01) is None, "this one began before"
-        waiting = threading.Thread(target=lambda: found.append(clock.next_save(STAGE, share=0.0, timeout_s=20)))
+        waiting = threading.Thread(
+            target=lambda: found.append(clock.next_save(STAGE, share=0.0, timeout_s=20))
+        )
         waiting.start()
         with clock.saving("other", ()):
             waiting.join(0.01)
@@ -203,14 +241,24 @@ def test_fault_waits_for_the_next_save_of_its_stage() -> None:
             with clock.saving(STAGE, PROCESSES):
                 waiting.join(0.1)
     (save,) = found
-    assert save.number > 2 and save.workers_of("lm") == ["lm@h:1:a"] and save.workers_of("lm.span") == list(PROCESSES[1:])
+    assert (
+        save.number > 2
+        and save.workers_of("lm") == ["lm@h:1:a"]
+        and save.workers_of("lm.span") == list(PROCESSES[1:])
+    )
     assert not clock.is_open(save)
 
 
 def fault(target: str, at_s: float, until_s: float, role: str = "lm.span") -> InjectedFault:
     return InjectedFault(
-        role=role, kind=FaultKind.STOP, target=target, requests=(), at_s=at_s, until_s=until_s, recovered_s=1.0
-    )  # fmt: skip
+        role=role,
+        kind=FaultKind.STOP,
+        target=target,
+        requests=(),
+        at_s=at_s,
+        until_s=until_s,
+        recovered_s=1.0,
+    )
 
 
 SAVE = Save(conversation=0, stage=STAGE, began_s=2.0, ended_s=3.0, processes=PROCESSES)
@@ -235,11 +283,18 @@ def test_failed_saves_are_counted_by_reason() -> None:
     def failed(reason: str, began_s: float) -> Save:
         return msgspec.structs.replace(SAVE, began_s=began_s, ended_s=began_s + 0.5, failed=reason)
 
-    gone = [failed(f"server_error: the worker lm@h:{pid}:a is gone after {pid} s", at_s) for pid, at_s in ((1, 2.0), (22, 2.2))]
+    gone = [
+        failed(f"server_error: the worker lm@h:{pid}:a is gone after {pid} s", at_s)
+        for pid, at_s in ((1, 2.0), (22, 2.2))
+    ]
     late = failed("not_found: worker lm@h:1:a has left", 8.0)
     wrong = msgspec.structs.replace(SAVE, began_s=9.0, ended_s=9.1, wrong="file: lacks 1")
     report = report_saves(
-        (SavedConversation(saves=(*gone, late, wrong), turns=3, wrong=("turn 2 was lost: no end",)),),
+        (
+            SavedConversation(
+                saves=(*gone, late, wrong), turns=3, wrong=("turn 2 was lost: no end",)
+            ),
+        ),
         (fault(PROCESSES[1], 2.3, 2.3),),
     )
     assert report is not None and (report.saves, report.whole, report.struck) == (4, 0, 2)
@@ -248,14 +303,19 @@ def test_failed_saves_are_counted_by_reason() -> None:
         "2 saves struck by a fault failed: server_error: the worker … is gone after … s",
         "1 save before or after a fault failed: not_found: worker … has left",
     ]
-    assert report.wrong == ("save of conversation 0: file: lacks 1", "conversation 0: turn 2 was lost: no end")
+    assert report.wrong == (
+        "save of conversation 0: file: lacks 1",
+        "conversation 0: turn 2 was lost: no end",
+    )
     assert report_saves((), ()) is None
 
 
 def test_conversations_follow_from_the_seed_and_half_are_sampled() -> None:
     config = load_config(None, ("graph=text",))
     tasks = make_save_tasks("m", config, 3, 4)
-    assert tasks == make_save_tasks("m", config, 3, 4) and tasks != make_save_tasks("m", config, 4, 4)
+    assert tasks == make_save_tasks("m", config, 3, 4) and tasks != make_save_tasks(
+        "m", config, 4, 4
+    )
     bodies = [msgspec.json.decode(task.body) for task in tasks]
     assert [body["temperature"] for body in bodies] == [0.0, 0.9, 0.0, 0.9]
     assert [body["prompt_cache_key"] for body in bodies] == [task.name for task in tasks]

@@ -1,4 +1,6 @@
-"""Behaviours of chunk streaming between stages, without processes. `fleet/docs/split.md` has a table of these tests."""
+"""Behaviours of chunk streaming between stages, without processes. `fleet/docs/split.md` has a
+table of these tests.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -48,7 +50,9 @@ def codes_edge(*ramp: int) -> OutboundEdge:
 
 
 def frame(number: int, *, final: bool = False) -> EdgeItem:
-    return EdgeItem(edge=CODES, walk=DECODE, arrays={"codes": np.full((1, 16), number, np.int32)}, final=final)
+    return EdgeItem(
+        edge=CODES, walk=DECODE, arrays={"codes": np.full((1, 16), number, np.int32)}, final=final
+    )
 
 
 END = EdgeItem(edge=CODES, walk=DECODE, final=True)
@@ -92,7 +96,9 @@ def test_frame_of_zeros_is_a_frame() -> None:
 def test_tail_shorter_than_a_chunk_is_sent_without_padding() -> None:
     drafts = release(codes_edge(4), *map(frame, range(6)), END)
     assert sizes(drafts) == [(4, False), (2, True)]
-    assert np.concatenate([draft.arrays["codes"][:, 0] for draft in drafts]).tolist() == list(range(6))
+    assert np.concatenate([draft.arrays["codes"][:, 0] for draft in drafts]).tolist() == list(
+        range(6)
+    )
 
 
 def test_end_on_a_chunk_boundary_is_sent_alone() -> None:
@@ -116,13 +122,17 @@ class RecordingCode2Wav:
     def open(self) -> None:
         return None
 
-    def decode(self, states: Sequence[None], codes_BTQ: NDArray[np.int32]) -> tuple[list[None], NDArray[np.float32]]:
+    def decode(
+        self, states: Sequence[None], codes_BTQ: NDArray[np.int32]
+    ) -> tuple[list[None], NDArray[np.float32]]:
         self.passes += codes_BTQ[..., 0].tolist()
         return [None] * len(states), codes_BTQ[..., 0].astype(np.float32)
 
 
 def test_left_context_of_a_tail_is_kept_by_the_consumer_and_trimmed() -> None:
-    """Only new frames are sent; the stateless decoder decodes a tail of 2 with 4 frames before it, the exact one without."""
+    """Only new frames are sent; the stateless decoder decodes a tail of 2 with 4 frames before it,
+    the exact one without.
+    """
     double = RecordingCode2Wav()
     decoder = LeftContextCode2Wav(cast(Code2Wav, double), 4)
     codes_BTQ = np.stack([np.full((1, 16), number, np.int32) for number in range(6)], axis=1)
@@ -146,11 +156,15 @@ def test_state_of_one_request_ends_without_touching_another() -> None:
     other = RequestId("b")
     engine, _ = make(A, other)
     for request_id in (A, other):
-        engine.feed(request_id, EngineInput(walk=DECODE, arrays={"codes": np.ones((1, 1), np.int32)}))
+        engine.feed(
+            request_id, EngineInput(walk=DECODE, arrays={"codes": np.ones((1, 1), np.int32)})
+        )
     for _ in range(2):
         engine.abort(A)
     engine.submit(EngineRequest(request_id=A, sampling=Sampling()))
-    assert [output.request_id for output in drain(engine)] == [other], "the new request of that name has no frames yet"
+    assert [output.request_id for output in drain(engine)] == [other], (
+        "the new request of that name has no frames yet"
+    )
 
 
 # First tokens
@@ -173,26 +187,41 @@ class StopAfter:
 
 
 def answer_tokens(detector: StopDetector | None = None) -> AnswerTokens:
-    return AnswerTokens(client=TEXT, spoken=THOUGHT, stop_detector=detector or StopDetector((), never_loaded))
+    return AnswerTokens(
+        client=TEXT, spoken=THOUGHT, stop_detector=detector or StopDetector((), never_loaded)
+    )
 
 
 def drawn(token: int, *, final: bool = False) -> EngineOutput:
-    return EngineOutput(request_id=ONE, walk=DECODE, arrays={TOKEN: np.array([token], np.int32)}, final=final)
+    return EngineOutput(
+        request_id=ONE, walk=DECODE, arrays={TOKEN: np.array([token], np.int32)}, final=final
+    )
 
 
-def items_by_edge(tokens: AnswerTokens, output: EngineOutput) -> dict[EdgeName, tuple[list[int], bool]]:
+def items_by_edge(
+    tokens: AnswerTokens, output: EngineOutput
+) -> dict[EdgeName, tuple[list[int], bool]]:
     items = tokens.items(output, output.arrays[TOKEN])
-    return {item.edge: ([int(token) for token in item.arrays.get("ids", ())], item.final) for item in items}
+    return {
+        item.edge: ([int(token) for token in item.arrays.get("ids", ())], item.final)
+        for item in items
+    }
 
 
 def test_token_reaches_client_and_talker_with_the_step_that_drew_it() -> None:
     tokens = answer_tokens()
     for token in (5, 6, 7):
-        assert items_by_edge(tokens, drawn(token)) == {TEXT: ([token], False), THOUGHT: ([token], False)}
+        assert items_by_edge(tokens, drawn(token)) == {
+            TEXT: ([token], False),
+            THOUGHT: ([token], False),
+        }
 
 
 def test_end_token_is_never_fed_to_the_talker() -> None:
-    assert items_by_edge(answer_tokens(), drawn(9, final=True)) == {TEXT: ([9], True), THOUGHT: ([], True)}
+    assert items_by_edge(answer_tokens(), drawn(9, final=True)) == {
+        TEXT: ([9], True),
+        THOUGHT: ([], True),
+    }
 
 
 def test_token_that_completes_a_stop_string_is_never_fed_to_the_talker() -> None:
@@ -204,7 +233,9 @@ def test_token_that_completes_a_stop_string_is_never_fed_to_the_talker() -> None
 # Arrival of chunks: reads of remote tensors
 
 
-REF = TensorRef(agent=PEER, address=0, length_bytes=8, device_id=0, generation=1, checksum=0, slot=0)
+REF = TensorRef(
+    agent=PEER, address=0, length_bytes=8, device_id=0, generation=1, checksum=0, slot=0
+)
 
 
 @dataclass(slots=True)
@@ -276,18 +307,26 @@ def arrivals(monkeypatch: pytest.MonkeyPatch) -> Arrivals:
 def open_talker(request: RequestId, *, remote: bool = True) -> Task:
     """Open a Talker's task whose first chunk has arrived, its rows at the peer if `remote`."""
     config = load_config(None, ("engine=fake", "device=cpu"))
-    spec = RequestSpec(id=request, graph="qwen3_omni", prompt_ids=(1,), outputs=(EdgeName("audio"),))
+    spec = RequestSpec(
+        id=request, graph="qwen3_omni", prompt_ids=(1,), outputs=(EdgeName("audio"),)
+    )
     tensors = {"rows": WireTensor(dtype="float32", shape=(1, 2), data=None if remote else bytes(8))}
     chunk = Chunk(request=request, edge=THOUGHT, index=0, epoch=Epoch(1), tensors=tensors)
     location: Location = {"rows": REF} if remote else {}
-    logs = TaskLogs(inputs={THOUGHT: [(chunk, location)]}, outputs={}, consumed={}, blob=None, offer=None)
+    logs = TaskLogs(
+        inputs={THOUGHT: [(chunk, location)]}, outputs={}, consumed={}, blob=None, offer=None
+    )
     adapter = FakeTask(spec, QWEN3_OMNI, build_options(config, TALKER, Path()))
     return open_task(spec, TALKER, Epoch(1), adapter, config, logs=logs)
 
 
 def test_chunk_is_delivered_once_its_read_has_landed(arrivals: Arrivals) -> None:
     task = open_talker(ONE)
-    assert not arrivals.advance(task) and arrivals.receiver.pulling() and task.inbound[THOUGHT].consumed == 0
+    assert (
+        not arrivals.advance(task)
+        and arrivals.receiver.pulling()
+        and task.inbound[THOUGHT].consumed == 0
+    )
     arrivals.transfer.pulls[0].data = np.array([1, 2], np.float32).tobytes()
     ((edge, _, arrays, final),) = arrivals.advance(task)
     assert (edge, arrays["rows"].tolist(), final) == (THOUGHT, [[1, 2]], False)
@@ -296,7 +335,9 @@ def test_chunk_is_delivered_once_its_read_has_landed(arrivals: Arrivals) -> None
 
 def test_ready_chunk_is_delivered_while_another_request_waits(arrivals: Arrivals) -> None:
     waiting, ready = open_talker(ONE), open_talker(OTHER, remote=False)
-    assert arrivals.receiver.can_advance([waiting, ready]) and not arrivals.receiver.can_advance([waiting])
+    assert arrivals.receiver.can_advance([waiting, ready]) and not arrivals.receiver.can_advance(
+        [waiting]
+    )
     assert not arrivals.advance(waiting) and len(arrivals.advance(ready)) == 1
 
 
@@ -305,7 +346,11 @@ def test_forgotten_request_leaves_no_reads_and_no_timers(arrivals: Arrivals) -> 
     arrivals.advance(open_talker(ONE))
     for _ in range(2):
         arrivals.receiver.forget(ONE)
-    assert arrivals.transfer.pulls[0].cancelled and not arrivals.receiver.pulling() and not arrivals.receiver.in_flight()
+    assert (
+        arrivals.transfer.pulls[0].cancelled
+        and not arrivals.receiver.pulling()
+        and not arrivals.receiver.in_flight()
+    )
     arrivals.advance(open_talker(ONE))
     assert len(arrivals.transfer.pulls) == 2, "no pause is left from the failed read"
 
@@ -336,7 +381,9 @@ def test_reused_request_id_reads_again_from_the_beginning(arrivals: Arrivals) ->
     assert len(arrivals.transfer.pulls) == 2
 
 
-def test_failing_read_waits_before_its_next_attempt_and_a_success_ends_that(arrivals: Arrivals) -> None:
+def test_failing_read_waits_before_its_next_attempt_and_a_success_ends_that(
+    arrivals: Arrivals,
+) -> None:
     task = open_talker(ONE)
     arrivals.transfer.failing = True
     assert not arrivals.advance(task) and not arrivals.advance(task)
@@ -365,7 +412,9 @@ def test_read_that_fails_for_two_deadlines_fails_its_request_only(arrivals: Arri
     assert len(arrivals.advance(other)) == 1 and not arrivals.receiver.pulling()
 
 
-def test_lost_tensors_are_reported_once_an_interval_until_they_are_elsewhere(arrivals: Arrivals) -> None:
+def test_lost_tensors_are_reported_once_an_interval_until_they_are_elsewhere(
+    arrivals: Arrivals,
+) -> None:
     task = open_talker(ONE)
     arrivals.link.listed = False
 
@@ -398,7 +447,9 @@ def test_task_without_credit_waits_and_returns_to_its_phase_with_credit() -> Non
     while task.has_credit():
         task.unsent += [(edge, draft) for draft in edge.offer(frame(0))]
     task.enter(task.next_phase())
-    assert task.phase is TaskPhase.OUT_OF_CREDIT and task.paused and task.unsent, "what was released is still to be sent"
+    assert task.phase is TaskPhase.OUT_OF_CREDIT and task.paused and task.unsent, (
+        "what was released is still to be sent"
+    )
     task.add_credit(CODES, edge.produced)
     task.enter(task.next_phase())
     assert task.phase is TaskPhase.RUNNING and not task.paused and task.unsent

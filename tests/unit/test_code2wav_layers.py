@@ -1,4 +1,6 @@
-"""The convolution to one channel that GPUs run computes what the plain one does, with smaller rounding errors."""
+"""The convolution to one channel that GPUs run computes what the plain one does, with smaller
+rounding errors.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ def random_window(num_windows: int, num_positions: int) -> tuple[Tensor, Tensor,
     """Return activations B x T x C, a kernel 1 x C x 1 x taps and its bias, in float64."""
     generator = torch.Generator().manual_seed(7)
     shapes = ((num_windows, num_positions, CHANNELS), (1, CHANNELS, 1, TAPS), (1,))
-    x_BTC, kernel, bias = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    x_BTC, kernel, bias = (
+        torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes
+    )
     return x_BTC, kernel / 25, bias
 
 
@@ -25,10 +29,14 @@ def plain(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int) -> Tensor:
 
 @pytest.mark.parametrize("dilation", [1, 3])
 @pytest.mark.parametrize(("num_windows", "num_positions"), [(1, 19), (3, 480)])
-def test_convolution_to_one_channel_equals_the_plain_one(num_windows: int, num_positions: int, dilation: int) -> None:
+def test_convolution_to_one_channel_equals_the_plain_one(
+    num_windows: int, num_positions: int, dilation: int
+) -> None:
     x_BTC, kernel, bias = random_window(num_windows, num_positions)
     wave = convolve_to_one_channel(x_BTC, kernel, bias, dilation)
-    torch.testing.assert_close(wave.double(), plain(x_BTC, kernel, bias, dilation), rtol=0, atol=2e-5)
+    torch.testing.assert_close(
+        wave.double(), plain(x_BTC, kernel, bias, dilation), rtol=0, atol=2e-5
+    )
 
 
 def test_convolution_to_one_channel_rounds_no_sample_to_bfloat16() -> None:

@@ -1,4 +1,6 @@
-"""Scheduling of the codec batch loop, with a decoder that only counts: passes, waiting and failures."""
+"""Scheduling of the codec batch loop, with a decoder that only counts: passes, waiting and
+failures.
+"""
 
 import gc
 import weakref
@@ -26,7 +28,9 @@ class Count:
 
 @dataclass(slots=True)
 class Counter:
-    """Decoder of one sample per frame, its code. Records the shape of every pass; fails on a poisoned window."""
+    """Decoder of one sample per frame, its code. Records the shape of every pass; fails on a
+    poisoned window.
+    """
 
     num_codebooks: int = 1
     codebook_size: int = 8
@@ -52,7 +56,9 @@ class Counter:
     def group(self, state: Count) -> Hashable:
         return state.frames == 0
 
-    def decode(self, states: Sequence[Count], codes_BTQ: NDArray[np.int32]) -> tuple[list[Count], NDArray[np.float32]]:
+    def decode(
+        self, states: Sequence[Count], codes_BTQ: NDArray[np.int32]
+    ) -> tuple[list[Count], NDArray[np.float32]]:
         if (codes_BTQ == POISON).any():
             raise self.error
         self.passes.append(codes_BTQ.shape[:2])
@@ -64,7 +70,12 @@ class Counter:
         return state
 
 
-def make(*requests: RequestId, ramp: tuple[int, ...] = (2, 4), invariant: bool = False, max_batch: int = 16):
+def make(
+    *requests: RequestId,
+    ramp: tuple[int, ...] = (2, 4),
+    invariant: bool = False,
+    max_batch: int = 16,
+):
     decoder = Counter()
     engine = CodecEngine(decoder, WindowPolicy(ramp=ramp, invariant=invariant), max_batch=max_batch)
     for request_id in requests:
@@ -72,7 +83,9 @@ def make(*requests: RequestId, ramp: tuple[int, ...] = (2, 4), invariant: bool =
     return engine, decoder
 
 
-def feed(engine: CodecEngine[Count], request_id: RequestId, *codes: int, final: bool = False) -> None:
+def feed(
+    engine: CodecEngine[Count], request_id: RequestId, *codes: int, final: bool = False
+) -> None:
     array = np.array(codes, np.int32).reshape(-1, 1)
     engine.feed(request_id, EngineInput(walk=Walk("decode"), arrays={"codes": array}, final=final))
 
@@ -85,7 +98,11 @@ def drain(engine: CodecEngine[Count]) -> list[EngineOutput]:
 
 
 def samples(outputs: Sequence[EngineOutput], request_id: RequestId) -> list[float]:
-    mine = [output.arrays["wave"] for output in outputs if output.request_id == request_id and output.arrays]
+    mine = [
+        output.arrays["wave"]
+        for output in outputs
+        if output.request_id == request_id and output.arrays
+    ]
     return np.concatenate(mine).tolist() if mine else []
 
 
@@ -155,9 +172,15 @@ def test_window_without_memory_ends_its_own_request_with_a_remedy() -> None:
 
 
 @pytest.mark.parametrize(
-    "array", [np.array([[8]], np.int32), np.array([[-1]], np.int32), np.zeros((1, 2), np.int32), np.zeros((2,), np.int32),
-              np.zeros((1, 1), np.float32)],
-)  # fmt: skip
+    "array",
+    [
+        np.array([[8]], np.int32),
+        np.array([[-1]], np.int32),
+        np.zeros((1, 2), np.int32),
+        np.zeros((2,), np.int32),
+        np.zeros((1, 1), np.float32),
+    ],
+)
 def test_invalid_codes_end_the_request(array: NDArray[np.int32]) -> None:
     engine, decoder = make(A)
     engine.feed(A, EngineInput(walk=Walk("decode"), arrays={"codes": array}))
@@ -189,7 +212,9 @@ def test_ramp_must_have_positive_windows(ramp: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("num_known", [0, 1, 5, 6, 7, 10, 17, 20])
-def test_known_samples_are_returned_and_only_settling_frames_decoded(num_known: int, invariant: bool) -> None:
+def test_known_samples_are_returned_and_only_settling_frames_decoded(
+    num_known: int, invariant: bool
+) -> None:
     engine, decoder = make(invariant=invariant)
     known = np.linspace(10, 20, num_known, dtype=np.float32)
     engine.submit(EngineRequest(request_id=A, sampling=Sampling(), history={"wave": known}))
@@ -198,13 +223,19 @@ def test_known_samples_are_returned_and_only_settling_frames_decoded(num_known: 
     assert samples(outputs, A) == [*known.tolist(), *([1, 2, 3, 4, 5] * 4)[num_known:]]
     decoded = sum(frames for _, frames in decoder.passes)
     assert sum(decoder.skipped) + decoded == 20
-    assert sum(decoder.skipped) <= max(0, num_known - decoder.settling_samples), "so many at least are decoded before a new one"
-    assert not decoder.skipped or num_known - decoder.settling_samples - sum(decoder.skipped) < 4, "no window more than that"
+    assert sum(decoder.skipped) <= max(0, num_known - decoder.settling_samples), (
+        "so many at least are decoded before a new one"
+    )
+    assert not decoder.skipped or num_known - decoder.settling_samples - sum(decoder.skipped) < 4, (
+        "no window more than that"
+    )
 
 
 def test_request_with_known_samples_shares_passes_once_it_decodes() -> None:
     engine, decoder = make(B)
-    engine.submit(EngineRequest(request_id=A, sampling=Sampling(), history={"wave": np.zeros(8, np.float32)}))
+    engine.submit(
+        EngineRequest(request_id=A, sampling=Sampling(), history={"wave": np.zeros(8, np.float32)})
+    )
     feed(engine, A, *[1] * 12)
     feed(engine, B, *[1] * 8)
     drain(engine)

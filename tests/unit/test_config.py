@@ -1,4 +1,6 @@
-"""Deployment files: the shipped ones are whole and explained, and every mistake is one line that names the field and the fix."""
+"""Deployment files: the shipped ones are whole and explained, and every mistake is one line that
+names the field and the fix.
+"""
 
 from pathlib import Path
 
@@ -30,7 +32,9 @@ def test_graph_has_a_shipped_configuration(graph: str) -> None:
 
 
 def test_default_file_equals_the_defaults() -> None:
-    """Stages and edges are written out there, so they are compared through what the runtime asks for."""
+    """Stages and edges are written out there, so they are compared through what the runtime asks
+    for.
+    """
     shown, built_in = load_config(DEFAULT_FILE), load_config(None)
     assert shown.model_copy(update={"stages": {}, "edges": {}}) == built_in
     graph = shown.graph_declaration()
@@ -58,23 +62,37 @@ def test_default_file_explains_every_key() -> None:
     for line in DEFAULT_FILE.read_text().splitlines():
         key, colon, rest = line.partition(":")
         name = key.strip()
-        if not colon or name.startswith("#") or name in {"thinker", "talker", "code2wav", "text", "codes"}:
+        if (
+            not colon
+            or name.startswith("#")
+            or name in {"thinker", "talker", "code2wav", "text", "codes"}
+        ):
             continue
         assert "#" in rest or name in explained, f"{name} has no comment"
         explained.add(name)
 
 
 def test_origins_are_normalised_as_browsers_send_them() -> None:
-    given = ["https://App.Example.com", "http://localhost:3000", "http://[::1]:8080", "chrome-extension://abcdef", "*"]
+    given = [
+        "https://App.Example.com",
+        "http://localhost:3000",
+        "http://[::1]:8080",
+        "chrome-extension://abcdef",
+        "*",
+    ]
     config = FleetConfig.model_validate({"web": {"allowed_origins": given}})
     assert config.web.allowed_origins == tuple(origin.lower() for origin in given)
 
 
 def test_trusted_proxies_are_addresses_or_networks() -> None:
     given = ("127.0.0.1", "10.0.0.0/8", "fd00::/8")
-    assert FleetConfig.model_validate({"web": {"trusted_proxies": given}}).web.trusted_proxies == given
+    assert (
+        FleetConfig.model_validate({"web": {"trusted_proxies": given}}).web.trusted_proxies == given
+    )
     for wrong in ("proxy.example", "10.0.0.1/8", "*", ""):
-        with pytest.raises(ValidationError, match="such as 127.0.0.1 or 10.0.0.0/8|must not be empty"):
+        with pytest.raises(
+            ValidationError, match="such as 127.0.0.1 or 10.0.0.0/8|must not be empty"
+        ):
             FleetConfig.model_validate({"web": {"trusted_proxies": [wrong]}})
 
 
@@ -102,7 +120,9 @@ def test_overrides_change_only_their_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_configuration_is_valid_and_survives_yaml_round_trip(file: Path, tmp_path: Path) -> None:
+def test_shipped_configuration_is_valid_and_survives_yaml_round_trip(
+    file: Path, tmp_path: Path
+) -> None:
     """Write the resolved configuration as `fleet up` does for its processes."""
     assert load_config(file).roles()
     config = load_config(file, ("web.model_name=m", "async_chunk=false"))
@@ -111,7 +131,9 @@ def test_shipped_configuration_is_valid_and_survives_yaml_round_trip(file: Path,
     assert load_config(path) == config
 
 
-def test_override_precedes_environment_and_environment_precedes_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_override_precedes_environment_and_environment_precedes_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("web: {port: 7000}\n")
     assert open_deployment(path, None).config.web.port == 7000
@@ -121,7 +143,9 @@ def test_override_precedes_environment_and_environment_precedes_file(tmp_path: P
     assert (chosen.config.web.port, chosen.settings.port) == (7002, 7002)
 
 
-def test_configuration_file_is_option_then_environment_then_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_file_is_option_then_environment_then_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert open_deployment(None, None).settings.config_path is None
     (tmp_path / "configs").mkdir()
@@ -136,7 +160,9 @@ def test_configuration_file_is_option_then_environment_then_graph(tmp_path: Path
     assert open_deployment(tmp_path / "option.yaml", None).config.retention_s == 3
 
 
-def test_redis_is_embedded_unless_redis_url_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_redis_is_embedded_unless_redis_url_is_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     for port in ([], ["redis.port=6500"]):
         assert open_deployment(None, port).redis_url == f"unix://{tmp_path}/.fleet/redis/redis.sock"

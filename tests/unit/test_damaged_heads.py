@@ -1,4 +1,6 @@
-"""Damaged files of draft heads and trainers, and damaged heads from other workers: each is refused by name."""
+"""Damaged files of draft heads and trainers, and damaged heads from other workers: each is refused
+by name.
+"""
 
 import json
 from pathlib import Path
@@ -10,17 +12,33 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fleet.core.errors import ConfigError, TransferError
-from fleet.drafts.figures.head_holders import HeldHead
 from fleet.core.ids import StageName, WorkerId
-from fleet.drafts.eagle3.files import CONFIG_FILE, WEIGHTS_FILE, load_head, pack_head, save_head, unpack_head
-from fleet.spans.net.ring import BlockPort, BlockReads
-from fleet.drafts.trainer.state import MOMENTS_FILE, STATE_FILE, TrainedSamples, read_samples, restore_trainer, save_trainer
+from fleet.drafts.eagle3.files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    load_head,
+    pack_head,
+    save_head,
+    unpack_head,
+)
 from fleet.drafts.exchange.follower import HeadFollower, HeadMemory
+from fleet.drafts.figures.head_holders import HeldHead
+from fleet.drafts.trainer.state import (
+    MOMENTS_FILE,
+    STATE_FILE,
+    TrainedSamples,
+    read_samples,
+    restore_trainer,
+    save_trainer,
+)
+from fleet.spans.net.ring import BlockPort, BlockReads
 from tests.draft_heads import make_head
 from tests.support import wait_until
 from tests.unit.test_draft_trainer import greedy_sample, make_trainer
 
-FIXTURES = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FIXTURES = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 BYTES = st.binary(min_size=1, max_size=9)
 
 
@@ -35,7 +53,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "state"
     trainer = make_trainer([greedy_sample([1, 2, 3]), greedy_sample([4, 5, 6])])
     trainer.train_window()
-    save_trainer(trainer, folder, TrainedSamples(contained=("a", "b"), windows=(("a",), ("b",)), first=1))
+    save_trainer(
+        trainer, folder, TrainedSamples(contained=("a", "b"), windows=(("a",), ("b",)), first=1)
+    )
     return folder
 
 
@@ -48,7 +68,9 @@ def copied(folder: Path, into: Path) -> Path:
 
 @given(at=st.integers(0, 10**6), put=BYTES, name=st.sampled_from([CONFIG_FILE, WEIGHTS_FILE]))
 @FIXTURES
-def test_damaged_head_is_loaded_as_another_or_refused_by_name(tmp_path: Path, at: int, put: bytes, name: str) -> None:
+def test_damaged_head_is_loaded_as_another_or_refused_by_name(
+    tmp_path: Path, at: int, put: bytes, name: str
+) -> None:
     """A changed value of the description that is still valid makes another head."""
     save_head(make_head(), tmp_path)
     file = tmp_path / name
@@ -62,7 +84,9 @@ def test_damaged_head_is_loaded_as_another_or_refused_by_name(tmp_path: Path, at
 
 @given(at=st.integers(0, 10**6), put=BYTES, cut=st.integers(0, 10**6))
 @FIXTURES
-def test_damaged_packed_head_is_refused_by_name(tmp_path: Path, at: int, put: bytes, cut: int) -> None:
+def test_damaged_packed_head_is_refused_by_name(
+    tmp_path: Path, at: int, put: bytes, cut: int
+) -> None:
     save_head(make_head(), tmp_path)
     packed = pack_head(tmp_path)
     for data in (changed(packed, at, put), packed[: cut % len(packed)], put):
@@ -72,11 +96,28 @@ def test_damaged_packed_head_is_refused_by_name(tmp_path: Path, at: int, put: by
             assert error.message
 
 
-VALUES = [None, -1, 0, 10**12, 10**30, 1.5, float("nan"), float("inf"), "x", [], {}, True, ["a", 1], [[1]]]
+VALUES = [
+    None,
+    -1,
+    0,
+    10**12,
+    10**30,
+    1.5,
+    float("nan"),
+    float("inf"),
+    "x",
+    [],
+    {},
+    True,
+    ["a", 1],
+    [[1]],
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_description_of_a_head_with_a_wrong_value_is_refused_or_read(tmp_path: Path, value: Any) -> None:
+def test_description_of_a_head_with_a_wrong_value_is_refused_or_read(
+    tmp_path: Path, value: Any
+) -> None:
     save_head(make_head(), tmp_path)
     whole = (tmp_path / CONFIG_FILE).read_text()
     for name in ("format", "sha256", "config", *json.loads(whole)["config"]):
@@ -91,21 +132,32 @@ def test_description_of_a_head_with_a_wrong_value_is_refused_or_read(tmp_path: P
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_state_of_a_trainer_with_a_wrong_value_is_refused_or_read(tmp_path: Path, trained: Path, value: Any) -> None:
+def test_state_of_a_trainer_with_a_wrong_value_is_refused_or_read(
+    tmp_path: Path, trained: Path, value: Any
+) -> None:
     folder = copied(trained, tmp_path)
     whole = (folder / STATE_FILE).read_text()
     for name in json.loads(whole):
         (folder / STATE_FILE).write_text(json.dumps(json.loads(whole) | {name: value}))
-        for read in (lambda: read_samples(folder), lambda: restore_trainer(make_trainer([]), folder)):
+        for read in (
+            lambda: read_samples(folder),
+            lambda: restore_trainer(make_trainer([]), folder),
+        ):
             try:
                 read()
             except ConfigError as error:
                 assert error.message
 
 
-@given(at=st.integers(0, 10**6), put=BYTES, name=st.sampled_from([STATE_FILE, MOMENTS_FILE, WEIGHTS_FILE, CONFIG_FILE]))
+@given(
+    at=st.integers(0, 10**6),
+    put=BYTES,
+    name=st.sampled_from([STATE_FILE, MOMENTS_FILE, WEIGHTS_FILE, CONFIG_FILE]),
+)
 @FIXTURES
-def test_damaged_state_of_a_trainer_is_refused_by_name(tmp_path: Path, trained: Path, at: int, put: bytes, name: str) -> None:
+def test_damaged_state_of_a_trainer_is_refused_by_name(
+    tmp_path: Path, trained: Path, at: int, put: bytes, name: str
+) -> None:
     folder = copied(trained, tmp_path)
     (folder / name).write_bytes(changed((folder / name).read_bytes(), at, put))
     try:
@@ -133,7 +185,8 @@ def test_ring_refuses_damaged_frames_by_name(data: bytes, name: bytes) -> None:
 
 
 class HeldElsewhere:
-    """A worker's view of a fleet whose chosen version of the draft head is local, or held by another worker.
+    """A worker's view of a fleet whose chosen version of the draft head is local, or held by
+    another worker.
 
     `size`: bytes of the version, as its holder says.
     """
@@ -170,7 +223,9 @@ class HeldElsewhere:
 def follower_of(held: HeldElsewhere) -> HeadFollower:
     any_held = cast(Any, held)
     memory = HeadMemory(64, any_held)
-    return HeadFollower(StageName("lm"), any_held, memory, any_held, any_held, (), lambda _: b"", 1.0)
+    return HeadFollower(
+        StageName("lm"), any_held, memory, any_held, any_held, (), lambda _: b"", 1.0
+    )
 
 
 def test_head_that_cannot_be_loaded_is_given_up_by_name(caplog: pytest.LogCaptureFixture) -> None:

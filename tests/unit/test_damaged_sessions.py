@@ -1,4 +1,6 @@
-"""Damaged conversations, as files and as messages to a worker: each is refused by name, and every cached conversation stays."""
+"""Damaged conversations, as files and as messages to a worker: each is refused by name, and every
+cached conversation stays.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -71,17 +73,28 @@ def engine_with_a_session() -> LMEngine[CountingTask]:
     """Return an engine that caches the conversation `kept`, in half of its pages."""
     program = CountingProgram()
     pool = KVPool(
-        program.kv_shape, num_pages=NUM_PAGES, page_size=PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu")
-    )  # fmt: skip
+        program.kv_shape,
+        num_pages=NUM_PAGES,
+        page_size=PAGE_SIZE,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     limits = LoopLimits(max_batch=4, prefill_chunk_tokens=16)
     engine = LMEngine(program, pool, LocalPasses(FastRunner(program, pool)), limits)
     request = EngineRequest(
-        request_id=RequestId("r"), sampling=Sampling(max_tokens=1), params={NUM_POSITIONS: "16"}, session="kept"
-    )  # fmt: skip
+        request_id=RequestId("r"),
+        sampling=Sampling(max_tokens=1),
+        params={NUM_POSITIONS: "16"},
+        session="kept",
+    )
     engine.submit(request)
     numbers = np.arange(1, 16, dtype=np.int32)
-    engine.feed(request.request_id, EngineInput(walk=PREFILL, arrays={"numbers": numbers}, final=True))
-    wait_until(lambda: bool(engine.step()) and engine.num_cached_rows("kept") > 0, "the turn to end")
+    engine.feed(
+        request.request_id, EngineInput(walk=PREFILL, arrays={"numbers": numbers}, final=True)
+    )
+    wait_until(
+        lambda: bool(engine.step()) and engine.num_cached_rows("kept") > 0, "the turn to end"
+    )
     return engine
 
 
@@ -101,20 +114,37 @@ class Served:
 
     def __post_init__(self) -> None:
         self.service = SessionService(
-            self.engine, self.engine.session_limits(), StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, self.loaded.append
-        )  # fmt: skip
+            self.engine,
+            self.engine.session_limits(),
+            StageName("lm"),
+            "c",
+            "127.0.0.1",
+            WorkerId("w"),
+            None,
+            self.loaded.append,
+        )
 
     def connect(self) -> tuple[SpanConnection, SpanArrivals]:
-        fields = {name: value.encode() if isinstance(value, str) else value for name, value in self.service.fields.items()}
+        fields = {
+            name: value.encode() if isinstance(value, str) else value
+            for name, value in self.service.fields.items()
+        }
         endpoint, arrivals = endpoint_of("session", fields, None), SpanArrivals()
         assert endpoint is not None
         connection = dial(
-            endpoint.address, key=endpoint.key, own_name="client", purpose=PURPOSE, arrivals=arrivals, timeout_s=WAIT_S
-        )  # fmt: skip
+            endpoint.address,
+            key=endpoint.key,
+            own_name="client",
+            purpose=PURPOSE,
+            arrivals=arrivals,
+            timeout_s=WAIT_S,
+        )
         return connection, arrivals
 
     def send(self, *frames: tuple[bytes, bytes]) -> str:
-        """Send frames on a new connection; return the error of the answer, or why the worker closed the connection."""
+        """Send frames on a new connection; return the error of the answer, or why the worker closed
+        the connection.
+        """
         connection, arrivals = self.connect()
         for header, payload in frames:
             connection.send(header, payload)
@@ -140,8 +170,13 @@ class Served:
         return self.send(*load_frames(info, parts, session))
 
 
-def load_frames(info: SessionInfo, parts: dict[str, bytes], session: str = "new") -> list[tuple[bytes, bytes]]:
-    named = [(encode_session_message(SessionPart(session=session, name=name)), part) for name, part in parts.items()]
+def load_frames(
+    info: SessionInfo, parts: dict[str, bytes], session: str = "new"
+) -> list[tuple[bytes, bytes]]:
+    named = [
+        (encode_session_message(SessionPart(session=session, name=name)), part)
+        for name, part in parts.items()
+    ]
     start, end = LoadSession(session=session, info=info), SessionEnd(session=session)
     return [(encode_session_message(start), b""), *named, (encode_session_message(end), b"")]
 
@@ -154,12 +189,16 @@ def served() -> Iterator[Served]:
     check_engine(served.engine)
 
 
-def saved(info: SessionInfo = INFO, keys: int = NUM_ROWS, layers: Sequence[int] = (ROW_BYTES * NUM_ROWS,)) -> SavedSession:
+def saved(
+    info: SessionInfo = INFO, keys: int = NUM_ROWS, layers: Sequence[int] = (ROW_BYTES * NUM_ROWS,)
+) -> SavedSession:
     """Return a session with so many keys, and layers of so many bytes."""
     return SavedSession(
-        num_rows=info.num_rows, keys=np.zeros(keys, np.int64), layers=[np.zeros(num, np.uint8) for num in layers],
+        num_rows=info.num_rows,
+        keys=np.zeros(keys, np.int64),
+        layers=[np.zeros(num, np.uint8) for num in layers],
         layout=info.layout,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("info", INFOS.values(), ids=list(INFOS))
@@ -170,12 +209,20 @@ def test_engine_refuses_a_session_that_contradicts_itself(info: SessionInfo) -> 
     check_engine(engine)
 
 
-@given(rows=st.integers(-2, 40), keys=st.integers(0, 40), sizes=st.lists(st.integers(0, 400), max_size=2))
+@given(
+    rows=st.integers(-2, 40),
+    keys=st.integers(0, 40),
+    sizes=st.lists(st.integers(0, 400), max_size=2),
+)
 @settings(max_examples=60)
-def test_engine_loads_a_session_or_refuses_it_without_effect(rows: int, keys: int, sizes: list[int]) -> None:
+def test_engine_loads_a_session_or_refuses_it_without_effect(
+    rows: int, keys: int, sizes: list[int]
+) -> None:
     engine = engine_with_a_session()
     given_session = saved(replace(INFO, num_rows=rows), keys, sizes)
-    is_whole = 0 < rows <= NUM_PAGES // 2 * PAGE_SIZE and keys == rows and sizes == [ROW_BYTES * rows]
+    is_whole = (
+        0 < rows <= NUM_PAGES // 2 * PAGE_SIZE and keys == rows and sizes == [ROW_BYTES * rows]
+    )
     try:
         engine.begin_load("new", given_session)
         assert is_whole and engine.num_cached_rows("new") == rows
@@ -198,7 +245,9 @@ def test_whole_session_is_loaded(served: Served) -> None:
 
 
 @pytest.mark.parametrize("info", INFOS.values(), ids=list(INFOS))
-def test_worker_refuses_a_session_that_contradicts_itself(served: Served, info: SessionInfo) -> None:
+def test_worker_refuses_a_session_that_contradicts_itself(
+    served: Served, info: SessionInfo
+) -> None:
     assert served.load(info, PARTS) != "done" and not served.loaded
     assert served.load(INFO, PARTS) == "done"
 
@@ -222,23 +271,32 @@ FRAMES = st.lists(
             st.binary(max_size=40),
             st.sampled_from([header for header, _ in load_frames(INFO, PARTS)]),
             st.builds(
-                lambda header, at, byte: header[: at % len(header)] + bytes([byte]) + header[at % len(header) + 1 :],
+                lambda header, at, byte: (
+                    header[: at % len(header)] + bytes([byte]) + header[at % len(header) + 1 :]
+                ),
                 st.sampled_from([header for header, _ in load_frames(INFO, PARTS)]),
-                st.integers(0, 100), st.integers(0, 255),
+                st.integers(0, 100),
+                st.integers(0, 255),
             ),
             st.just(encode_session_message(SaveSession(session="unknown"))),
         ),
         st.one_of(st.binary(max_size=40), st.sampled_from(list(PARTS.values()))),
     ),
-    min_size=1, max_size=5,
-)  # fmt: skip
+    min_size=1,
+    max_size=5,
+)
 
 
 @given(frames=FRAMES)
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_worker_survives_damaged_frames(served: Served, frames: list[tuple[bytes, bytes]]) -> None:
-    """A refused order follows the frames, so that each sequence is answered or its connection closed."""
-    served.send(*frames, (encode_session_message(LoadSession(session="x", info=replace(INFO, stage="other"))), b""))
+    """A refused order follows the frames, so that each sequence is answered or its connection
+    closed.
+    """
+    served.send(
+        *frames,
+        (encode_session_message(LoadSession(session="x", info=replace(INFO, stage="other"))), b""),
+    )
     for session in ("new", "x"):
         served.engine.drop_cached(session)
     assert served.load(INFO, PARTS) == "done"
@@ -248,25 +306,36 @@ def test_worker_survives_damaged_frames(served: Served, frames: list[tuple[bytes
 
 def written(folder: Path, info: SessionInfo = INFO, parts: dict[str, bytes] | None = None) -> Path:
     file = folder / "s.safetensors"
-    SessionFile(info=info, parts={name: memoryview(part) for name, part in (PARTS if parts is None else parts).items()}).write(
-        file
-    )
+    SessionFile(
+        info=info,
+        parts={
+            name: memoryview(part) for name, part in (PARTS if parts is None else parts).items()
+        },
+    ).write(file)
     return file
 
 
 @pytest.mark.parametrize("info", [info for name, info in INFOS.items() if "layout" not in name])
-def test_file_with_a_description_of_other_parts_is_refused(tmp_path: Path, info: SessionInfo) -> None:
+def test_file_with_a_description_of_other_parts_is_refused(
+    tmp_path: Path, info: SessionInfo
+) -> None:
     with pytest.raises(BadInput, match="is not the file of a session"):
         SessionFile.read(written(tmp_path, info))
 
 
-@pytest.mark.parametrize("damage", [damage for name, damage in PART_DAMAGES.items() if "tapped rows of a" not in name])
+@pytest.mark.parametrize(
+    "damage", [damage for name, damage in PART_DAMAGES.items() if "tapped rows of a" not in name]
+)
 def test_file_with_damaged_parts_is_refused(tmp_path: Path, damage: dict[str, bytes]) -> None:
     with pytest.raises(BadInput, match="is not the file of a session"):
         SessionFile.read(written(tmp_path, parts=PARTS | damage))
 
 
-@given(at=st.integers(0, 10**6), byte=st.integers(0, 255), cut=st.one_of(st.none(), st.integers(0, 10**6)))
+@given(
+    at=st.integers(0, 10**6),
+    byte=st.integers(0, 255),
+    cut=st.one_of(st.none(), st.integers(0, 10**6)),
+)
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_damaged_file_is_refused(tmp_path: Path, at: int, byte: int, cut: int | None) -> None:
     file = written(tmp_path)
@@ -285,8 +354,14 @@ def test_file_of_other_tensors_is_refused(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     file = tmp_path / "s.safetensors"
-    description = json.dumps({"num_rows": 1, "num_layers": 1, "layout": LAYOUT, "checkpoint": "c", "stage": "lm"})
-    save_file({"0": torch.zeros(2, dtype=torch.bfloat16), "keys": torch.zeros(1)}, file, metadata={"fleet_session": description})
+    description = json.dumps(
+        {"num_rows": 1, "num_layers": 1, "layout": LAYOUT, "checkpoint": "c", "stage": "lm"}
+    )
+    save_file(
+        {"0": torch.zeros(2, dtype=torch.bfloat16), "keys": torch.zeros(1)},
+        file,
+        metadata={"fleet_session": description},
+    )
     with pytest.raises(BadInput, match="is not the file of a session"):
         SessionFile.read(file)
 
@@ -294,11 +369,20 @@ def test_file_of_other_tensors_is_refused(tmp_path: Path) -> None:
 @given(num_rows=st.integers(-2, 40), num_bytes=st.integers(0, 400))
 @settings(max_examples=80, deadline=None)
 def test_damaged_hand_off_is_recomputed(num_rows: int, num_bytes: int) -> None:
-    """Blocks that are not those of the request's rows are not used, and the request is computed from its prompt."""
+    """Blocks that are not those of the request's rows are not used, and the request is computed
+    from its prompt.
+    """
     engine, name = engine_with_a_session(), RequestId("next")
-    engine.submit(EngineRequest(request_id=name, sampling=Sampling(max_tokens=1), params={NUM_POSITIONS: "8"}))
-    engine.feed(name, EngineInput(walk=PREFILL, arrays={"numbers": np.arange(5, dtype=np.int32)}, final=True))
-    imported = engine.import_kv(name, KVBlocks(num_rows=num_rows, data=np.zeros(num_bytes, np.uint8)))
+    engine.submit(
+        EngineRequest(request_id=name, sampling=Sampling(max_tokens=1), params={NUM_POSITIONS: "8"})
+    )
+    engine.feed(
+        name,
+        EngineInput(walk=PREFILL, arrays={"numbers": np.arange(5, dtype=np.int32)}, final=True),
+    )
+    imported = engine.import_kv(
+        name, KVBlocks(num_rows=num_rows, data=np.zeros(num_bytes, np.uint8))
+    )
     assert not imported or num_bytes == engine.pool.pages_for(num_rows) * engine.pool.page_bytes
     outputs = [output for _ in range(3) for output in engine.step()]
     sums = [int(output.arrays["sum"][0]) for output in outputs if "sum" in output.arrays]

@@ -1,4 +1,6 @@
-"""Damaged frames on the connections of a divided model: the peer is refused or dropped, and the process continues."""
+"""Damaged frames on the connections of a divided model: the peer is refused or dropped, and the
+process continues.
+"""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -11,6 +13,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fleet.core.errors import BadInput
+from fleet.engine.torch.build import open_device
+from fleet.engine.torch.kv_pool import KVShape, PageTable, PoolChanges
+from fleet.engine.torch.layout import Extent
+from fleet.spans.anchor.connections import ConnectedChain
+from fleet.spans.anchor.copies import SpanCopies, SpanCopy
+from fleet.spans.anchor.passes import RunningPass
+from fleet.spans.host.hosting import SpanHosting
+from fleet.spans.host.loaded import LoadedSpans
+from fleet.spans.net.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.net.frames import SpanFrame
+from fleet.spans.protocol.chain import SpanChain
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.protocol.messages import (
     AnySpanMessage,
@@ -28,20 +41,9 @@ from fleet.spans.protocol.messages import (
     decode_span_message,
     encode_span_message,
 )
-from fleet.spans.protocol.chain import SpanChain
-from fleet.engine.torch.build import open_device
-from fleet.engine.torch.kv_pool import KVShape, PageTable, PoolChanges
-from fleet.engine.torch.layout import Extent
-from fleet.spans.anchor.copies import SpanCopies, SpanCopy
-from fleet.spans.torch.model import SpanRows
-from fleet.spans.anchor.passes import RunningPass
-from fleet.spans.anchor.connections import ConnectedChain
-from fleet.spans.net.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.net.frames import SpanFrame
-from fleet.stages.base import BuiltSpan
-from fleet.spans.host.loaded import LoadedSpans
-from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.protocol.purposes import FROM_ANCHOR
+from fleet.spans.torch.model import SpanRows
+from fleet.stages.base import BuiltSpan
 from tests.span_peers import WAIT_S, dial_as, serving
 
 WIDTH, NUM_PAGES, PAGE_SIZE = 2, 8, 4
@@ -74,9 +76,16 @@ class RecordingConnection:
 
 
 SETUP = SpanSetup(
-    generation=1, span="0:0", following="", num_pages=NUM_PAGES, page_size=PAGE_SIZE, returned="rows", wire_dtype="float32",
-    lineage=1, keep_bytes=1000,
-)  # fmt: skip
+    generation=1,
+    span="0:0",
+    following="",
+    num_pages=NUM_PAGES,
+    page_size=PAGE_SIZE,
+    returned="rows",
+    wire_dtype="float32",
+    lineage=1,
+    keep_bytes=1000,
+)
 START = SpanStart(generation=1, following_has=0, completed=0, tables=())
 EXTENT = SpanExtent(table=1, pages=(0,), start=0, stop=2, before=0, keys=bytes(16), draws=True)
 PASS = SpanPass(generation=1, number=1, extents=(EXTENT,), zeroed=((0, 0),))
@@ -112,11 +121,17 @@ class Hosted:
     def still_works(self, generation: int = 2) -> bool:
         """Set up another route, and compute a pass in it."""
         self.connect()
-        renumbered = [msgspec.structs.replace(each, generation=generation) for each in (SETUP, START, PASS)]
+        renumbered = [
+            msgspec.structs.replace(each, generation=generation) for each in (SETUP, START, PASS)
+        ]
         renumbered[0] = msgspec.structs.replace(renumbered[0], lineage=generation)
         self.send((renumbered[0], b""), (renumbered[1], b""), (renumbered[2], ROWS))
         last = self.anchor.sent[-1]
-        return isinstance(self.anchor.sent[0], SpanReady) and isinstance(last, SpanResult) and last.error is None
+        return (
+            isinstance(self.anchor.sent[0], SpanReady)
+            and isinstance(last, SpanResult)
+            and last.error is None
+        )
 
 
 def in_route() -> Hosted:
@@ -140,11 +155,22 @@ EXTENTS = {
 }
 MESSAGES: dict[str, tuple[AnySpanMessage, bytes]] = {
     **{
-        f"pass with {name}": (msgspec.structs.replace(PASS, number=2, extents=(msgspec.structs.replace(EXTENT, **change),)), ROWS)
+        f"pass with {name}": (
+            msgspec.structs.replace(
+                PASS, number=2, extents=(msgspec.structs.replace(EXTENT, **change),)
+            ),
+            ROWS,
+        )
         for name, change in EXTENTS.items()
     },
-    "pass of one table twice": (msgspec.structs.replace(PASS, number=2, extents=(EXTENT, EXTENT)), ROWS * 2),
-    "pass that zeroes a page beyond the pool": (msgspec.structs.replace(PASS, number=2, zeroed=((BIG, 0),)), ROWS),
+    "pass of one table twice": (
+        msgspec.structs.replace(PASS, number=2, extents=(EXTENT, EXTENT)),
+        ROWS * 2,
+    ),
+    "pass that zeroes a page beyond the pool": (
+        msgspec.structs.replace(PASS, number=2, zeroed=((BIG, 0),)),
+        ROWS,
+    ),
     "pass without its rows": (msgspec.structs.replace(PASS, number=2), b""),
     "pass with half a row": (msgspec.structs.replace(PASS, number=2), ROWS[:-3]),
     "store of a layer below zero": (msgspec.structs.replace(STORE, layer=-1), LAYER),
@@ -155,16 +181,34 @@ MESSAGES: dict[str, tuple[AnySpanMessage, bytes]] = {
     "store beyond the pool": (msgspec.structs.replace(STORE, pages=(BIG,)), LAYER),
     "fetch beyond the pool": (msgspec.structs.replace(FETCH, pages=(NUM_PAGES + 1,)), b""),
     "fetch of more rows than pages": (msgspec.structs.replace(FETCH, num_rows=BIG), b""),
-    "setup of too many pages": (msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=BIG), b""),
-    "setup of pages below zero": (msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=-1), b""),
-    "setup of empty pages": (msgspec.structs.replace(SETUP, generation=2, lineage=2, page_size=0), b""),
-    "setup of a pool beyond any memory": (
-        msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=2**31 - 1, page_size=2**31 - 1), b"",
+    "setup of too many pages": (
+        msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=BIG),
+        b"",
     ),
-    "setup of an unknown dtype": (msgspec.structs.replace(SETUP, generation=2, lineage=2, wire_dtype="f"), b""),
-    "setup of an unreadable span": (msgspec.structs.replace(SETUP, generation=2, lineage=2, span="x"), b""),
+    "setup of pages below zero": (
+        msgspec.structs.replace(SETUP, generation=2, lineage=2, num_pages=-1),
+        b"",
+    ),
+    "setup of empty pages": (
+        msgspec.structs.replace(SETUP, generation=2, lineage=2, page_size=0),
+        b"",
+    ),
+    "setup of a pool beyond any memory": (
+        msgspec.structs.replace(
+            SETUP, generation=2, lineage=2, num_pages=2**31 - 1, page_size=2**31 - 1
+        ),
+        b"",
+    ),
+    "setup of an unknown dtype": (
+        msgspec.structs.replace(SETUP, generation=2, lineage=2, wire_dtype="f"),
+        b"",
+    ),
+    "setup of an unreadable span": (
+        msgspec.structs.replace(SETUP, generation=2, lineage=2, span="x"),
+        b"",
+    ),
     "preparation of an unreadable span": (SpanPrepare(generation=0, span="\0"), b""),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("message", "payload"), MESSAGES.values(), ids=list(MESSAGES))
@@ -173,7 +217,9 @@ def test_span_worker_refuses_a_damaged_message(message: AnySpanMessage, payload:
     num_sent = len(hosted.anchor.sent)
     hosted.send((message, payload))
     answers = hosted.anchor.sent[num_sent:]
-    errors = [getattr(answer, "error", None) or getattr(answer, "message", None) for answer in answers]
+    errors = [
+        getattr(answer, "error", None) or getattr(answer, "message", None) for answer in answers
+    ]
     assert hosted.anchor.is_closed or any(errors) or isinstance(message, SpanPrepare), answers
     assert hosted.still_works(generation=3)
 
@@ -183,15 +229,24 @@ def damaged(headers: Sequence[bytes]) -> st.SearchStrategy[bytes]:
         at %= len(header)
         return header[:at] + put + header[at + len(put) :]
 
-    return st.builds(changed, st.sampled_from(headers), st.integers(0, 200), st.binary(min_size=1, max_size=9))
+    return st.builds(
+        changed, st.sampled_from(headers), st.integers(0, 200), st.binary(min_size=1, max_size=9)
+    )
 
 
-HEADERS = [encode_span_message(message) for message in (msgspec.structs.replace(PASS, number=2), STORE, FETCH, REPORT, START)]
+HEADERS = [
+    encode_span_message(message)
+    for message in (msgspec.structs.replace(PASS, number=2), STORE, FETCH, REPORT, START)
+]
 
 
 @given(
     frames=st.lists(
-        st.tuples(st.one_of(damaged(HEADERS), st.binary(max_size=60)), st.sampled_from([b"", ROWS, LAYER, ROWS[:-1]])), max_size=4
+        st.tuples(
+            st.one_of(damaged(HEADERS), st.binary(max_size=60)),
+            st.sampled_from([b"", ROWS, LAYER, ROWS[:-1]]),
+        ),
+        max_size=4,
     )
 )
 @settings(max_examples=150, deadline=None)
@@ -208,8 +263,14 @@ def test_span_worker_survives_damaged_frames(frames: list[tuple[bytes, bytes]]) 
 def running_pass() -> RunningPass[Any]:
     extent = Extent(table=PageTable(pages=[0], number=1), start=0, stop=2)
     return RunningPass(
-        number=1, entries=[cast(Any, None)], extents=[extent], draws=[True], taps=[True], changes=PoolChanges(), began_s=0.0
-    )  # fmt: skip
+        number=1,
+        entries=[cast(Any, None)],
+        extents=[extent],
+        draws=[True],
+        taps=[True],
+        changes=PoolChanges(),
+        began_s=0.0,
+    )
 
 
 @pytest.mark.parametrize("tables", [(2,), (1, 1), (1, 2)])
@@ -236,14 +297,21 @@ def fetched(layer: int) -> SpanFetched:
 
 
 @pytest.mark.parametrize(
-    ("layer", "payload"), [(0, LAYER), (7, LAYER), (1, LAYER[:-1]), (1, b"")], ids=["own", "unknown", "short", "empty"]
-)  # fmt: skip
-def test_copied_layer_that_is_not_whole_or_not_asked_for_is_refused(layer: int, payload: bytes) -> None:
+    ("layer", "payload"),
+    [(0, LAYER), (7, LAYER), (1, LAYER[:-1]), (1, b"")],
+    ids=["own", "unknown", "short", "empty"],
+)
+def test_copied_layer_that_is_not_whole_or_not_asked_for_is_refused(
+    layer: int, payload: bytes
+) -> None:
     copies = SpanCopies()
     keys = np.zeros(2, np.int64)
     copies.append(
-        SpanCopy(number=1, table=1, pages=(0,), keys=keys, layers=None, before=0, layer_bytes=len(LAYER)), after=0
-    )  # fmt: skip
+        SpanCopy(
+            number=1, table=1, pages=(0,), keys=keys, layers=None, before=0, layer_bytes=len(LAYER)
+        ),
+        after=0,
+    )
     assert copies.take_ended(cast(SpanChain, SilentChain()), 0) == []
     with pytest.raises(BadInput, match="are not the rows of layer"):
         copies.receive(fetched(layer), memoryview(payload))

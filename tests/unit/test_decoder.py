@@ -17,7 +17,14 @@ from fleet.processing.base import Samples
 from fleet.processing.decoder_pool import MAX_PROCESSES, DecoderPool
 from fleet.processing.decoding import DecodeJob
 from tests.support import wait_until
-from tests.web.sound_bombs import all_bombs, big_pictures, flac_that_declares, silence, surround, wav
+from tests.web.sound_bombs import (
+    all_bombs,
+    big_pictures,
+    flac_that_declares,
+    silence,
+    surround,
+    wav,
+)
 from tests.web.stuck_decoder import stuck_decoders
 
 RATE_HZ = 16_000
@@ -72,7 +79,9 @@ def job(*files: bytes | str, max_audio_s: float = 120) -> DecodeJob:
 async def refusal(pool: DecoderPool, job: DecodeJob) -> str:
     with pytest.raises(BadInput) as refused:
         await pool.decode(job)
-    assert refused.value.param is not None and refused.value.message.startswith(f"{refused.value.param}: ")
+    assert refused.value.param is not None and refused.value.message.startswith(
+        f"{refused.value.param}: "
+    )
     return refused.value.message
 
 
@@ -89,7 +98,10 @@ async def test_file_is_read_after_a_decoder_crashed(pool: DecoderPool) -> None:
     file = silence("FLAC", "PCM_16", 48_000, 8, 1)
     await refusal(pool, job(bombs()["a gigabyte of codebooks"]))
     (clip,) = await pool.decode(job(file))
-    assert np.array_equal(clip, decode_clip(file, rate_hz=RATE_HZ, max_s=2, where="file")) and len(clip) == RATE_HZ
+    assert (
+        np.array_equal(clip, decode_clip(file, rate_hz=RATE_HZ, max_s=2, where="file"))
+        and len(clip) == RATE_HZ
+    )
 
 
 async def test_second_of_flac_that_declares_a_day_is_read_as_a_second(pool: DecoderPool) -> None:
@@ -98,16 +110,27 @@ async def test_second_of_flac_that_declares_a_day_is_read_as_a_second(pool: Deco
 
 
 @pytest.mark.parametrize(
-    ("container", "codec"), [("webm", "libopus"), ("mp4", "aac"), ("adts", "aac"), ("matroska", "pcm_s16le"), ("ogg", "flac")]
+    ("container", "codec"),
+    [
+        ("webm", "libopus"),
+        ("mp4", "aac"),
+        ("adts", "aac"),
+        ("matroska", "pcm_s16le"),
+        ("ogg", "flac"),
+    ],
 )
 @pytest.mark.parametrize("layout", ["5.1", "7.1"])
-async def test_surround_sound_is_read(pool: DecoderPool, container: str, codec: str, layout: str) -> None:
+async def test_surround_sound_is_read(
+    pool: DecoderPool, container: str, codec: str, layout: str
+) -> None:
     (clip,) = await pool.decode(job(surround(container, codec, layout)))
     assert abs(len(clip) - RATE_HZ) < 0.1 * RATE_HZ and 0.2 < float(np.abs(clip).max()) < 0.4
 
 
 @pytest.mark.parametrize(("container", "codec"), [("mp4", "aac"), ("matroska", "pcm_s16le")])
-async def test_more_channels_in_any_container_are_refused(pool: DecoderPool, container: str, codec: str) -> None:
+async def test_more_channels_in_any_container_are_refused(
+    pool: DecoderPool, container: str, codec: str
+) -> None:
     message = await refusal(pool, job(surround(container, codec, "hexadecagonal")))
     assert message == "file: 16 channels of audio; use at most 8"
 
@@ -120,7 +143,9 @@ async def test_big_pictures_beside_the_sound_are_not_decoded(pool: DecoderPool) 
 async def test_many_tiny_parts_are_refused_at_the_first_beyond_the_limit(pool: DecoderPool) -> None:
     tiny = wav(RATE_HZ, 1, 16, bytes(2 * RATE_HZ // 10))
     message = await refusal(pool, job(*[tiny] * 1_000))
-    assert message == f"part[{MAX_PARTS}]: the request has 1000 audio parts; use at most {MAX_PARTS}"
+    assert (
+        message == f"part[{MAX_PARTS}]: the request has 1000 audio parts; use at most {MAX_PARTS}"
+    )
     assert await refusal(pool, job(*[tiny] * 100, max_audio_s=5.05)) == (
         "part[50]: the request's audio is longer than 5.05 s (limits.max_audio_s)"
     )
@@ -131,34 +156,53 @@ async def test_text_that_is_no_base64_is_refused(pool: DecoderPool) -> None:
         assert (await refusal(pool, job(text))).startswith("file: not base64")
 
 
-async def test_decoding_beyond_its_cpu_time_is_refused(pool: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decoding_beyond_its_cpu_time_is_refused(
+    pool: DecoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoding, "MIN_CPU_S", 0)
     monkeypatch.setattr(decoding, "CPU_PER_AUDIO_S", 0.0001)
     slow = silence("FLAC", "PCM_16", 192_000, 8, 5)
     message = await refusal(pool, job(*[slow] * MAX_PARTS, max_audio_s=10_000))
-    assert message.startswith("file: decoding the audio takes more than 1 s of CPU time, the limit for 10000 s of audio (limits.")
+    assert message.startswith(
+        "file: decoding the audio takes more than 1 s of CPU time, the limit for 10000 s of "
+        "audio (limits."
+    )
 
 
-async def test_decoding_beyond_its_memory_is_refused(pool: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_decoding_beyond_its_memory_is_refused(
+    pool: DecoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoding, "MEMORY_BYTES", 4 << 20)
     monkeypatch.setattr(decoding, "FILE_COPIES", 0)
     message = await refusal(pool, job(base64.b64encode(bytes(16 << 20)).decode(), max_audio_s=1))
-    assert message == "file: decoding the audio takes more than 4 MiB of memory; send it as WAV or FLAC"
+    assert (
+        message
+        == "file: decoding the audio takes more than 4 MiB of memory; send it as WAV or FLAC"
+    )
 
 
-async def test_cancelled_decoding_ends_its_process_and_lets_the_next_one_in(own_pool: DecoderPool) -> None:
+async def test_cancelled_decoding_ends_its_process_and_lets_the_next_one_in(
+    own_pool: DecoderPool,
+) -> None:
     with stuck_decoders() as stuck:
         tasks = [asyncio.create_task(own_pool.decode(job(b"any"))) for _ in range(4)]
-        await asyncio.to_thread(wait_until, lambda: len(stuck.pids()) == MAX_PROCESSES, "the processes to start")
+        await asyncio.to_thread(
+            wait_until, lambda: len(stuck.pids()) == MAX_PROCESSES, "the processes to start"
+        )
         for task in tasks:
             task.cancel()
-        assert all(isinstance(end, asyncio.CancelledError) for end in await asyncio.gather(*tasks, return_exceptions=True))
+        assert all(
+            isinstance(end, asyncio.CancelledError)
+            for end in await asyncio.gather(*tasks, return_exceptions=True)
+        )
         await asyncio.to_thread(wait_until, lambda: not stuck.pids(), "the processes to end")
     (clip,) = await own_pool.decode(job(silence("FLAC", "PCM_16", RATE_HZ, 1, 1)))
     assert len(clip) == RATE_HZ
 
 
-async def test_process_that_never_answers_is_ended(own_pool: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_process_that_never_answers_is_ended(
+    own_pool: DecoderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(decoder_pool, "WALL_S_PER_CPU_S", 0.01)
     with stuck_decoders() as stuck:
         with pytest.raises(BadInput, match="takes more than"):
@@ -186,7 +230,12 @@ async def test_decoder_has_no_secret_in_its_environment(
         monkeypatch.setenv(name, "redis://:secret@localhost")
     with pytest.raises(BadInput) as shown:
         await own_pool.decode(job(b"any"))
-    assert set(shown.value.message.split()) <= {*decoder_pool.ENVIRONMENT, "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "LC_CTYPE"}
+    assert set(shown.value.message.split()) <= {
+        *decoder_pool.ENVIRONMENT,
+        "OPENBLAS_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "LC_CTYPE",
+    }
 
 
 def stereo() -> Samples:
@@ -197,9 +246,16 @@ def stereo() -> Samples:
 @pytest.mark.parametrize("num_channels", [1, 2])
 def test_plain_wav_needs_no_decoder_and_is_read_the_same(num_channels: int) -> None:
     pcm = (stereo()[:, :num_channels] * 32_767).astype("<i2").tobytes()
-    plain, other = wav(RATE_HZ, num_channels, 16, pcm), wav(RATE_HZ, num_channels, 16, pcm, data_len=0)
-    assert not needs_decoder([("file", plain)]) and needs_decoder([("file", plain), ("file", other)])
-    clip, expected = (decode_clip(file, rate_hz=24_000, max_s=2, where="file") for file in (plain, other))
+    plain, other = (
+        wav(RATE_HZ, num_channels, 16, pcm),
+        wav(RATE_HZ, num_channels, 16, pcm, data_len=0),
+    )
+    assert not needs_decoder([("file", plain)]) and needs_decoder(
+        [("file", plain), ("file", other)]
+    )
+    clip, expected = (
+        decode_clip(file, rate_hz=24_000, max_s=2, where="file") for file in (plain, other)
+    )
     assert np.array_equal(clip, expected) and len(clip) == 24_000
 
 

@@ -1,4 +1,6 @@
-"""Choice of a worker's device, and the monitor's numbers: CPU use, and of a GPU those that its driver reports."""
+"""Choice of a worker's device, and the monitor's numbers: CPU use, and of a GPU those that its
+driver reports.
+"""
 
 import importlib
 from collections.abc import Callable
@@ -36,34 +38,56 @@ def gpu_monitor(monkeypatch: pytest.MonkeyPatch, **answers: object) -> DeviceMon
 
         return call
 
-    answers = {"get_device_properties": SimpleNamespace(name="a GPU", total_memory=100), "memory_reserved": 30, **answers}
+    answers = {
+        "get_device_properties": SimpleNamespace(name="a GPU", total_memory=100),
+        "memory_reserved": 30,
+        **answers,
+    }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answering(answer))
     return DeviceMonitor("cuda:1")
 
 
 @pytest.mark.parametrize(
-    ("utilization", "reported"), [(88, {"gpu_percent": 88}), (REFUSED(3), {})], ids=["whole GPU", "MIG slice without utilisation"]
+    ("utilization", "reported"),
+    [(88, {"gpu_percent": 88}), (REFUSED(3), {})],
+    ids=["whole GPU", "MIG slice without utilisation"],
 )
 def test_monitor_on_gpu_reports_memory_and_utilisation(
     monkeypatch: pytest.MonkeyPatch, utilization: object, reported: dict[str, int]
 ) -> None:
     monitor = gpu_monitor(monkeypatch, device_memory_used=70, utilization=utilization)
-    vitals = wait_until(lambda: monitor.read() if "gpu" in monitor.read() else None, "the driver's answer")
+    vitals = wait_until(
+        lambda: monitor.read() if "gpu" in monitor.read() else None, "the driver's answer"
+    )
     monitor.close()
-    assert vitals is not None and {name: value for name, value in vitals.items() if name != "cpu_percent"} == {
-        "gpu": "a GPU", "gpu_total_bytes": 100, "gpu_used_bytes": 70, "gpu_own_bytes": 30, **reported,
-    }  # fmt: skip
+    assert vitals is not None and {
+        name: value for name, value in vitals.items() if name != "cpu_percent"
+    } == {
+        "gpu": "a GPU",
+        "gpu_total_bytes": 100,
+        "gpu_used_bytes": 70,
+        "gpu_own_bytes": 30,
+        **reported,
+    }
 
 
-def test_monitor_survives_failing_driver(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_monitor_survives_failing_driver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monitor = gpu_monitor(monkeypatch, device_memory_used=RuntimeError("no driver"), utilization=1)
     wait_until(lambda: "no driver" in caplog.text, "the reason to be logged")
     assert list(monitor.read()) == ["cpu_percent"]
 
 
-@pytest.mark.parametrize(("numerics", "device", "dtype"), [("fast", "cuda", "bfloat16"), ("invariant", "cpu", "float32")])
-def test_auto_device_supports_the_numerics(numerics: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("numerics", "device", "dtype"), [("fast", "cuda", "bfloat16"), ("invariant", "cpu", "float32")]
+)
+def test_auto_device_supports_the_numerics(
+    numerics: str, device: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    options = build_options(load_config(None, (f"numerics={numerics}",)), StageName("thinker"), Path())
+    options = build_options(
+        load_config(None, (f"numerics={numerics}",)), StageName("thinker"), Path()
+    )
     assert (options.device, options.dtype) == (device, dtype)

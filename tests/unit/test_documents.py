@@ -1,4 +1,6 @@
-"""README and reference pages agree with the code: links, routes, metrics, configuration keys, paths."""
+"""README and reference pages agree with the code: links, routes, metrics, configuration keys,
+paths.
+"""
 
 import re
 from pathlib import Path
@@ -13,8 +15,20 @@ from web.gateway.metrics import Metrics
 from web.openapi import OPERATIONS
 from web.ports import FleetPort
 
-README, DECISIONS, MAP, DOCS = REPO / "README.md", REPO / "fleet/DECISIONS.md", REPO / "fleet/README.md", REPO / "fleet" / "docs"
-PAGES = (README, DECISIONS, MAP, REPO / "fleet/SECURITY.md", REPO / "deploy/README.md", *sorted(DOCS.glob("*.md")))
+README, DECISIONS, MAP, DOCS = (
+    REPO / "README.md",
+    REPO / "fleet/DECISIONS.md",
+    REPO / "fleet/README.md",
+    REPO / "fleet" / "docs",
+)
+PAGES = (
+    README,
+    DECISIONS,
+    MAP,
+    REPO / "fleet/SECURITY.md",
+    REPO / "deploy/README.md",
+    *sorted(DOCS.glob("*.md")),
+)
 FIELDS = DOCS / "fields.md"
 """Fields of requests, some of which look like configuration keys: `voice.id`."""
 MAX_README_LINES, MAX_DECISION_LINES, MAX_IMAGE_BYTES = 150, 10, 200_000
@@ -39,7 +53,9 @@ def test_links_of_a_page_lead_to_files_and_headings(page: Path) -> None:
         assert file.exists(), target
         if heading:
             headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
-            assert heading in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+            assert heading in {
+                re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings
+            }
 
 
 def test_every_reference_page_is_linked_from_readme_and_index() -> None:
@@ -55,15 +71,25 @@ def test_readme_is_short_and_its_images_small() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=ids)
 def test_routes_of_a_page_exist(page: Path) -> None:
-    served = {f"{operation.method} {operation.path}" for operation in OPERATIONS} | WITHOUT_OPERATION
-    shown = {f"{method} {path}" for span in SPAN.findall(page.read_text()) for method, path in ROUTE.findall(span)}
+    served = {
+        f"{operation.method} {operation.path}" for operation in OPERATIONS
+    } | WITHOUT_OPERATION
+    shown = {
+        f"{method} {path}"
+        for span in SPAN.findall(page.read_text())
+        for method, path in ROUTE.findall(span)
+    }
     assert sorted(route for route in shown - served if "..." not in route) == []
 
 
 def test_every_route_has_a_row() -> None:
     text = (DOCS / "api.md").read_text() + (DOCS / "fleet-api.md").read_text()
-    shown = {f"{method} {path}" for span in SPAN.findall(text) for method, path in ROUTE.findall(span)}
-    assert sorted({f"{operation.method} {operation.path}" for operation in OPERATIONS} - shown) == []
+    shown = {
+        f"{method} {path}" for span in SPAN.findall(text) for method, path in ROUTE.findall(span)
+    }
+    assert (
+        sorted({f"{operation.method} {operation.path}" for operation in OPERATIONS} - shown) == []
+    )
 
 
 def test_metrics_page_has_every_family_and_no_other() -> None:
@@ -75,7 +101,10 @@ def test_metrics_page_has_every_family_and_no_other() -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != FIELDS], ids=ids)
 def test_configuration_keys_of_a_page_exist(page: Path) -> None:
-    sections = cast("dict[str, dict[str, object]]", yaml.safe_load((REPO / "configs" / "qwen3_omni.yaml").read_text()))
+    sections = cast(
+        "dict[str, dict[str, object]]",
+        yaml.safe_load((REPO / "configs" / "qwen3_omni.yaml").read_text()),
+    )
     shown = KEY.findall(page.read_text())
     assert [f"{section}.{key}" for section, key in shown if key not in sections[section]] == []
 
@@ -86,20 +115,40 @@ def test_console_page_lists_every_page_of_the_navigation() -> None:
 
 
 def test_paths_of_the_map_exist() -> None:
-    spans = [span for span in SPAN.findall(MAP.read_text()) if re.fullmatch(r"[\w./-]+\.(py|lua|md|yaml)", span)]
+    spans = [
+        span
+        for span in SPAN.findall(MAP.read_text())
+        if re.fullmatch(r"[\w./-]+\.(py|lua|md|yaml)", span)
+    ]
     places = (REPO / "fleet", REPO, REPO / "fleet" / "control" / "lua")
     assert [span for span in spans if not any((place / span).exists() for place in places)] == []
 
 
 def test_behaviours_of_split_stages_name_tests_that_exist() -> None:
-    rows = [line.strip("|").split("|") for line in (DOCS / "split.md").read_text().splitlines() if line.startswith("| ")]
-    shown = [re.findall(r"`([\w/]+\.py)::(test_\w+)`", cells[-1]) for cells in rows if cells[0].strip() != "behaviour"]
-    assert shown and all(len(cells) == 3 for cells in rows) and all(shown), "each behaviour has a test"
+    rows = [
+        line.strip("|").split("|")
+        for line in (DOCS / "split.md").read_text().splitlines()
+        if line.startswith("| ")
+    ]
+    shown = [
+        re.findall(r"`([\w/]+\.py)::(test_\w+)`", cells[-1])
+        for cells in rows
+        if cells[0].strip() != "behaviour"
+    ]
+    assert shown and all(len(cells) == 3 for cells in rows) and all(shown), (
+        "each behaviour has a test"
+    )
     for file, name in {one for tests in shown for one in tests}:
-        assert re.search(rf"^(?:async )?def {name}\(", (REPO / "tests" / file).read_text(), re.MULTILINE), f"{file}::{name}"
+        assert re.search(
+            rf"^(?:async )?def {name}\(", (REPO / "tests" / file).read_text(), re.MULTILINE
+        ), f"{file}::{name}"
 
 
 def test_decisions_are_numbered_and_short() -> None:
     entries = re.split(r"^## ", DECISIONS.read_text(), flags=re.MULTILINE)[1:]
     assert [int(entry.partition(".")[0]) for entry in entries] == list(range(1, len(entries) + 1))
-    assert [entry.splitlines()[0] for entry in entries if len(entry.strip().splitlines()) - 1 > MAX_DECISION_LINES] == []
+    assert [
+        entry.splitlines()[0]
+        for entry in entries
+        if len(entry.strip().splitlines()) - 1 > MAX_DECISION_LINES
+    ] == []

@@ -1,4 +1,6 @@
-"""`fleet draft export` and `import`: a round trip keeps every byte; what cannot be read or written is refused in one line."""
+"""`fleet draft export` and `import`: a round trip keeps every byte; what cannot be read or written
+is refused in one line.
+"""
 
 import json
 from pathlib import Path
@@ -6,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fleet.engine.torch.kv_pool import KVShape
-from fleet.models.causal_lm.load import read_config
-from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.files import WEIGHTS_FILE, save_head
 from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.engine.torch.kv_pool import KVShape
+from fleet.models.causal_lm.load import read_config
+from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages.text_head import head_config
 from tests.support import call_cli, set_options
 
@@ -33,11 +35,15 @@ def write_head(target: Path, folder: Path, **changes: object) -> None:
     config = read_config(target)
     shape = KVShape(num_layers=3, num_kv_heads=config.num_key_value_heads, head_dim=config.head_dim)
     described = head_config(target, shape, 48).as_json() | changes
-    save_head(Eagle3Head(Eagle3Config.from_json(described, "test"), torch.arange(48), seed=3), folder)
+    save_head(
+        Eagle3Head(Eagle3Config.from_json(described, "test"), torch.arange(48), seed=3), folder
+    )
 
 
 def run(target: Path, folder: Path, *arguments: str) -> tuple[int, str, str]:
-    done = call_cli("draft", *arguments, *set_options("graph=text", f"checkpoint={target}"), cwd=folder)
+    done = call_cli(
+        "draft", *arguments, *set_options("graph=text", f"checkpoint={target}"), cwd=folder
+    )
     return done.returncode, done.stdout, done.stderr
 
 
@@ -52,7 +58,11 @@ def test_round_trip_keeps_every_byte(target: Path, head: Path, tmp_path: Path) -
 def test_head_of_another_target_is_refused(target: Path, tmp_path: Path) -> None:
     write_head(target, tmp_path / "other", target_hash="ab" * 32)
     status, _, error = run(target, tmp_path, "export", "other", "out")
-    assert status == 1 and f"belongs to the target {'ab' * 32}" in error and not (tmp_path / "out").exists()
+    assert (
+        status == 1
+        and f"belongs to the target {'ab' * 32}" in error
+        and not (tmp_path / "out").exists()
+    )
 
 
 def test_folder_that_is_not_empty_is_not_written(target: Path, head: Path, tmp_path: Path) -> None:
@@ -60,17 +70,27 @@ def test_folder_that_is_not_empty_is_not_written(target: Path, head: Path, tmp_p
     (tmp_path / "out" / "mine").touch()
     for command in ("export", "import"):
         status, _, error = run(target, tmp_path, command, "head", "out")
-        assert status == 1 and error == "fleet: out: exists and is not an empty folder; name another\n"
+        assert (
+            status == 1 and error == "fleet: out: exists and is not an empty folder; name another\n"
+        )
 
 
-def test_format_that_cannot_say_the_layers_is_refused(target: Path, head: Path, tmp_path: Path) -> None:
+def test_format_that_cannot_say_the_layers_is_refused(
+    target: Path, head: Path, tmp_path: Path
+) -> None:
     status, _, error = run(target, tmp_path, "export", "head", "out", "--format", "sglang")
-    assert status == 1 and error == "fleet: draft head: SGLang cannot tap the rows that enter layer 0\n"
+    assert (
+        status == 1
+        and error == "fleet: draft head: SGLang cannot tap the rows that enter layer 0\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "cause"),
-    [({"draft_vocab_size": None}, "no field draft_vocab_size"), ({"tree_width": 4}, "unknown field tree_width")],
+    [
+        ({"draft_vocab_size": None}, "no field draft_vocab_size"),
+        ({"tree_width": 4}, "unknown field tree_width"),
+    ],
 )
 def test_missing_or_unknown_field_is_named(
     target: Path, head: Path, tmp_path: Path, change: dict[str, object], cause: str

@@ -1,4 +1,6 @@
-"""Training of draft heads: the door for samples, the replay buffer, windows, and a head that learns a real target's answer."""
+"""Training of draft heads: the door for samples, the replay buffer, windows, and a head that learns
+a real target's answer.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,19 +24,37 @@ from fleet.drafts.trainer.state import MOMENTS_FILE, STATE_FILE, restore_trainer
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings, WindowRecord
 
 CONFIG = Eagle3Config(
-    hidden_size=32, num_layers=7, layer_ids=(2, 3, 4), num_heads=4, num_kv_heads=2, head_dim=8, intermediate_size=48,
-    rope_theta=10_000.0, norm_eps=1e-6, vocab_size=64, draft_vocab_size=24, max_positions=128, target_hash="target-1",
-)  # fmt: skip
-SETTINGS = TrainerSettings(window_samples=1, batch_samples=1, num_steps=3, learning_rate=5e-3, warmup_windows=2)
+    hidden_size=32,
+    num_layers=7,
+    layer_ids=(2, 3, 4),
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_size=48,
+    rope_theta=10_000.0,
+    norm_eps=1e-6,
+    vocab_size=64,
+    draft_vocab_size=24,
+    max_positions=128,
+    target_hash="target-1",
+)
+SETTINGS = TrainerSettings(
+    window_samples=1, batch_samples=1, num_steps=3, learning_rate=5e-3, warmup_windows=2
+)
 PROMPT = [5, 9, 2, 7]
 
 
 @cache
 def make_target() -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=7, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=7,
+        num_attention_heads=4,
+        num_key_value_heads=2,
         head_dim=8,
-    )  # fmt: skip
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         model = Qwen3ForCausalLM(config).eval()
@@ -48,18 +68,28 @@ def greedy_sample(prompt: list[int], length: int = 28, **changes: Any) -> DraftS
     """A greedy answer of the small target, with what it computed on the way."""
     target, ids = make_target(), list(prompt)
     while len(ids) < length:
-        ids.append(int(target(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax()))
+        ids.append(
+            int(target(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        )
     done = target.model(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True)
     sample = DraftSample(
-        sample_id=repr(prompt), ids_N=torch.tensor(ids), answer_start=len(prompt), layer_ids=CONFIG.layer_ids,
-        target_hash="target-1", taps_NT=torch.cat([done.hidden_states[layer][0] for layer in CONFIG.layer_ids], -1),
+        sample_id=repr(prompt),
+        ids_N=torch.tensor(ids),
+        answer_start=len(prompt),
+        layer_ids=CONFIG.layer_ids,
+        target_hash="target-1",
+        taps_NT=torch.cat([done.hidden_states[layer][0] for layer in CONFIG.layer_ids], -1),
         last_NH=done.last_hidden_state[0],
-    )  # fmt: skip
+    )
     return replace(sample, **changes)
 
 
-def make_trainer(samples: list[DraftSample], settings: TrainerSettings = SETTINGS, **options: Any) -> Trainer:
-    vocabulary = choose_vocabulary([sample.ids_N.tolist() for sample in samples], [63], CONFIG.draft_vocab_size, 64)
+def make_trainer(
+    samples: list[DraftSample], settings: TrainerSettings = SETTINGS, **options: Any
+) -> Trainer:
+    vocabulary = choose_vocabulary(
+        [sample.ids_N.tolist() for sample in samples], [63], CONFIG.draft_vocab_size, 64
+    )
     target = make_target()
     parts = TargetParts(embed=target.model.embed_tokens, head=target.lm_head)
     buffer = ReplayBuffer(max_samples=8, max_bytes=1 << 20)
@@ -85,12 +115,21 @@ def test_trained_head_drafts_its_sample_after_saving_and_loading(tmp_path: Path)
 
 
 def test_window_of_batches_makes_the_step_of_one_batch() -> None:
-    """The samples have equal numbers of rows, so that means of batches are the mean of the window."""
+    """The samples have equal numbers of rows, so that means of batches are the mean of the
+    window.
+    """
     samples = [greedy_sample([first, 9, 2, 7]) for first in (1, 2, 3, 4)]
-    samples = [replace(sample, logits_NV=replaced_logits(sample), last_NH=None) for sample in samples]
-    whole, split = (make_trainer(samples, replace(SETTINGS, window_samples=4, batch_samples=batch)) for batch in (4, 2))
+    samples = [
+        replace(sample, logits_NV=replaced_logits(sample), last_NH=None) for sample in samples
+    ]
+    whole, split = (
+        make_trainer(samples, replace(SETTINGS, window_samples=4, batch_samples=batch))
+        for batch in (4, 2)
+    )
     one, two = whole.train_window(), split.train_window()
-    assert one.counts.reached == two.counts.reached and one.loss == pytest.approx(two.loss, rel=1e-5)
+    assert one.counts.reached == two.counts.reached and one.loss == pytest.approx(
+        two.loss, rel=1e-5
+    )
     assert one.grad_norm == pytest.approx(two.grad_norm, rel=1e-4)
     assert one.num_positions == 4 * 28
 
@@ -139,18 +178,29 @@ def test_state_of_two_saves_is_refused(tmp_path: Path) -> None:
     [
         (lambda s: {"target_hash": "target-2"}, "computed by the target target-2"),
         (lambda s: {"layer_ids": (1, 3, 4)}, r"taps of the layers \(1, 3, 4\)"),
-        (lambda s: {"taps_NT": s.taps_NT[:, :64]}, r"taps have the shape \(28, 64\), not \(28, 96\)"),
+        (
+            lambda s: {"taps_NT": s.taps_NT[:, :64]},
+            r"taps have the shape \(28, 64\), not \(28, 96\)",
+        ),
         (lambda s: {"taps_NT": s.taps_NT[:-1]}, r"taps have the shape \(27, 96\)"),
         (lambda s: {"last_NH": s.last_NH[:-1]}, "last hidden rows have the shape"),
         (lambda s: {"last_NH": None}, "either last hidden rows or logits"),
         (lambda s: {"embeddings_NH": torch.zeros(28, 31)}, "embeddings have the shape"),
-        (lambda s: {"taps_NT": s.taps_NT.clone().index_fill_(0, torch.tensor([3]), torch.nan)}, "taps are not finite"),
+        (
+            lambda s: {"taps_NT": s.taps_NT.clone().index_fill_(0, torch.tensor([3]), torch.nan)},
+            "taps are not finite",
+        ),
         (lambda s: {"ids_N": s.ids_N + 60}, r"an id is outside of 0\.\.63"),
         (lambda s: {"answer_start": 28}, "the answer starts at 28"),
-        (lambda s: {"ids_N": s.ids_N[:2], "taps_NT": s.taps_NT[:2], "last_NH": s.last_NH[:2]}, "needs at least 3"),
+        (
+            lambda s: {"ids_N": s.ids_N[:2], "taps_NT": s.taps_NT[:2], "last_NH": s.last_NH[:2]},
+            "needs at least 3",
+        ),
     ],
 )
-def test_sample_that_does_not_fit_is_refused_at_the_door(change: Callable[[DraftSample], dict[str, Any]], cause: str) -> None:
+def test_sample_that_does_not_fit_is_refused_at_the_door(
+    change: Callable[[DraftSample], dict[str, Any]], cause: str
+) -> None:
     trainer, sample = make_trainer([]), greedy_sample(PROMPT)
     with pytest.raises(SampleRefused, match=cause):
         trainer.add(replace(sample, **change(sample)))
@@ -166,10 +216,15 @@ def test_sample_is_added_once() -> None:
 
 def test_buffer_drops_the_oldest_sample_beyond_its_number_and_its_bytes() -> None:
     sample = greedy_sample(PROMPT)
-    for limits in ({"max_samples": 2, "max_bytes": 1 << 30}, {"max_samples": 99, "max_bytes": 2 * sample.num_bytes}):
+    for limits in (
+        {"max_samples": 2, "max_bytes": 1 << 30},
+        {"max_samples": 99, "max_bytes": 2 * sample.num_bytes},
+    ):
         buffer = ReplayBuffer(**limits)
         assert all(buffer.add(replace(sample, sample_id=name)) for name in "ab")
-        assert not buffer.add(replace(sample, sample_id="c")), "no sample is dropped before it was drawn"
+        assert not buffer.add(replace(sample, sample_id="c")), (
+            "no sample is dropped before it was drawn"
+        )
         assert [fresh.sample_id for fresh in buffer.draw(1)] == ["a"]
         assert buffer.add(replace(sample, sample_id="c"))
         assert {kept.sample_id for kept in buffer.draw(2)} == {"b", "c"}
@@ -195,7 +250,9 @@ def test_equal_seeds_draw_equal_windows() -> None:
 
 
 def test_trainer_is_ready_with_a_whole_window() -> None:
-    trainer = make_trainer([greedy_sample(PROMPT)], replace(SETTINGS, window_samples=2, batch_samples=2))
+    trainer = make_trainer(
+        [greedy_sample(PROMPT)], replace(SETTINGS, window_samples=2, batch_samples=2)
+    )
     assert not trainer.is_ready
     trainer.add(greedy_sample([1, 2, 3]))
     assert trainer.is_ready
@@ -210,7 +267,9 @@ def test_gradient_that_is_not_finite_makes_no_step(monkeypatch: pytest.MonkeyPat
     assert torch.equal(trainer.head.fc, before) and trainer.num_windows == 0
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_steps", 0), ("learning_rate", -1.0), ("batch_samples", 3)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_steps", 0), ("learning_rate", -1.0), ("batch_samples", 3)]
+)
 def test_wrong_setting_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         replace(TrainerSettings(window_samples=8), **{field: value})

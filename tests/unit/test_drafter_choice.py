@@ -1,4 +1,6 @@
-"""The choice of a drafter by measured speed: passes whose times and tokens are given by a function."""
+"""The choice of a drafter by measured speed: passes whose times and tokens are given by a
+function.
+"""
 
 import random
 from collections import Counter
@@ -6,15 +8,19 @@ from collections.abc import Callable
 
 import pytest
 
-from fleet.drafts.figures.speculation import EAGLE3, OFF, SUFFIX
 from fleet.drafts.choice import FIRST_TERM, LAST_TERM, DrafterChoice
+from fleet.drafts.figures.speculation import EAGLE3, OFF, SUFFIX
 
 Speeds = dict[str, float]
 """Tokens/s of each drafter relative to those without drafts."""
 
 
-def passes(choice: DrafterChoice, gains: Speeds, count: int, requests: Callable[[int], int] = lambda _: 1) -> Counter[str]:
-    """Run passes, each of them noisy by up to a tenth; return how many each drafter had. A pass of n requests takes 1 + n / 8."""
+def passes(
+    choice: DrafterChoice, gains: Speeds, count: int, requests: Callable[[int], int] = lambda _: 1
+) -> Counter[str]:
+    """Run passes, each of them noisy by up to a tenth; return how many each drafter had. A pass of
+    n requests takes 1 + n / 8.
+    """
     rng, used = random.Random(1), Counter[str]()
     for number in range(count):
         used[choice.name] += 1
@@ -26,14 +32,20 @@ def passes(choice: DrafterChoice, gains: Speeds, count: int, requests: Callable[
 
 @pytest.mark.parametrize(
     ("gains", "best"),
-    [({SUFFIX: 1.5, EAGLE3: 2.0}, EAGLE3), ({SUFFIX: 1.5, EAGLE3: 0.5}, SUFFIX), ({SUFFIX: 0.5, EAGLE3: 0.5}, OFF)],
+    [
+        ({SUFFIX: 1.5, EAGLE3: 2.0}, EAGLE3),
+        ({SUFFIX: 1.5, EAGLE3: 0.5}, SUFFIX),
+        ({SUFFIX: 0.5, EAGLE3: 0.5}, OFF),
+    ],
 )
 def test_the_fastest_drafter_is_used_nearly_always(gains: Speeds, best: str) -> None:
     choice = DrafterChoice((SUFFIX, EAGLE3))
     assert choice.name == OFF, "passes without drafts are measured first"
     used = passes(choice, gains, 20 * LAST_TERM)
     assert choice.gains[OFF] == 1.0
-    assert used[best] > 0.97 * used.total() and all(used[name] for name in (OFF, SUFFIX, EAGLE3)), used
+    assert used[best] > 0.97 * used.total() and all(used[name] for name in (OFF, SUFFIX, EAGLE3)), (
+        used
+    )
 
 
 def test_load_that_changes_does_not_disturb_the_comparison() -> None:

@@ -4,7 +4,14 @@ import random
 
 import pytest
 
-from fleet.drafts.drafters import MAX_MATCH, NUM_PROMPT_IDS, AnswerTable, NgramDrafter, SuffixDrafter, longest_matches
+from fleet.drafts.drafters import (
+    MAX_MATCH,
+    NUM_PROMPT_IDS,
+    AnswerTable,
+    NgramDrafter,
+    SuffixDrafter,
+    longest_matches,
+)
 
 
 def test_ngram_continues_as_after_the_same_tokens_before() -> None:
@@ -36,7 +43,9 @@ def test_suffix_guesses_the_first_tokens_from_the_end_of_the_prompt() -> None:
     drafter = SuffixDrafter(1000)
     drafter.learn([*range(100, 120), 40, 41], [1, 2, 3])
     assert drafter.open([7, 40, 41]).propose(3) == [1, 2, 3]
-    assert drafter.open([100, 101]).propose(3) == [], f"only the last {NUM_PROMPT_IDS} ids of a prompt are stored"
+    assert drafter.open([100, 101]).propose(3) == [], (
+        f"only the last {NUM_PROMPT_IDS} ids of a prompt are stored"
+    )
 
 
 def test_aborted_answers_are_not_in_the_table() -> None:
@@ -53,7 +62,10 @@ def test_short_prompts_have_no_guesses(drafter: NgramDrafter | SuffixDrafter) ->
 
 def test_table_drops_the_oldest_answers_and_all_that_it_has_of_them() -> None:
     rng = random.Random(1)
-    table, answers = AnswerTable(60), [rng.choices(range(4), k=rng.randint(3, 20)) for _ in range(200)]
+    table, answers = (
+        AnswerTable(60),
+        [rng.choices(range(4), k=rng.randint(3, 20)) for _ in range(200)],
+    )
     for answer in answers:
         table.add(answer)
         assert table.num_tokens <= 60
@@ -61,15 +73,27 @@ def test_table_drops_the_oldest_answers_and_all_that_it_has_of_them() -> None:
     while sum(map(len, kept)) + len(answers[-1 - len(kept)]) <= 60:
         kept.append(answers[-1 - len(kept)])
     pairs = {(answer[at - 2], answer[at - 1]) for answer in kept for at in range(2, len(answer))}
-    found = {(first, second) for first in range(4) for second in range(4) if list(table.places([first, second]))}
+    found = {
+        (first, second)
+        for first in range(4)
+        for second in range(4)
+        if list(table.places([first, second]))
+    }
     assert found == pairs
     table.add(list(range(61)))
-    assert table.num_tokens == sum(map(len, kept)), "an answer that is longer than the table is not stored"
+    assert table.num_tokens == sum(map(len, kept)), (
+        "an answer that is longer than the table is not stored"
+    )
 
 
 def test_longest_matches_are_kept_up_to_a_bounded_length() -> None:
     last = [9, *range(20, 20 + MAX_MATCH)]
-    equal, longer, short, at_start = [8, *last[1:], 1], [*last, 2], [7, 7, *last[-2:], 3], [*last[-2:], 4]
+    equal, longer, short, at_start = (
+        [8, *last[1:], 1],
+        [*last, 2],
+        [7, 7, *last[-2:], 3],
+        [*last[-2:], 4],
+    )
     places = [(ids, len(ids) - 1) for ids in (short, equal, longer, at_start)]
     assert longest_matches(places, last) == places[1:3], "more equal tokens do not count"
     assert longest_matches([places[0], places[3]], last) == [places[0], places[3]]

@@ -12,7 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.drafts.eagle3.files import CONFIG_FILE, WEIGHTS_FILE, build_head, in_dtype, load_head, save_head
+from fleet.drafts.eagle3.files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    build_head,
+    in_dtype,
+    load_head,
+    save_head,
+)
 from tests.draft_heads import CONFIG, VOCABULARY, make_head
 
 Weights = dict[str, Tensor]
@@ -31,11 +38,16 @@ def test_head_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     loaded = load_head(tmp_path, target_hash="target-1")
     assert loaded.config == head.config
     assert torch.equal(loaded.vocabulary_D, head.vocabulary_D)
-    assert all(torch.equal(weight, dict(loaded.named_parameters())[name]) for name, weight in head.named_parameters())
+    assert all(
+        torch.equal(weight, dict(loaded.named_parameters())[name])
+        for name, weight in head.named_parameters()
+    )
 
 
 def test_hash_is_of_the_bytes_and_equal_for_equal_heads(tmp_path: Path) -> None:
-    digests = [save_head(make_head(seed=seed), tmp_path / str(at)) for at, seed in enumerate((1, 1, 2))]
+    digests = [
+        save_head(make_head(seed=seed), tmp_path / str(at)) for at, seed in enumerate((1, 1, 2))
+    ]
     assert digests[0] == digests[1] != digests[2]
     assert not list(tmp_path.glob("*/.*")), "parts are renamed"
 
@@ -67,7 +79,9 @@ def test_weights_that_do_not_match_their_hash_are_refused(tmp_path: Path) -> Non
         (lambda values: values["config"].update(num_heads="4"), "num_heads"),
     ],
 )
-def test_missing_unknown_or_wrong_field_is_named(tmp_path: Path, change: Callable[[dict[str, Any]], object], param: str) -> None:
+def test_missing_unknown_or_wrong_field_is_named(
+    tmp_path: Path, change: Callable[[dict[str, Any]], object], param: str
+) -> None:
     save_head(make_head(), tmp_path)
     edit_json(tmp_path, change)
     with pytest.raises(ConfigError, match=param) as refused:
@@ -125,5 +139,9 @@ def test_weight_of_another_shape_is_named() -> None:
 def test_head_is_copied_to_another_dtype() -> None:
     head = make_head()
     copied = in_dtype(head, "bfloat16")
-    assert copied.config.dtype == "bfloat16" and copied.fc.dtype == torch.bfloat16 and head.fc.dtype == torch.float64
+    assert (
+        copied.config.dtype == "bfloat16"
+        and copied.fc.dtype == torch.bfloat16
+        and head.fc.dtype == torch.float64
+    )
     assert torch.equal(copied.qkv, head.qkv.bfloat16())

@@ -1,4 +1,6 @@
-"""The draft head: shapes, seeds, and stepwise drafting over pages against the unrolled steps of training."""
+"""The draft head: shapes, seeds, and stepwise drafting over pages against the unrolled steps of
+training.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,15 +12,15 @@ import torch
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.engine.torch.attention_fast import FastLayout
-from fleet.engine.torch.attention_rows import RowLayout
-from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
-from fleet.engine.torch.layout import Extent, Layout
 from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.drafts.eagle3.drafting import draft_tokens, read_taps
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.loss import TrainingRows, UnrolledSteps, unrolled_loss
 from fleet.drafts.eagle3.vocabulary import choose_vocabulary, ids_of, mask_of, offsets_of
+from fleet.engine.torch.attention_fast import FastLayout
+from fleet.engine.torch.attention_rows import RowLayout
+from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
+from fleet.engine.torch.layout import Extent, Layout
 from tests.draft_heads import CONFIG, HIDDEN, VOCABULARY, embedding, make_head, make_sample, train
 
 LAYER, NUM_STEPS, LENGTH = 1, 4, 13
@@ -31,7 +33,10 @@ def rows_layout(pool: KVPool, extents: list[Extent]) -> Layout:
 
 
 def make_pool(
-    num_tables: int = 1, *, dtype: torch.dtype = torch.float64, num_positions: int = LENGTH + NUM_STEPS
+    num_tables: int = 1,
+    *,
+    dtype: torch.dtype = torch.float64,
+    num_positions: int = LENGTH + NUM_STEPS,
 ) -> tuple[KVPool, list[PageTable]]:
     shape = KVShape(num_layers=2, num_kv_heads=CONFIG.num_kv_heads, head_dim=CONFIG.head_dim)
     pool = KVPool(shape, num_pages=24, page_size=4, dtype=dtype, device=torch.device("cpu"))
@@ -50,29 +55,48 @@ def unrolled_logits(head: Eagle3Head, sample: TrainingRows) -> list[dict[int, Te
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("make_layout", "dtype", "tolerance"), [(FastLayout, "float64", 1e-10), (rows_layout, "float32", 1e-5)], ids=["fast", "rows"]
+    ("make_layout", "dtype", "tolerance"),
+    [(FastLayout, "float64", 1e-10), (rows_layout, "float32", 1e-5)],
+    ids=["fast", "rows"],
 )
 @pytest.mark.parametrize("norm_before_residual", [False, True])
 def test_drafting_over_pages_equals_the_unrolled_steps(
     make_layout: MakeLayout, dtype: str, tolerance: float, norm_before_residual: bool
 ) -> None:
-    """From every row, with cached keys, the engine's steps give the logits that training computes for all rows together."""
-    head, sample = make_head(norm_before_residual=norm_before_residual, dtype=dtype), make_sample(LENGTH, answer_start=2)
-    sample = replace(sample, embeddings_NH=sample.embeddings_NH.to(head.fc.dtype), taps_NT=sample.taps_NT.to(head.fc.dtype))
+    """From every row, with cached keys, the engine's steps give the logits that training computes
+    for all rows together.
+    """
+    head, sample = (
+        make_head(norm_before_residual=norm_before_residual, dtype=dtype),
+        make_sample(LENGTH, answer_start=2),
+    )
+    sample = replace(
+        sample,
+        embeddings_NH=sample.embeddings_NH.to(head.fc.dtype),
+        taps_NT=sample.taps_NT.to(head.fc.dtype),
+    )
     unrolled = unrolled_logits(head, sample)
     for row in (0, 1, 5, LENGTH - NUM_STEPS - 1):
         pool, (table,) = make_pool(dtype=head.fc.dtype)
-        extents = [Extent(table=table, start=start, stop=min(start + 3, row + 1)) for start in range(0, row + 1, 3)]
+        extents = [
+            Extent(table=table, start=start, stop=min(start + 3, row + 1))
+            for start in range(0, row + 1, 3)
+        ]
         hidden = torch.empty(0)
         for extent in extents:
-            after, read = sample.embeddings_NH[extent.start + 1 : extent.stop + 1], sample.taps_NT[extent.start : extent.stop]
+            after, read = (
+                sample.embeddings_NH[extent.start + 1 : extent.stop + 1],
+                sample.taps_NT[extent.start : extent.stop],
+            )
             hidden = read_taps(head, after, read, make_layout(pool, [extent]), LAYER)[-1:]
         torch.testing.assert_close(head.logits(hidden)[0], unrolled[0][row], rtol=0, atol=tolerance)
         for step in range(1, NUM_STEPS):
             layout = make_layout(pool, [Extent(table=table, start=row + step, stop=row + step + 1)])
             next_embedding = sample.embeddings_NH[row + step + 1][None]
             hidden = head(next_embedding, hidden, layout.positions, partial(layout.attend, LAYER))
-            torch.testing.assert_close(head.logits(hidden)[0], unrolled[step][row], rtol=0, atol=tolerance)
+            torch.testing.assert_close(
+                head.logits(hidden)[0], unrolled[step][row], rtol=0, atol=tolerance
+            )
 
 
 @torch.inference_mode()
@@ -80,13 +104,20 @@ def test_taps_of_accepted_tokens_replace_the_keys_of_drafted_rows() -> None:
     head, sample = make_head(), make_sample(LENGTH, answer_start=2)
     pool, (table,) = make_pool()
     read = partial(read_taps, head)
-    hidden = read(sample.embeddings_NH[1:6], sample.taps_NT[:5], FastLayout(pool, [Extent(table=table, start=0, stop=5)]), LAYER)
+    hidden = read(
+        sample.embeddings_NH[1:6],
+        sample.taps_NT[:5],
+        FastLayout(pool, [Extent(table=table, start=0, stop=5)]),
+        LAYER,
+    )
     layouts = [FastLayout(pool, [Extent(table=table, start=at, stop=at + 1)]) for at in (5, 6, 7)]
     drafts = draft_tokens(head, hidden[-1:], layouts, LAYER, lambda ids: embedding()[ids])
     assert drafts.shape == (1, 4) and set(drafts[0].tolist()) <= set(VOCABULARY.tolist())
     again = FastLayout(pool, [Extent(table=table, start=5, stop=8)])
     hidden = read(sample.embeddings_NH[6:9], sample.taps_NT[5:8], again, LAYER)
-    torch.testing.assert_close(head.logits(hidden)[-1], unrolled_logits(head, sample)[0][7], rtol=0, atol=1e-9)
+    torch.testing.assert_close(
+        head.logits(hidden)[-1], unrolled_logits(head, sample)[0][7], rtol=0, atol=1e-9
+    )
 
 
 def test_batched_drafts_equal_single_ones() -> None:
@@ -95,12 +126,25 @@ def test_batched_drafts_equal_single_ones() -> None:
     def drafts_of(chosen: list[TrainingRows]) -> Tensor:
         pool, tables = make_pool(len(chosen))
         extents = [Extent(table=table, start=0, stop=6 + at) for at, table in enumerate(tables)]
-        after = torch.cat([sample.embeddings_NH[1 : e.stop + 1] for sample, e in zip(chosen, extents, strict=True)])
-        taps = torch.cat([sample.taps_NT[: e.stop] for sample, e in zip(chosen, extents, strict=True)])
+        after = torch.cat(
+            [
+                sample.embeddings_NH[1 : e.stop + 1]
+                for sample, e in zip(chosen, extents, strict=True)
+            ]
+        )
+        taps = torch.cat(
+            [sample.taps_NT[: e.stop] for sample, e in zip(chosen, extents, strict=True)]
+        )
         hidden = read_taps(head, after, taps, FastLayout(pool, extents), LAYER)
         last = torch.tensor([extent.num_rows for extent in extents]).cumsum(0) - 1
         layouts = [
-            FastLayout(pool, [Extent(table=e.table, start=e.stop + step, stop=e.stop + step + 1) for e in extents])
+            FastLayout(
+                pool,
+                [
+                    Extent(table=e.table, start=e.stop + step, stop=e.stop + step + 1)
+                    for e in extents
+                ],
+            )
             for step in range(3)
         ]
         return draft_tokens(head, hidden[last], layouts, LAYER, lambda ids: embedding()[ids])
@@ -109,17 +153,26 @@ def test_batched_drafts_equal_single_ones() -> None:
 
 
 def test_acceptance_of_drafts_over_pages_is_the_simulated_one() -> None:
-    """Each draft follows the head's own earlier drafts, as in serving; training feeds the sample's tokens."""
+    """Each draft follows the head's own earlier drafts, as in serving; training feeds the sample's
+    tokens.
+    """
     head, sample = make_head(), make_sample(LENGTH + 20, answer_start=4)
     train(head, [sample], 14, num_steps=NUM_STEPS)
     reached, accepted = [0] * NUM_STEPS, [0] * NUM_STEPS
     for row in range(2, LENGTH + 18):
         pool, (table,) = make_pool(num_positions=LENGTH + 24)
         whole = FastLayout(pool, [Extent(table=table, start=0, stop=row + 1)])
-        hidden = read_taps(head, sample.embeddings_NH[1 : row + 2], sample.taps_NT[: row + 1], whole, LAYER)
-        layouts = [FastLayout(pool, [Extent(table=table, start=at, stop=at + 1)]) for at in range(row + 1, row + NUM_STEPS)]
+        hidden = read_taps(
+            head, sample.embeddings_NH[1 : row + 2], sample.taps_NT[: row + 1], whole, LAYER
+        )
+        layouts = [
+            FastLayout(pool, [Extent(table=table, start=at, stop=at + 1)])
+            for at in range(row + 1, row + NUM_STEPS)
+        ]
         drafts = draft_tokens(head, hidden[-1:], layouts, LAYER, lambda ids: embedding()[ids])[0]
-        for step, (draft, greedy) in enumerate(zip(drafts, sample.target.greedy_N[row + 1 : -1], strict=False)):
+        for step, (draft, greedy) in enumerate(
+            zip(drafts, sample.target.greedy_N[row + 1 : -1], strict=False)
+        ):
             reached[step] += 1
             accepted[step] += bool(draft == greedy)
             if draft != greedy:
@@ -133,11 +186,18 @@ def test_head_has_the_shapes_of_its_configuration() -> None:
     head = make_head()
     layer_rows = torch.zeros(5, HIDDEN, dtype=torch.float64)
     fused = head.fuse(torch.zeros(5, 3 * HIDDEN, dtype=torch.float64))
-    out = head(layer_rows, fused, torch.arange(5), lambda q, kv, params: q.new_zeros(len(q), q.shape[1] * q.shape[2]))
+    out = head(
+        layer_rows,
+        fused,
+        torch.arange(5),
+        lambda q, kv, params: q.new_zeros(len(q), q.shape[1] * q.shape[2]),
+    )
     assert out.shape == (5, HIDDEN)
     assert head.logits(out).shape == (5, len(VOCABULARY))
     assert head.qkv.shape == ((4 + 2 * 2) * 8, 2 * HIDDEN)
-    assert sum(weight.numel() for weight in head.parameters()) < 5_000, "the embedding is the target's"
+    assert sum(weight.numel() for weight in head.parameters()) < 5_000, (
+        "the embedding is the target's"
+    )
 
 
 def test_equal_seeds_give_equal_heads_and_others_differ() -> None:
@@ -154,9 +214,19 @@ def test_new_head_begins_with_the_targets_rows_of_its_vocabulary() -> None:
 
 @pytest.mark.parametrize(
     ("num_layers", "layer_ids"),
-    [(32, (2, 16, 29)), (48, (2, 24, 45)), (7, (2, 3, 4)), (6, (1, 3, 5)), (5, (1, 2, 4)), (4, (1, 2, 3)), (3, (0, 1, 2))],
+    [
+        (32, (2, 16, 29)),
+        (48, (2, 24, 45)),
+        (7, (2, 3, 4)),
+        (6, (1, 3, 5)),
+        (5, (1, 2, 4)),
+        (4, (1, 2, 3)),
+        (3, (0, 1, 2)),
+    ],
 )
-def test_default_layers_are_low_middle_and_high(num_layers: int, layer_ids: tuple[int, int, int]) -> None:
+def test_default_layers_are_low_middle_and_high(
+    num_layers: int, layer_ids: tuple[int, int, int]
+) -> None:
     assert default_layer_ids(num_layers) == layer_ids
 
 
@@ -168,10 +238,16 @@ def test_target_with_two_layers_is_refused() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("layer_ids", (2, 2, 5)), ("layer_ids", (5, 4, 2)), ("layer_ids", (2, 4, 8)), ("num_heads", 3), ("head_dim", 7),
-        ("draft_vocab_size", 41), ("dtype", "int8"), ("hidden_size", 0),
+        ("layer_ids", (2, 2, 5)),
+        ("layer_ids", (5, 4, 2)),
+        ("layer_ids", (2, 4, 8)),
+        ("num_heads", 3),
+        ("head_dim", 7),
+        ("draft_vocab_size", 41),
+        ("dtype", "int8"),
+        ("hidden_size", 0),
     ],
-)  # fmt: skip
+)
 def test_wrong_field_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=field) as refused:
         make_head(**{field: value})
@@ -179,9 +255,16 @@ def test_wrong_field_is_refused_by_name(field: str, value: Any) -> None:
 
 
 def test_vocabulary_has_the_most_frequent_ids_and_always_the_end_ids() -> None:
-    chosen = choose_vocabulary([[9, 9, 9, 4, 4, 30], [4, 30, 2]], end_ids=[38], size=4, vocab_size=40)
+    chosen = choose_vocabulary(
+        [[9, 9, 9, 4, 4, 30], [4, 30, 2]], end_ids=[38], size=4, vocab_size=40
+    )
     assert chosen.tolist() == [4, 9, 30, 38]
-    assert choose_vocabulary([[9]], end_ids=[38], size=4, vocab_size=40).tolist() == [0, 1, 9, 38], "filled from below"
+    assert choose_vocabulary([[9]], end_ids=[38], size=4, vocab_size=40).tolist() == [
+        0,
+        1,
+        9,
+        38,
+    ], "filled from below"
 
 
 def test_vocabulary_without_room_for_the_end_ids_or_with_unknown_ids_is_refused() -> None:

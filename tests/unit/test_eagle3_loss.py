@@ -1,4 +1,6 @@
-"""The loss of a draft head: its alignment by hand, its counts against plain loops, masks, refusals, and learning one sample."""
+"""The loss of a draft head: its alignment by hand, its counts against plain loops, masks, refusals,
+and learning one sample.
+"""
 
 from dataclasses import replace
 from functools import partial
@@ -9,7 +11,14 @@ from torch import Tensor
 
 from fleet.core.errors import SampleRefused
 from fleet.drafts.eagle3.head import Eagle3Head
-from fleet.drafts.eagle3.loss import DraftCounts, TargetRows, TrainingRows, UnrolledSteps, divergences, unrolled_loss
+from fleet.drafts.eagle3.loss import (
+    DraftCounts,
+    TargetRows,
+    TrainingRows,
+    UnrolledSteps,
+    divergences,
+    unrolled_loss,
+)
 from tests.draft_heads import HIDDEN, VOCAB, VOCABULARY, embedding, make_head, make_sample, train
 
 STEPS = 3
@@ -25,21 +34,29 @@ def silent_head() -> Eagle3Head:
     return head
 
 
-def sample_of(ids: list[int], taps_NT: Tensor | None = None, *, answer_start: int = 2) -> TrainingRows:
-    """A sample whose target draws its own tokens with certainty, and whose embeddings are unit vectors by draft id."""
+def sample_of(
+    ids: list[int], taps_NT: Tensor | None = None, *, answer_start: int = 2
+) -> TrainingRows:
+    """A sample whose target draws its own tokens with certainty, and whose embeddings are unit
+    vectors by draft id.
+    """
     logits_NV = torch.full((len(ids), VOCAB), -20.0, dtype=torch.float64)
     logits_NV[torch.arange(len(ids)), torch.tensor([*ids[1:], 0])] = 20.0
     draft_ids = torch.searchsorted(VOCABULARY, torch.tensor(ids))
     return TrainingRows(
         embeddings_NH=torch.eye(HIDDEN, dtype=torch.float64)[draft_ids],
-        taps_NT=torch.zeros(len(ids), 3 * HIDDEN, dtype=torch.float64) if taps_NT is None else taps_NT,
+        taps_NT=torch.zeros(len(ids), 3 * HIDDEN, dtype=torch.float64)
+        if taps_NT is None
+        else taps_NT,
         target=TargetRows.of_logits(logits_NV, VOCABULARY),
         is_answer_N=torch.arange(len(ids)) >= answer_start,
     )
 
 
 def test_first_draft_of_taps_at_a_position_is_the_token_after_the_next() -> None:
-    """The middle tap of position i names token i + 2: the first draft is right, and the second repeats it and is wrong."""
+    """The middle tap of position i names token i + 2: the first draft is right, and the second
+    repeats it and is wrong.
+    """
     ids = [3, 6, 9, 12, 15, 18, 21]
     taps = torch.zeros(len(ids), 3, HIDDEN, dtype=torch.float64)
     for position in range(len(ids) - 2):
@@ -54,7 +71,9 @@ def test_first_draft_of_taps_at_a_position_is_the_token_after_the_next() -> None
 
 
 def test_first_draft_reads_the_embedding_of_the_next_token() -> None:
-    """One row that attends to itself: token 1 of (6, 12, 9) makes the head draft 9, token 0 would make it draft 3."""
+    """One row that attends to itself: token 1 of (6, 12, 9) makes the head draft 9, token 0 would
+    make it draft 3.
+    """
     head = silent_head()
     first_value = (head.config.num_heads + head.config.num_kv_heads) * head.config.head_dim
     with torch.no_grad():
@@ -83,23 +102,40 @@ def plain_counts(head: Eagle3Head, sample: TrainingRows, num_steps: int) -> Draf
             if greedy in VOCABULARY.tolist():
                 trained[step] += 1
                 target = sample.target.logits_ND[token - 1].softmax(-1)
-                loss[step] += float((target * (target.log() - logits[step][at].log_softmax(-1))).sum())
+                loss[step] += float(
+                    (target * (target.log() - logits[step][at].log_softmax(-1))).sum()
+                )
             reached[step] += goes_well
             goes_well = goes_well and int(VOCABULARY[logits[step][at].argmax()]) == greedy
             accepted[step] += goes_well
-    return DraftCounts(reached=tuple(reached), accepted=tuple(accepted), trained=tuple(trained), loss_sum=tuple(loss))
+    return DraftCounts(
+        reached=tuple(reached),
+        accepted=tuple(accepted),
+        trained=tuple(trained),
+        loss_sum=tuple(loss),
+    )
 
 
 def test_batch_of_samples_equals_plain_loops_over_rows() -> None:
     head = make_head(seed=5)
-    samples = [make_sample(40, 4, seed=11), make_sample(30, 18, seed=12, in_vocabulary=False), make_sample(3, 2, seed=13)]
+    samples = [
+        make_sample(40, 4, seed=11),
+        make_sample(30, 18, seed=12, in_vocabulary=False),
+        make_sample(3, 2, seed=13),
+    ]
     train(head, samples, 12, num_steps=STEPS)
     with torch.inference_mode():
         done = unrolled_loss(head, samples, num_steps=STEPS, decay=0.8)
         one, two, three = (plain_counts(head, sample, STEPS) for sample in samples)
     plain = one + two + three
-    assert (done.counts.reached, done.counts.accepted, done.counts.trained) == (plain.reached, plain.accepted, plain.trained)
-    assert 0 < plain.accepted[2] < plain.accepted[1] < plain.accepted[0] < plain.reached[0], "drafts are right and wrong"
+    assert (done.counts.reached, done.counts.accepted, done.counts.trained) == (
+        plain.reached,
+        plain.accepted,
+        plain.trained,
+    )
+    assert 0 < plain.accepted[2] < plain.accepted[1] < plain.accepted[0] < plain.reached[0], (
+        "drafts are right and wrong"
+    )
     assert done.counts.loss_sum == pytest.approx(plain.loss_sum)
     means = [total / rows for total, rows in zip(plain.loss_sum, plain.trained, strict=True)]
     assert float(done.loss) == pytest.approx(means[0] + 0.8 * means[1] + 0.64 * means[2])
@@ -121,18 +157,25 @@ def with_noise(sample: TrainingRows, position: int) -> TrainingRows:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("position", "counts"), [(5, False), (7, False), (8, True), (14, True), (15, False)])
+@pytest.mark.parametrize(
+    ("position", "counts"), [(5, False), (7, False), (8, True), (14, True), (15, False)]
+)
 def test_only_predictions_of_answer_tokens_count(position: int, counts: bool) -> None:
     """Tokens 9 to 15 are the answer, which the target predicts at positions 8 to 14."""
     head, sample = make_head(), make_sample(16, 9)
-    losses = [float(unrolled_loss(head, [given], num_steps=STEPS).loss) for given in (sample, with_noise(sample, position))]
+    losses = [
+        float(unrolled_loss(head, [given], num_steps=STEPS).loss)
+        for given in (sample, with_noise(sample, position))
+    ]
     assert (losses[0] != losses[1]) is counts
 
 
 @torch.inference_mode()
 def test_target_tokens_outside_the_vocabulary_are_not_trained_and_count_as_rejected() -> None:
     head, sample = make_head(), make_sample(16, 2)
-    outside = replace(sample, target=replace(sample.target, greedy_N=torch.ones_like(sample.target.greedy_N)))
+    outside = replace(
+        sample, target=replace(sample.target, greedy_N=torch.ones_like(sample.target.greedy_N))
+    )
     counts = unrolled_loss(head, [outside], num_steps=STEPS).counts
     assert (counts.trained, counts.reached, counts.accepted) == ((0, 0, 0), (14, 0, 0), (0, 0, 0))
 
@@ -168,7 +211,9 @@ def test_target_logits_that_are_not_finite_are_refused() -> None:
 
 
 def _spoilt(sample: TrainingRows) -> TrainingRows:
-    return replace(sample, target=replace(sample.target, logits_ND=sample.target.logits_ND * torch.nan))
+    return replace(
+        sample, target=replace(sample.target, logits_ND=sample.target.logits_ND * torch.nan)
+    )
 
 
 def test_sample_with_too_few_rows_is_refused() -> None:
@@ -202,7 +247,10 @@ def test_later_steps_train_the_layer_through_the_earlier_ones() -> None:
         unrolled_loss(head, [sample], num_steps=num_steps).loss.backward()
         assert head.fc.grad is not None
         grads.append(head.fc.grad.clone())
-        assert all(weight.grad is not None and bool(weight.grad.abs().sum() > 0) for weight in head.parameters())
+        assert all(
+            weight.grad is not None and bool(weight.grad.abs().sum() > 0)
+            for weight in head.parameters()
+        )
     assert not torch.allclose(grads[0], grads[1])
 
 

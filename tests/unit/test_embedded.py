@@ -37,25 +37,36 @@ def test_address_leads_to_the_socket_in_the_data_folder(tmp_path: Path, name: st
 def test_path_that_fits_is_not_shortened(short_paths: Path) -> None:
     room = embedded.MAX_SOCKET_PATH_BYTES - len("/redis.sock")
     fits = Path("/" + "d" * (room - 1))
-    assert parse_url(embedded_url(fits))["path"] == f"{fits}/redis.sock" and not short_paths.exists()
+    assert (
+        parse_url(embedded_url(fits))["path"] == f"{fits}/redis.sock" and not short_paths.exists()
+    )
     too_long = parse_url(embedded_url(Path(f"{fits}d")))["path"]
-    assert Path(too_long).parent.parent == short_paths and os.readlink(Path(too_long).parent) == f"{fits}d"
+    assert (
+        Path(too_long).parent.parent == short_paths
+        and os.readlink(Path(too_long).parent) == f"{fits}d"
+    )
 
 
 def test_path_that_is_no_text_is_reached_by_another_one(short_paths: Path, tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     path = parse_url(embedded_url(folder))["path"]
-    assert Path(path).parent.parent == short_paths and Path(path).parent.resolve() == folder.resolve()
+    assert (
+        Path(path).parent.parent == short_paths and Path(path).parent.resolve() == folder.resolve()
+    )
 
 
-def test_short_path_is_the_same_each_time_and_another_for_another_folder(short_paths: Path, tmp_path: Path) -> None:
+def test_short_path_is_the_same_each_time_and_another_for_another_folder(
+    short_paths: Path, tmp_path: Path
+) -> None:
     first, second = tmp_path / ("a" * 120), tmp_path / ("b" * 120)
     assert embedded_url(first) == embedded_url(first) != embedded_url(second)
     assert mode(short_paths) == 0o700 and len(list(short_paths.iterdir())) == 2
 
 
-def test_short_path_of_a_folder_that_is_gone_is_removed_later(short_paths: Path, tmp_path: Path) -> None:
+def test_short_path_of_a_folder_that_is_gone_is_removed_later(
+    short_paths: Path, tmp_path: Path
+) -> None:
     gone, new, existing = (tmp_path / (name * 120) for name in "abc")
     existing.mkdir()
     for folder in (gone, new, existing):
@@ -68,7 +79,9 @@ def test_short_path_of_a_folder_that_is_gone_is_removed_later(short_paths: Path,
 
 
 @pytest.mark.parametrize("how", ["open to others", "a link", "a file"])
-def test_folder_of_short_paths_that_is_not_this_users_alone_is_refused(short_paths: Path, tmp_path: Path, how: str) -> None:
+def test_folder_of_short_paths_that_is_not_this_users_alone_is_refused(
+    short_paths: Path, tmp_path: Path, how: str
+) -> None:
     if how == "open to others":
         short_paths.mkdir()
         short_paths.chmod(0o755)
@@ -95,7 +108,9 @@ def test_password_is_made_once_and_only_a_plain_file_counts(tmp_path: Path) -> N
     assert read_password(tmp_path) is None
     password = make_password(tmp_path)
     assert len(password) >= 32 and make_password(tmp_path) == password == read_password(tmp_path)
-    assert mode(tmp_path / "password") == 0o600 and [path.name for path in tmp_path.iterdir()] == ["password"]
+    assert mode(tmp_path / "password") == 0o600 and [path.name for path in tmp_path.iterdir()] == [
+        "password"
+    ]
     other = tmp_path / "other"
     other.mkdir()
     (other / "password").symlink_to(tmp_path / "password")
@@ -107,17 +122,26 @@ def test_password_is_made_once_and_only_a_plain_file_counts(tmp_path: Path) -> N
 def test_folder_and_files_of_an_older_version_are_closed_to_others(tmp_path: Path) -> None:
     data = tmp_path / "data"
     (data / "appendonlydir").mkdir(parents=True)
-    files = [data / "server.lock", data / "dump.rdb", data / "appendonlydir" / "appendonly.aof.1.incr.aof"]
+    files = [
+        data / "server.lock",
+        data / "dump.rdb",
+        data / "appendonlydir" / "appendonly.aof.1.incr.aof",
+    ]
     for path in files:
         path.write_text("")
         path.chmod(0o644)
     for path in (data, data / "appendonlydir"):
         path.chmod(0o755)
     secure_data_dir(data)
-    assert {mode(path) for path in files} == {0o600} and {mode(data), mode(data / "appendonlydir")} == {0o700}
+    assert {mode(path) for path in files} == {0o600} and {
+        mode(data),
+        mode(data / "appendonlydir"),
+    } == {0o700}
 
 
-def test_folder_with_other_things_keeps_its_mode_and_one_that_others_write_to_is_refused(tmp_path: Path) -> None:
+def test_folder_with_other_things_keeps_its_mode_and_one_that_others_write_to_is_refused(
+    tmp_path: Path,
+) -> None:
     """A home or project folder, or /tmp, must not be closed to those who use it."""
     (tmp_path / "notes").write_text("")
     (tmp_path / "notes").chmod(0o644)
@@ -131,8 +155,13 @@ def test_folder_with_other_things_keeps_its_mode_and_one_that_others_write_to_is
         assert mode(tmp_path) == writable
 
 
-@pytest.mark.parametrize(("content", "closed"), [((), True), (("redis", "jobs", "resolved.yaml"), True), (("src",), False)])
-def test_data_folder_is_closed_where_all_in_it_is_fleets_own(tmp_path: Path, content: tuple[str, ...], closed: bool) -> None:
+@pytest.mark.parametrize(
+    ("content", "closed"),
+    [((), True), (("redis", "jobs", "resolved.yaml"), True), (("src",), False)],
+)
+def test_data_folder_is_closed_where_all_in_it_is_fleets_own(
+    tmp_path: Path, content: tuple[str, ...], closed: bool
+) -> None:
     folder = tmp_path / "data"
     for name in content:
         (folder / name).mkdir(parents=True)
@@ -146,19 +175,42 @@ def test_data_folder_is_closed_where_all_in_it_is_fleets_own(tmp_path: Path, con
 
 def test_each_command_keeps_the_secrets_it_uses_and_all_that_is_none() -> None:
     plain = {
-        "PATH": "/bin", "HF_HOME": "/h", "HF_TOKEN_PATH": "/h/token", "TOKENIZERS_PARALLELISM": "false", "UCX_IB_PKEY": "1",
-        "CUDA_VISIBLE_DEVICES": "0", "HTTPS_PROXY": "http://proxy:3128", "PWD": "/here", "DATABASE_URL": "postgres://db/x",
-        "GPG_KEY": "A035", "FLEET_CONFIG": "/c", "KEY_REPEAT": "1",
-    }  # fmt: skip
+        "PATH": "/bin",
+        "HF_HOME": "/h",
+        "HF_TOKEN_PATH": "/h/token",
+        "TOKENIZERS_PARALLELISM": "false",
+        "UCX_IB_PKEY": "1",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "PWD": "/here",
+        "DATABASE_URL": "postgres://db/x",
+        "GPG_KEY": "A035",
+        "FLEET_CONFIG": "/c",
+        "KEY_REPEAT": "1",
+    }
     secrets = {
-        "HF_TOKEN": "x", "OPENAI_API_KEY": "x", "AWS_SECRET_ACCESS_KEY": "x", "PGPASSWORD": "x", "github_token": "x",
-        "APIKEY": "x", "GOOGLE_APPLICATION_CREDENTIALS": "x", "BROKER_URL": "amqp://u:p@q/", "SENTRY_DSN": "https://u:p@s/1",
-        "http_proxy": "http://u:p@proxy:3128", "MYSQL_PWD": "x", "GITHUB_PAT": "x", "REDISCLI_AUTH": "x",
-    }  # fmt: skip
+        "HF_TOKEN": "x",
+        "OPENAI_API_KEY": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "PGPASSWORD": "x",
+        "github_token": "x",
+        "APIKEY": "x",
+        "GOOGLE_APPLICATION_CREDENTIALS": "x",
+        "BROKER_URL": "amqp://u:p@q/",
+        "SENTRY_DSN": "https://u:p@s/1",
+        "http_proxy": "http://u:p@proxy:3128",
+        "MYSQL_PWD": "x",
+        "GITHUB_PAT": "x",
+        "REDISCLI_AUTH": "x",
+    }
     of_fleet = {"FLEET_API_KEY": "k", "REDIS_URL": "redis://:p@h"}
     for used in USES.values():
-        assert without_secrets(plain | secrets | of_fleet, used) == plain | {name: of_fleet[name] for name in used}
-    assert all(("FLEET_API_KEY" in used) == (command in ("web", "jobs")) for command, used in USES.items())
+        assert without_secrets(plain | secrets | of_fleet, used) == plain | {
+            name: of_fleet[name] for name in used
+        }
+    assert all(
+        ("FLEET_API_KEY" in used) == (command in ("web", "jobs")) for command, used in USES.items()
+    )
 
 
 def test_data_folder_replaceable_by_other_users_is_refused(tmp_path: Path) -> None:

@@ -43,7 +43,9 @@ def test_end_token_that_only_the_tokenizer_names_ends_answers_too(folder: Path) 
     assert read_end_ids(folder) == {2, id_of(folder, "<|im_end|>")}
 
 
-def test_end_token_of_the_tokenizer_may_be_an_object_or_in_the_special_tokens_map(folder: Path) -> None:
+def test_end_token_of_the_tokenizer_may_be_an_object_or_in_the_special_tokens_map(
+    folder: Path,
+) -> None:
     change(folder, "special_tokens_map.json", eos_token={"content": "<|im_end|>", "lstrip": False})
     assert read_end_ids(folder) == {id_of(folder, "<|im_end|>")}
 
@@ -56,13 +58,23 @@ def test_end_tokens_of_all_files_are_joined(folder: Path) -> None:
 
 
 def test_end_token_beyond_the_vocabulary_of_the_model_is_left_out(folder: Path) -> None:
-    change(folder, "config.json", eos_token_id=[3, 1_000_000], thinker_config={"text_config": {"vocab_size": 700}})
+    change(
+        folder,
+        "config.json",
+        eos_token_id=[3, 1_000_000],
+        thinker_config={"text_config": {"vocab_size": 700}},
+    )
     assert read_end_ids(folder) == {3}
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
-def test_checkpoint_without_an_end_token_is_refused_with_the_remedy(folder: Path, frontend: str) -> None:
-    with pytest.raises(ConfigError, match=r"no file names the token that ends an answer.*add eos_token_id to generation_config"):
+def test_checkpoint_without_an_end_token_is_refused_with_the_remedy(
+    folder: Path, frontend: str
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"no file names the token that ends an answer.*add eos_token_id to generation_config",
+    ):
         load_frontend(frontend, folder, Limits())
 
 

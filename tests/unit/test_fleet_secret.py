@@ -6,12 +6,18 @@ from pathlib import Path
 import pytest
 
 from fleet.core.errors import ConfigError
-from fleet.process.fleet_secret import SIGNED, FleetSecret, read_fleet_secret
 from fleet.core.ids import WorkerId
+from fleet.process.fleet_secret import SIGNED, FleetSecret, read_fleet_secret
 
 TEXT = b"0123456789abcdef0123456789abcdef"
 WORKER, OTHER = WorkerId("lm@here:1:a"), WorkerId("lm@here:2:b")
-RECORD: dict[str, str | bytes] = {"role": "lm", "transfer": b"\x00metadata", "reach": "host", "place": "here", "running": "0"}
+RECORD: dict[str, str | bytes] = {
+    "role": "lm",
+    "transfer": b"\x00metadata",
+    "reach": "host",
+    "place": "here",
+    "running": "0",
+}
 
 
 def written(path: Path, content: bytes = TEXT, mode: int = 0o600) -> Path:
@@ -21,22 +27,32 @@ def written(path: Path, content: bytes = TEXT, mode: int = 0o600) -> Path:
 
 
 def test_secret_file_is_read_without_blanks_around_it(tmp_path: Path) -> None:
-    record = read_fleet_secret(written(tmp_path / "one", b"\n" + TEXT + b"\n")).signed(WORKER, RECORD)
+    record = read_fleet_secret(written(tmp_path / "one", b"\n" + TEXT + b"\n")).signed(
+        WORKER, RECORD
+    )
     assert read_fleet_secret(written(tmp_path / "two", mode=0o400)).verifies(WORKER, record)
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o660, 0o620, 0o602, 0o644])
-def test_secret_file_that_others_can_open_is_refused_with_the_remedy(tmp_path: Path, mode: int) -> None:
+def test_secret_file_that_others_can_open_is_refused_with_the_remedy(
+    tmp_path: Path, mode: int
+) -> None:
     path = written(tmp_path / "secret", mode=mode)
-    with pytest.raises(ConfigError, match=rf"security\.fleet_secret: .* {mode:04o}\); run: chmod 600 {path}"):
+    with pytest.raises(
+        ConfigError, match=rf"security\.fleet_secret: .* {mode:04o}\); run: chmod 600 {path}"
+    ):
         read_fleet_secret(path)
 
 
-def test_secret_file_of_a_group_is_refused_unless_it_is_given_by_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_file_of_a_group_is_refused_unless_it_is_given_by_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, fstat = written(tmp_path / "secret", mode=0o440), os.fstat
 
     def owned_by(uid: int) -> None:
-        monkeypatch.setattr(os, "fstat", lambda file: os.stat_result([*fstat(file)[:4], uid, *fstat(file)[5:10]]))
+        monkeypatch.setattr(
+            os, "fstat", lambda file: os.stat_result([*fstat(file)[:4], uid, *fstat(file)[5:10]])
+        )
 
     owned_by(1000)
     with pytest.raises(ConfigError, match="is open to other users"):
@@ -51,7 +67,10 @@ def test_secret_of_random_bytes_may_end_with_a_blank(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"short", b" " * 64, TEXT[:30] + b"\n"])
 def test_short_secret_is_refused(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ConfigError, match=rf"security\.fleet_secret: .* holds {len(content.strip())} bytes, and at least 32 "):
+    with pytest.raises(
+        ConfigError,
+        match=rf"security\.fleet_secret: .* holds {len(content.strip())} bytes, and at least 32 ",
+    ):
         read_fleet_secret(written(tmp_path / "secret", content))
 
 
@@ -65,7 +84,9 @@ def test_missing_secret_file_and_folder_are_refused(tmp_path: Path) -> None:
 
 def test_signed_record_is_accepted_with_fields_that_are_not_signed_changed() -> None:
     signed = FleetSecret(TEXT).signed(WORKER, RECORD)
-    from_redis = {name: value.encode() if isinstance(value, str) else value for name, value in signed.items()}
+    from_redis = {
+        name: value.encode() if isinstance(value, str) else value for name, value in signed.items()
+    }
     assert FleetSecret(TEXT).verifies(WORKER, {**from_redis, "running": b"3", "draining": b"1"})
 
 
@@ -84,7 +105,9 @@ def test_record_is_refused_under_another_worker_id_or_secret_and_across_fields()
     signed = secret.signed(WORKER, RECORD)
     assert not secret.verifies(OTHER, signed)
     assert not FleetSecret(TEXT + b"0").verifies(WORKER, signed)
-    assert not secret.verifies(WORKER, {**signed, "reach": "", "place": "hosthere"}), "a value moved into the next field"
+    assert not secret.verifies(WORKER, {**signed, "reach": "", "place": "hosthere"}), (
+        "a value moved into the next field"
+    )
 
 
 def test_secret_is_in_no_record_and_no_representation() -> None:

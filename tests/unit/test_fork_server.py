@@ -1,4 +1,6 @@
-"""The fork server of keepers, with real processes: what a forked command is given, and what remains when a process is killed."""
+"""The fork server of keepers, with real processes: what a forked command is given, and what remains
+when a process is killed.
+"""
 
 import json
 import os
@@ -45,7 +47,9 @@ async def forks(tmp_path: Path) -> AsyncIterator[Forks]:
     wait_until(lambda: not list(tmp_path.glob("*.sock")), "the server to end after its last keeper")
 
 
-async def start(starter: ForkStarter, *arguments: str, env: dict[str, str] | None = None) -> tuple[ChildProcess, dict[str, Any]]:
+async def start(
+    starter: ForkStarter, *arguments: str, env: dict[str, str] | None = None
+) -> tuple[ChildProcess, dict[str, Any]]:
     """Start the command, and return it with its description of itself."""
     read_end, write_end = os.pipe()
     process = await starter.start(arguments, write_end, cli_env(env))
@@ -56,7 +60,9 @@ async def start(starter: ForkStarter, *arguments: str, env: dict[str, str] | Non
         return process, json.loads(line)
 
 
-async def test_forked_command_has_all_that_a_new_process_would_have(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_forked_command_has_all_that_a_new_process_would_have(
+    forks: Forks, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(forks.folder)
     given = {"REDIS_URL": "redis://:password@host", "FLEET_TEXT": "ä=ö\nü", "OMP_NUM_THREADS": "2"}
     process, shown = await start(forks.starter("torch"), "exit", "3", env=given)
@@ -68,11 +74,17 @@ async def test_forked_command_has_all_that_a_new_process_would_have(forks: Forks
     assert shown["threads"] == [1, 1]
     second, also_shown = await start(forks.starter("torch"), "exit", "0", env=given)
     assert await second.wait() == 0
-    assert shown["torch"][1] == 2 and shown["torch"][0] != also_shown["torch"][0], "threads and random numbers of its own"
-    assert not [link for link in shown["links"] if "socket:" in link or "anon_inode:" in link], "none of the server's descriptors"
+    assert shown["torch"][1] == 2 and shown["torch"][0] != also_shown["torch"][0], (
+        "threads and random numbers of its own"
+    )
+    assert not [link for link in shown["links"] if "socket:" in link or "anon_inode:" in link], (
+        "none of the server's descriptors"
+    )
 
 
-async def test_forked_commands_of_two_keepers_share_a_server_and_no_random_state(forks: Forks) -> None:
+async def test_forked_commands_of_two_keepers_share_a_server_and_no_random_state(
+    forks: Forks,
+) -> None:
     (first, one), (second, two) = [await start(forks.starter(), "wait") for _ in range(2)]
     assert one["parent"] == two["parent"]
     assert not set(one["draws"]) & set(two["draws"])
@@ -83,13 +95,19 @@ async def test_forked_commands_of_two_keepers_share_a_server_and_no_random_state
 
 
 async def test_environment_of_the_server_has_no_secret(forks: Forks) -> None:
-    process, shown = await start(forks.starter(), "exit", "0", env={"REDIS_URL": "redis://:p@host", "HF_TOKEN": "t"})
+    process, shown = await start(
+        forks.starter(), "exit", "0", env={"REDIS_URL": "redis://:p@host", "HF_TOKEN": "t"}
+    )
     assert not {"REDIS_URL", "HF_TOKEN"} & set(psutil.Process(shown["parent"]).environ())
     assert await process.wait() == 0
 
 
 async def test_variable_that_libraries_read_needs_another_server(forks: Forks) -> None:
-    starts = [({"OMP_WAIT_POLICY": "ACTIVE"}, "wait"), ({}, "wait"), ({"PORT": "5100", "FLEET_CONFIG": "x"}, "wait")]
+    starts = [
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, "wait"),
+        ({}, "wait"),
+        ({"PORT": "5100", "FLEET_CONFIG": "x"}, "wait"),
+    ]
     running = [await start(forks.starter(), command, env=env) for env, command in starts]
     active, passive, also_passive = (shown["parent"] for _, shown in running)
     assert active != passive == also_passive
@@ -113,7 +131,11 @@ async def test_killed_server_leaves_its_commands_and_is_replaced(forks: Forks) -
     assert await second.wait() == -signal.SIGTERM
     os.kill(again["parent"], signal.SIGKILL)
     fourth, shown = await start(starter, "exit", "0")
-    assert isinstance(fourth, ForkedProcess) and shown["parent"] != again["parent"] and await fourth.wait() == 0
+    assert (
+        isinstance(fourth, ForkedProcess)
+        and shown["parent"] != again["parent"]
+        and await fourth.wait() == 0
+    )
 
 
 async def test_frozen_server_delays_a_start_and_starts_nothing_later(
@@ -139,15 +161,27 @@ async def test_frozen_server_delays_a_start_and_starts_nothing_later(
 
 @pytest.mark.parametrize(
     ("source", "reason"),
-    [("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "started a thread"),
-     ("import no_such_module", "its imports failed (ModuleNotFoundError: No module named 'no_such_module')")],
+    [
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, "
+            "daemon=True).start()",
+            "started a thread",
+        ),
+        (
+            "import no_such_module",
+            "its imports failed (ModuleNotFoundError: No module named 'no_such_module')",
+        ),
+    ],
     ids=["thread", "error"],
-)  # fmt: skip
+)
 async def test_server_that_cannot_fork_is_replaced_by_new_processes_and_one_log_line(
     forks: Forks, caplog: pytest.LogCaptureFixture, source: str, reason: str
 ) -> None:
     (forks.folder / "preloaded.py").write_text(source)
-    starter, env = forks.starter("preloaded"), {"PYTHONPATH": f"{forks.folder}:{cli_env()['PYTHONPATH']}"}
+    starter, env = (
+        forks.starter("preloaded"),
+        {"PYTHONPATH": f"{forks.folder}:{cli_env()['PYTHONPATH']}"},
+    )
     for _ in range(2):
         process = await starter.start(["--help"], os.open(os.devnull, os.O_WRONLY), cli_env(env))
         assert not isinstance(process, ForkedProcess) and await process.wait() == 0
@@ -155,7 +189,9 @@ async def test_server_that_cannot_fork_is_replaced_by_new_processes_and_one_log_
     assert reason in line
 
 
-async def test_folder_that_cannot_be_used_leaves_new_processes(forks: Forks, caplog: pytest.LogCaptureFixture) -> None:
+async def test_folder_that_cannot_be_used_leaves_new_processes(
+    forks: Forks, caplog: pytest.LogCaptureFixture
+) -> None:
     (forks.folder / "file").touch()
     forks.folder /= "file"
     starter = forks.starter()
@@ -166,17 +202,25 @@ async def test_folder_that_cannot_be_used_leaves_new_processes(forks: Forks, cap
 
 
 def test_process_tied_by_a_pipe_is_killed_even_while_it_is_stopped() -> None:
-    code = "import os, sys, signal; from fleet.process.parent_death import die_with_pipe; die_with_pipe(int(sys.argv[1])); "
+    code = (
+        "import os, sys, signal; from fleet.process.parent_death import die_with_pipe; "
+        "die_with_pipe(int(sys.argv[1])); "
+    )
     read_end, write_end = os.pipe()
     command = [sys.executable, "-c", code + "os.kill(os.getpid(), signal.SIGSTOP)", str(read_end)]
     with subprocess.Popen(command, env=cli_env(), pass_fds=[read_end]) as process:
-        wait_until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED, "the process to be stopped")
+        wait_until(
+            lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED,
+            "the process to be stopped",
+        )
         os.close(write_end)
         assert process.wait(timeout=20) == -signal.SIGKILL
     os.close(read_end)
 
 
-@pytest.mark.parametrize("setting", [{"preload_workers": False}, {"engine": "fake"}, {"engine": "vllm"}], ids=str)
+@pytest.mark.parametrize(
+    "setting", [{"preload_workers": False}, {"engine": "fake"}, {"engine": "vllm"}], ids=str
+)
 def test_roles_without_torch_or_with_the_setting_off_use_no_server(setting: dict[str, Any]) -> None:
     config = FleetConfig.model_validate(setting)
     assert not isinstance(fork_client.make_starter(config, config.roles()[0]), ForkStarter)

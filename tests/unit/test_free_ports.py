@@ -6,7 +6,9 @@ from fleet.process.free_ports import OUTGOING_PORTS, free_ports
 
 
 def test_free_ports_differ_and_are_never_given_to_a_client() -> None:
-    """Else a client that connects again and again to a server under restart could take the server's own port."""
+    """Else a client that connects again and again to a server under restart could take the server's
+    own port.
+    """
     ports = free_ports(50)
     first_outgoing = int(OUTGOING_PORTS.read_text().split()[0])
     assert len(set(ports)) == 50 and max(ports) < first_outgoing

@@ -1,4 +1,6 @@
-"""Registration and reads of a GPU's memory, on a double of NIXL's bindings, which accepts it as NIXL on a GPU does."""
+"""Registration and reads of a GPU's memory, on a double of NIXL's bindings, which accepts it as
+NIXL on a GPU does.
+"""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +23,9 @@ class NixlDouble:
     NIXL_READ: str = "read"
     NIXL_SUCCESS: str = "done"
     registered: list[Descriptors] = field(default_factory=list[Descriptors])
-    reads: list[tuple[Descriptors, Descriptors]] = field(default_factory=list[tuple[Descriptors, Descriptors]])
+    reads: list[tuple[Descriptors, Descriptors]] = field(
+        default_factory=list[tuple[Descriptors, Descriptors]]
+    )
 
     def nixlAgentConfig(self) -> "NixlDouble":
         return self
@@ -40,7 +44,9 @@ class NixlDouble:
     def registerMem(self, descriptors: Descriptors, _backends: object) -> None:
         self.registered.append(descriptors)
 
-    def createXferReq(self, _operation: object, local: Descriptors, remote: Descriptors, *_others: object) -> int:
+    def createXferReq(
+        self, _operation: object, local: Descriptors, remote: Descriptors, *_others: object
+    ) -> int:
         self.reads.append((local, remote))
         return 1
 
@@ -56,18 +62,32 @@ def nixl(monkeypatch: pytest.MonkeyPatch) -> NixlDouble:
 
 
 def pages(number: int, device: int | None) -> PagesRef:
-    return PagesRef(address=4096, num_layers=1, layer_bytes=1024, block_bytes=64, pages=(number,), layout="same", device=device)
+    return PagesRef(
+        address=4096,
+        num_layers=1,
+        layer_bytes=1024,
+        block_bytes=64,
+        pages=(number,),
+        layout="same",
+        device=device,
+    )
 
 
 def test_memory_is_registered_as_its_kind_under_its_device(nixl: NixlDouble) -> None:
     end = Agent("end", [Memory(4096, 64)])
     end.register(Memory(8192, 128, 0))
     end.register(Memory(8192, 128, 3))
-    assert nixl.registered == [(HOST, [(4096, 64, 0, "")]), (GPU, [(8192, 128, 0, "")]), (GPU, [(8192, 128, 3, "")])]
+    assert nixl.registered == [
+        (HOST, [(4096, 64, 0, "")]),
+        (GPU, [(8192, 128, 0, "")]),
+        (GPU, [(8192, 128, 3, "")]),
+    ]
 
 
 @pytest.mark.parametrize(("remote", "local"), [(None, None), (1, 2), (None, 0), (1, None)])
-def test_read_names_the_memory_of_both_sides(nixl: NixlDouble, remote: int | None, local: int | None) -> None:
+def test_read_names_the_memory_of_both_sides(
+    nixl: NixlDouble, remote: int | None, local: int | None
+) -> None:
     """The halves of a stage may compute on different GPUs, or one of them on a CPU."""
     Agent("end", []).start_read("peer", spans_between(pages(2, remote), pages(5, local)))
     kinds = {True: HOST, False: GPU}

@@ -9,9 +9,9 @@ import torch
 
 from fleet.core.ids import RequestId
 from fleet.drafts.drafters import AskedDraft, ComputedRows
-from fleet.engine.torch.kv_pool import PageTable
-from fleet.drafts.pass_costs import PassTimes
 from fleet.drafts.eagle3.drafter import HeadDrafter
+from fleet.drafts.pass_costs import PassTimes
+from fleet.engine.torch.kv_pool import PageTable
 
 REQUEST = RequestId("r")
 
@@ -22,7 +22,9 @@ class OneRequest:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(PassTimes, "of", lambda _, number: float(number))
         self.drafter = HeadDrafter(
-            cast(Any, object()), cast(Any, SimpleNamespace(shape=SimpleNamespace(num_layers=3))), torch.relu
+            cast(Any, object()),
+            cast(Any, SimpleNamespace(shape=SimpleNamespace(num_layers=3))),
+            torch.relu,
         )
         self.task: Any = SimpleNamespace(answer_ids=[], num_rows=0)
 
@@ -31,16 +33,24 @@ class OneRequest:
         self.task.answer_ids += [1] * draws
         self.task.num_rows = rows[-1] + 1 + draws
         computed = ComputedRows(
-            request=REQUEST, task=self.task, table=cast(PageTable, None), start=rows[0], stop=rows[-1] + 1,
+            request=REQUEST,
+            task=self.task,
+            table=cast(PageTable, None),
+            start=rows[0],
+            stop=rows[-1] + 1,
             features_NT=torch.zeros(len(rows), 1),
-        )  # fmt: skip
+        )
         self.drafter.on_computed([computed])
 
     def backlog(self) -> float:
-        return self.drafter.expected_backlog_s([AskedDraft(request=REQUEST, task=self.task, table=cast(PageTable, None), most=3)])
+        return self.drafter.expected_backlog_s(
+            [AskedDraft(request=REQUEST, task=self.task, table=cast(PageTable, None), most=3)]
+        )
 
 
-def test_backlog_has_the_prompt_and_all_passes_but_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backlog_has_the_prompt_and_all_passes_but_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one = OneRequest(monkeypatch)
     assert one.backlog() == 0
     one.compute(range(4), draws=1)

@@ -1,17 +1,25 @@
-"""A version of the draft head whose guesses are clearly worse than those of the version before gives way to it, once."""
+"""A version of the draft head whose guesses are clearly worse than those of the version before
+gives way to it, once.
+"""
 
 import pytest
 
-from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.drafts.exchange.watch import FEWEST_DRAFTS, MOST_DRAFTS, HeadWatch
+from fleet.drafts.figures.speculation import SpeculationFigures
 
 
 def figures(version: int, num_drafts: int, share: float) -> SpeculationFigures:
-    """Figures of so many passes with three guesses each, of which a share is right at each position."""
+    """Figures of so many passes with three guesses each, of which a share is right at each
+    position.
+    """
     accepted = tuple(round(num_drafts * share**position) for position in (1, 2, 3))
     return SpeculationFigures(
-        drafter="eagle3", num_draws=2 * num_drafts, drafted=(num_drafts,) * 3, accepted=accepted, version=version
-    )  # fmt: skip
+        drafter="eagle3",
+        num_draws=2 * num_drafts,
+        drafted=(num_drafts,) * 3,
+        accepted=accepted,
+        version=version,
+    )
 
 
 def watch(floor: float, *seen: SpeculationFigures) -> list[tuple[int, int]]:
@@ -38,9 +46,17 @@ GOOD = figures(1, 1000, 0.8)
         (0.8, (GOOD, figures(1, 1500, 0.1)), []),
     ],
     ids=[
-        "too few guesses", "clearly worse", "once", "about equal", "switched off", "the version before is not known",
-        "traffic may have changed by now", "no new version",
+        "too few guesses",
+        "clearly worse",
+        "once",
+        "about equal",
+        "switched off",
+        "the version before is not known",
+        "traffic may have changed by now",
+        "no new version",
     ],
-)  # fmt: skip
-def test_worse_version_gives_way(floor: float, seen: tuple[SpeculationFigures, ...], expected: list[tuple[int, int]]) -> None:
+)
+def test_worse_version_gives_way(
+    floor: float, seen: tuple[SpeculationFigures, ...], expected: list[tuple[int, int]]
+) -> None:
     assert watch(floor, *seen) == expected

@@ -1,4 +1,6 @@
-"""Checks of a host by `fleet doctor`: ports, certificates, disk, checkpoint; each refusal says what to change."""
+"""Checks of a host by `fleet doctor`: ports, certificates, disk, checkpoint; each refusal says what
+to change.
+"""
 
 import os
 import re
@@ -34,7 +36,9 @@ def check_gateway_certificate(certificate: Path, key: Path) -> Finding:
         (-2, "REFUSED", "expired on .*; renew it"),
     ],
 )
-def test_certificate_is_checked_by_the_days_that_it_is_valid(days: int, verdict: str, line: str, tmp_path: Path) -> None:
+def test_certificate_is_checked_by_the_days_that_it_is_valid(
+    days: int, verdict: str, line: str, tmp_path: Path
+) -> None:
     finding = check_gateway_certificate(*Authority(tmp_path).issue("web", days * DAY))
     assert finding.verdict == verdict and re.search(line, finding.text)
 
@@ -43,20 +47,29 @@ def test_certificate_with_another_key_is_refused(tmp_path: Path) -> None:
     certificate, _ = Authority(tmp_path).issue("web", 90 * DAY)
     _, other_key = Authority(tmp_path).issue("other", 90 * DAY)
     finding = check_gateway_certificate(certificate, other_key)
-    assert finding.refused and finding.text.startswith(f"web.tls_key: {other_key} is not the key of {certificate}")
+    assert finding.refused and finding.text.startswith(
+        f"web.tls_key: {other_key} is not the key of {certificate}"
+    )
 
 
 def test_files_that_are_missing_or_no_certificate_are_refused(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).issue("web", 90 * DAY)
-    assert "cannot be read (No such file" in check_gateway_certificate(tmp_path / "none", key).refusal
-    assert "cannot be read (No such file" in check_gateway_certificate(certificate, tmp_path / "none").refusal
+    assert (
+        "cannot be read (No such file" in check_gateway_certificate(tmp_path / "none", key).refusal
+    )
+    assert (
+        "cannot be read (No such file"
+        in check_gateway_certificate(certificate, tmp_path / "none").refusal
+    )
     assert "contains no certificate" in check_gateway_certificate(key, key).refusal
 
 
 def test_certificates_that_the_redis_address_names_are_checked(tmp_path: Path) -> None:
     authority, _ = Authority(tmp_path).issue("authority", -2 * DAY)
     certificate, key = Authority(tmp_path).issue("client", 90 * DAY)
-    url = f"rediss://redis:6379?ssl_ca_certs={authority}&ssl_certfile={certificate}&ssl_keyfile={key}"
+    url = (
+        f"rediss://redis:6379?ssl_ca_certs={authority}&ssl_certfile={certificate}&ssl_keyfile={key}"
+    )
     first, second = host_checks.check_certificates(load_config(None, ()), settings(url))
     assert (
         first.refused
@@ -71,19 +84,28 @@ def test_bundle_of_authorities_is_valid_if_one_of_them_is(tmp_path: Path) -> Non
     new, _ = Authority(tmp_path).issue("new", 90 * DAY)
     bundle = tmp_path / "bundle.pem"
     bundle.write_bytes(old.read_bytes() + new.read_bytes())
-    (finding,) = host_checks.check_certificates(load_config(None, ()), settings(f"rediss://redis:6379?ssl_ca_certs={bundle}"))
+    (finding,) = host_checks.check_certificates(
+        load_config(None, ()), settings(f"rediss://redis:6379?ssl_ca_certs={bundle}")
+    )
     assert finding.verdict == "OK" and re.search("valid for (89|90) more days", finding.text)
 
 
 def test_encrypted_key_is_checked_with_the_password_of_the_address(tmp_path: Path) -> None:
     certificate, key = Authority(tmp_path).issue("client", 90 * DAY)
     plain = serialization.load_pem_private_key(key.read_bytes(), None)
-    form, encryption = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"secret")
+    form, encryption = (
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
+    )
     key.write_bytes(plain.private_bytes(serialization.Encoding.PEM, form, encryption))
     url = f"rediss://redis:6379?ssl_certfile={certificate}&ssl_keyfile={key}"
-    (finding,) = host_checks.check_certificates(load_config(None, ()), settings(f"{url}&ssl_password=secret"))
+    (finding,) = host_checks.check_certificates(
+        load_config(None, ()), settings(f"{url}&ssl_password=secret")
+    )
     assert finding.verdict == "OK"
-    (finding,) = host_checks.check_certificates(load_config(None, ()), settings(f"{url}&ssl_password=other"))
+    (finding,) = host_checks.check_certificates(
+        load_config(None, ()), settings(f"{url}&ssl_password=other")
+    )
     assert finding.refused and str(key) in finding.text
 
 
@@ -93,18 +115,28 @@ def test_port_that_another_process_has_is_refused_with_its_holder() -> None:
         (finding,) = host_checks.check_ports(load_config(None, (f"web.port={port}",)), settings())
     assert finding.refused and "choose another with --set web.port=PORT; process " in finding.text
     assert f"process {os.getpid()} (" in finding.text
-    (finding,) = host_checks.check_ports(load_config(None, (f"web.port={free_port()}",)), settings())
+    (finding,) = host_checks.check_ports(
+        load_config(None, (f"web.port={free_port()}",)), settings()
+    )
     assert finding.verdict == "OK"
 
 
-def test_disk_that_the_append_only_file_may_fill_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_the_append_only_file_may_fill_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load_config(None, (f"data_dir={tmp_path}/new/data",))
     for free_mib, verdict in ((100_000, "OK"), (500, "WARNING"), (10, "REFUSED")):
-        monkeypatch.setattr(host_checks.shutil, "disk_usage", lambda _, free=free_mib: type("Usage", (), {"free": free * 2**20}))
+        monkeypatch.setattr(
+            host_checks.shutil,
+            "disk_usage",
+            lambda _, free=free_mib: type("Usage", (), {"free": free * 2**20}),
+        )
         (finding,) = host_checks.check_disk(config, settings())
         assert finding.verdict == verdict and f"{free_mib} MiB are free" in finding.text
     assert not (tmp_path / "new").exists()
-    assert list(host_checks.check_disk(config, settings("redis://127.0.0.1"))) == [], "it is the disk of another host"
+    assert list(host_checks.check_disk(config, settings("redis://127.0.0.1"))) == [], (
+        "it is the disk of another host"
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,10 +153,22 @@ def test_checkpoint_is_looked_for_and_neither_written_nor_downloaded(
 ) -> None:
     config = load_config(None, (f"data_dir={tmp_path}/data", f"checkpoint={checkpoint}"))
     (finding,) = host_checks.check_checkpoint(config, settings())
-    assert finding.verdict == verdict and re.search(line, finding.text) and not (tmp_path / "data").exists()
+    assert (
+        finding.verdict == verdict
+        and re.search(line, finding.text)
+        and not (tmp_path / "data").exists()
+    )
 
 
-def test_up_refuses_an_expired_certificate_and_warns_of_one_that_expires_soon(tmp_path: Path) -> None:
+def test_up_refuses_an_expired_certificate_and_warns_of_one_that_expires_soon(
+    tmp_path: Path,
+) -> None:
     certificate, key = Authority(tmp_path).issue("web", -2 * DAY)
-    done = call_cli("up", *set_options(f"web.tls_cert={certificate}", f"web.tls_key={key}", "web.port=0"), cwd=tmp_path)
-    assert done.returncode == 1 and re.fullmatch(r"fleet: web\.tls_cert: .* expired on .*; renew it.*\n", done.stderr)
+    done = call_cli(
+        "up",
+        *set_options(f"web.tls_cert={certificate}", f"web.tls_key={key}", "web.port=0"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1 and re.fullmatch(
+        r"fleet: web\.tls_cert: .* expired on .*; renew it.*\n", done.stderr
+    )

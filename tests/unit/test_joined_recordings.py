@@ -197,7 +197,9 @@ def test_number_of_parts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ogg", "flac", {}),
     ],
 )
-def test_file_with_several_audio_tracks_is_refused_by_name(container: str, codec: str, options: Mapping[str, str]) -> None:
+def test_file_with_several_audio_tracks_is_refused_by_name(
+    container: str, codec: str, options: Mapping[str, str]
+) -> None:
     tracks = Recorder(name="2", container=container, codec=codec, num_tracks=2, options=options)
     message = refusal(tracks.record(rising(48_000, PART_S)))
     assert message == "file: the file has 2 audio tracks; send a file with one, or mix them"

@@ -39,7 +39,14 @@ def policy() -> RestartPolicy:
         (KILLED, 1.0, False, FIRST_PAUSE_S),
         (KILLED, CANNOT_START_S * 100, False, FIRST_PAUSE_S),
     ],
-    ids=["error soon", "error later", "error soon after serving", "kill at the start", "kill soon", "kill later"],
+    ids=[
+        "error soon",
+        "error later",
+        "error soon after serving",
+        "kill at the start",
+        "kill soon",
+        "kill later",
+    ],
 )
 def test_first_end_of_a_command_is_final_or_followed_by_a_restart(
     status: int, ended_s: float, served: bool, pause_s: float | None
@@ -48,7 +55,9 @@ def test_first_end_of_a_command_is_final_or_followed_by_a_restart(
 
 
 def test_pauses_after_kills_stay_below_no_worker_timeout() -> None:
-    """Each as soon as it serves again; then one that comes after a while of serving is an event of its own."""
+    """Each as soon as it serves again; then one that comes after a while of serving is an event of
+    its own.
+    """
     restarts, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
     for _ in range(20):
         pause_s = restarts.pause_s(KILLED, now_s, now_s + 3.0)
@@ -99,7 +108,9 @@ async def run_until(keeper: Keeper, condition: Callable[[], bool], description: 
 
 
 async def test_keeper_restarts_command_that_had_served() -> None:
-    """A command that fails at its first start is restarted only if the fleet reports that it had served."""
+    """A command that fails at its first start is restarted only if the fleet reports that it had
+    served.
+    """
     reported: list[int] = []
 
     async def had_served(pid: int, cause: str) -> bool:
@@ -111,7 +122,10 @@ async def test_keeper_restarts_command_that_had_served() -> None:
     await run_until(keeper, lambda: len(reported) == 2, "it to be started again")
 
 
-@pytest.mark.parametrize(("status", "cause"), [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-40, "signal 40"), (3, "exit status 3")])
+@pytest.mark.parametrize(
+    ("status", "cause"),
+    [(-9, "SIGKILL"), (-11, "SIGSEGV"), (-40, "signal 40"), (3, "exit status 3")],
+)
 def test_cause_of_a_death_is_its_signal_or_exit_status(status: int, cause: str) -> None:
     assert cause_of(status) == cause
 
@@ -147,8 +161,13 @@ async def test_start_is_announced_before_its_pause_and_withdrawn_on_stop() -> No
             asyncio.get_running_loop().call_soon(stop.set)
         return True
 
-    await Keeper(arguments=["no-such-command"], stop=stop, when_dead=had_served, starts=starts).run()
-    assert starts.announced[:4] == ["begin 0.0", "spawned", "begin 0.1", "spawned"] and starts.announced[-1] == "end"
+    await Keeper(
+        arguments=["no-such-command"], stop=stop, when_dead=had_served, starts=starts
+    ).run()
+    assert (
+        starts.announced[:4] == ["begin 0.0", "spawned", "begin 0.1", "spawned"]
+        and starts.announced[-1] == "end"
+    )
 
 
 async def test_announcement_ends_with_status_0() -> None:
@@ -160,14 +179,20 @@ async def test_announcement_ends_with_status_0() -> None:
 
 async def test_announcement_ends_if_command_cannot_start() -> None:
     starts = Starts()
-    assert await Keeper(arguments=["no-such-command"], stop=asyncio.Event(), starts=starts).run() > 0
+    assert (
+        await Keeper(arguments=["no-such-command"], stop=asyncio.Event(), starts=starts).run() > 0
+    )
     assert starts.announced == ["begin 0.0", "spawned", "end, failed"]
 
 
 async def test_start_stopped_by_signal_is_announced_as_stopped() -> None:
     starts = Starts()
-    keeper = Keeper(arguments=["redis", "--help"], stop=asyncio.Event(), output=Stopping(), starts=starts)
-    await run_until(keeper, lambda: starts.announced.count("spawned") == 2, "the command to be started again")
+    keeper = Keeper(
+        arguments=["redis", "--help"], stop=asyncio.Event(), output=Stopping(), starts=starts
+    )
+    await run_until(
+        keeper, lambda: starts.announced.count("spawned") == 2, "the command to be started again"
+    )
     assert starts.announced[2] == "begin 0.1 after a stop"
 
 

@@ -36,7 +36,9 @@ def memory(total: float, free: float, own: float) -> DeviceMemory:
 
 def test_pages_fill_the_share_beside_the_weights() -> None:
     pages = num_pages(memory(80, 60, 20), 0.9, MIB)
-    assert pages == int(52 * 1024 * 0.9) - 1, "0.9 of 80 GiB less 20 of weights, less a tenth, less the scratch page"
+    assert pages == int(52 * 1024 * 0.9) - 1, (
+        "0.9 of 80 GiB less 20 of weights, less a tenth, less the scratch page"
+    )
 
 
 def test_pages_do_not_depend_on_the_order_in_which_workers_start() -> None:
@@ -60,13 +62,17 @@ def test_share_for_pages_holds_them(pages: int) -> None:
 
 
 def test_page_bytes_equal_those_of_a_pool() -> None:
-    pool = KVPool(SHAPE, num_pages=3, page_size=16, dtype=torch.bfloat16, device=torch.device("meta"))
+    pool = KVPool(
+        SHAPE, num_pages=3, page_size=16, dtype=torch.bfloat16, device=torch.device("meta")
+    )
     assert pool.data.nbytes == (3 + 1) * pool.page_bytes and pool.page_bytes == PAGE_BYTES
 
 
 @dataclass(slots=True)
 class Gpu:
-    """A GPU of 80 GiB. This process has 30 of them, of which 10 were allocated before the stage was loaded."""
+    """A GPU of 80 GiB. This process has 30 of them, of which 10 were allocated before the stage was
+    loaded.
+    """
 
     free: float = 50
 
@@ -86,7 +92,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 def loop(share: float, min_positions: int = 1, context: int = 0) -> LMEngine[ProgramTask]:
     """A batch loop whose pool fills the double's memory. Its tensors have no memory."""
     options = BuildOptions(
-        stage=StageName("lm"), checkpoint=Path(), kv_pages=0, gpu_memory_utilization=share, min_positions=min_positions
+        stage=StageName("lm"),
+        checkpoint=Path(),
+        kv_pages=0,
+        gpu_memory_utilization=share,
+        min_positions=min_positions,
     )
     where = ComputeDevice(device=torch.device("meta"), dtype=torch.bfloat16, tiled=False)
     setup = StageSetup(options=options, where=where, context=context, allocated_before=10 * GIB)
@@ -97,10 +107,13 @@ def loop(share: float, min_positions: int = 1, context: int = 0) -> LMEngine[Pro
 def test_pool_fills_the_share_and_is_logged_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "fleet.stages.lm_setup"):
         pool = loop(share=0.5).pool
-    assert pool.data.nbytes == 18 * GIB, "0.5 of 80 GiB less 20 of weights, less a tenth; the scratch page included"
+    assert pool.data.nbytes == 18 * GIB, (
+        "0.5 of 80 GiB less 20 of weights, less a tenth; the scratch page included"
+    )
     assert pool.num_pages == 18 * GIB // PAGE_BYTES - 1 == 12287
     assert [record.getMessage() for record in caplog.records] == [
-        "lm: 12287 KV pages, 196592 positions, 18.0 GiB in 0.50 of meta (80.0 GiB, 50.0 GiB free), beside 20.0 GiB of weights"
+        "lm: 12287 KV pages, 196592 positions, 18.0 GiB in 0.50 of meta (80.0 GiB, 50.0 GiB "
+        "free), beside 20.0 GiB of weights"
     ]
 
 
@@ -122,8 +135,10 @@ def test_share_without_room_for_a_prompt_is_refused_with_one_that_has_it(
     field = "stages.lm.gpu_memory_utilization"
     assert refused.value.param == field
     assert refused.value.message == (
-        f"{field}: {share:.2f} of meta (80.0 GiB, {free:.1f} GiB free) holds {held} positions beside 20.0 GiB of weights, and a "
-        f"request within the limits needs 8193 positions; {remedy}, or lower limits.max_prompt_tokens"
+        f"{field}: {share:.2f} of meta (80.0 GiB, {free:.1f} GiB free) holds {held} positions "
+        "beside 20.0 GiB of weights, and a "
+        f"request within the limits needs 8193 positions; {remedy}, or lower "
+        "limits.max_prompt_tokens"
     )
 
 
@@ -135,7 +150,11 @@ def test_share_named_by_a_refusal_is_accepted() -> None:
 def test_configured_pages_without_room_for_a_request_are_refused() -> None:
     options = BuildOptions(stage=StageName("lm"), checkpoint=Path(), kv_pages=8, min_positions=129)
     where = ComputeDevice(device=torch.device("cpu"), dtype=torch.float32, tiled=False)
-    with pytest.raises(ConfigError, match=r"stages.lm.kv_pages: a request within the limits needs 129 positions; set at least 9"):
+    with pytest.raises(
+        ConfigError,
+        match=r"stages.lm.kv_pages: a request within the limits needs 129 positions; set at "
+        r"least 9",
+    ):
         StageSetup(options=options, where=where).loop(
             cast("Program[ProgramTask]", SimpleNamespace(kv_shape=SHAPE, tapped_width=0))
         )
@@ -145,8 +164,12 @@ def test_configured_pages_without_room_for_a_request_are_refused() -> None:
 def test_request_beyond_the_positions_of_the_model_is_refused() -> None:
     """A pool that fills a GPU has more positions than the model."""
     engine = loop(share=0.5, context=100)
-    request = EngineRequest(request_id=RequestId("r"), sampling=Sampling(), params={NUM_POSITIONS: "101"})
-    with pytest.raises(OutOfPages, match=r"maximum context length is 100 tokens. However, you requested 101"):
+    request = EngineRequest(
+        request_id=RequestId("r"), sampling=Sampling(), params={NUM_POSITIONS: "101"}
+    )
+    with pytest.raises(
+        OutOfPages, match=r"maximum context length is 100 tokens. However, you requested 101"
+    ):
         engine.submit(request)
 
 
@@ -165,9 +188,14 @@ def test_defaults_depend_on_the_device(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for device, wanted in (("auto", on_gpu), ("cuda:1", on_gpu), ("cpu", on_cpu)):
-        options = build_options(load_config(None, (override, f"device={device}")), StageName("thinker"), Path())
+        options = build_options(
+            load_config(None, (override, f"device={device}")), StageName("thinker"), Path()
+        )
         assert (options.kv_pages, options.prefill_chunk_tokens) == wanted
-        assert (options.min_positions, options.gpu_memory_utilization) == (8193, 0.9 if device == "cpu" else 0.45)
+        assert (options.min_positions, options.gpu_memory_utilization) == (
+            8193,
+            0.9 if device == "cpu" else 0.45,
+        )
 
 
 def test_vllm_has_no_pages_that_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,9 @@ from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 
 def make_pool(num_pages: int = 8, page_size: int = 4, dtype: torch.dtype = torch.float32) -> KVPool:
     shape = KVShape(num_layers=2, num_kv_heads=1, head_dim=2)
-    return KVPool(shape, num_pages=num_pages, page_size=page_size, dtype=dtype, device=torch.device("cpu"))
+    return KVPool(
+        shape, num_pages=num_pages, page_size=page_size, dtype=dtype, device=torch.device("cpu")
+    )
 
 
 def test_table_grows_by_whole_pages() -> None:
@@ -76,8 +78,15 @@ def test_page_lies_at_its_located_address() -> None:
     for layer in range(place.num_layers):
         for page in place.pages:
             at = place.address + layer * place.layer_bytes + page * place.block_bytes
-            assert memory.address <= at <= at + place.block_bytes <= memory.address + memory.length_bytes
-            assert ctypes.string_at(at, place.block_bytes) == pool.data[layer, page].numpy().tobytes()
+            assert (
+                memory.address
+                <= at
+                <= at + place.block_bytes
+                <= memory.address + memory.length_bytes
+            )
+            assert (
+                ctypes.string_at(at, place.block_bytes) == pool.data[layer, page].numpy().tobytes()
+            )
 
 
 def held_by(pool: KVPool, num_positions: int) -> PageTable:
@@ -97,9 +106,13 @@ def test_pages_read_from_one_pool_can_be_written_to_another(num_positions: int) 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "page_size"), [(torch.float32, 4), (torch.float32, 8), (torch.bfloat16, 8)], ids=["wider", "both", "longer pages"]
+    ("dtype", "page_size"),
+    [(torch.float32, 4), (torch.float32, 8), (torch.bfloat16, 8)],
+    ids=["wider", "both", "longer pages"],
 )
-def test_write_refuses_bytes_of_another_dtype_or_page_size(dtype: torch.dtype, page_size: int) -> None:
+def test_write_refuses_bytes_of_another_dtype_or_page_size(
+    dtype: torch.dtype, page_size: int
+) -> None:
     source, target = make_pool(page_size=page_size, dtype=dtype), make_pool(dtype=torch.bfloat16)
     theirs, ours = held_by(source, 6), held_by(target, 1)
     source.data[:] = 7
@@ -116,7 +129,11 @@ def test_shrink_frees_whole_pages_and_zeroes_the_rest_of_the_last() -> None:
     first, second, *_ = table.pages
     pool.shrink(table, 6)
     assert (table.pages, pool.num_used) == ([first, second], 2)
-    assert (pool.data[:, first] == 7).all() and (pool.data[:, second, :2] == 7).all() and not pool.data[:, second, 2:].any()
+    assert (
+        (pool.data[:, first] == 7).all()
+        and (pool.data[:, second, :2] == 7).all()
+        and not pool.data[:, second, 2:].any()
+    )
     pool.shrink(table, 4)
     assert table.pages == [first] and (pool.data[:, first] == 7).all()
     pool.shrink(table, 0)

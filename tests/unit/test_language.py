@@ -1,4 +1,6 @@
-"""The words of the source: plain technical English in prose, names and messages, and one class for each class name."""
+"""The words of the source: plain technical English in prose, names and messages, and one class for
+each class name.
+"""
 
 import ast
 import io
@@ -13,8 +15,23 @@ from typing import NamedTuple
 from tests.support import REPO
 from tests.unit.test_layers import parsed, relative
 
-ROOTS = ("fleet", "web", "tests", "configs", "deploy", "README.md", "Procfile", "check", "pyproject.toml")
-SKIPPED = ("web/static/vendor/", "fleet_serving.egg-info/", "deploy/requirements.lock", "tests/unit/test_language.py")
+ROOTS = (
+    "fleet",
+    "web",
+    "tests",
+    "configs",
+    "deploy",
+    "README.md",
+    "Procfile",
+    "check",
+    "pyproject.toml",
+)
+SKIPPED = (
+    "web/static/vendor/",
+    "fleet_serving.egg-info/",
+    "deploy/requirements.lock",
+    "tests/unit/test_language.py",
+)
 
 PROCESS = "(?:(?:worker|gateway|conductor|engine|stage|keeper|decoder|script|producer|consumer)s?|redis|process(?:es)?)"
 PROSE: dict[str, str] = {
@@ -37,30 +54,51 @@ PROSE: dict[str, str] = {
     r"(?<!speech )(?<!vowel )sounds(?! (?:like|as|natural|the same)\b)": "audio",
     r"(?:is|are|was|were|been|be|never|ever|not) heard (?:of|from)": "received",
     r"(?:hears?|heard|speaks?|spoke) of": "receives, names",
-    PROCESS + r" (?:(?:does|do|did|will|must|can|may) (?:not )?)?(?:knows?|knew|hears?|heard|wants?|wishes|thinks?|believes?)": (
+    PROCESS + r" (?:(?:does|do|did|will|must|can|may) (?:not "
+    r")?)?(?:knows?|knew|hears?|heard|wants?|wishes|thinks?|believes?)": (
         "things are not persons: has, receives, reads"
     ),
     r"(?:what|who|whose) (?:nobody|does not|did not|no one)": "name the subject",
 }
-"""Pattern of prose -> what to write instead; matched as whole words, in any case, outside of `code`."""
+"""Pattern of prose -> what to write instead; matched as whole words, in any case, outside of
+`code`.
+"""
 
 NAMES = (
-    "told tells anew whose whom whoever whatever nobody spared stirred owes astray unattended blows aftermath story bids bears"
+    "told tells anew whose whom whoever whatever nobody spared stirred owes astray unattended "
+    "blows aftermath story bids bears"
 ).split()
 """Words that no name of a function, class, parameter, variable or attribute has."""
 TEST_NAMES: list[str] = [*NAMES, "who", "what", "tell", "at_once", "goes_on", "go_on", "made_again"]
 CLASS_NAMES = set(
-    "Adoption Ahead Asked Ear Gift Hall Heard Listener Mail Making Marks Opened Passing Replies Said Told Waiter Watcher".split()
+    "Adoption Ahead Asked Ear Gift Hall Heard Listener Mail Making Marks Opened Passing Replies "
+    "Said Told Waiter Watcher".split()
 )
 """Names of classes that have been replaced."""
-FIRST_WORDS = {"Whether", "What", "Who", "Whose", "Whom", "Of", "Nobody", "How", "Where", "That", "Whatever", "Whoever"}
+FIRST_WORDS = {
+    "Whether",
+    "What",
+    "Who",
+    "Whose",
+    "Whom",
+    "Of",
+    "Nobody",
+    "How",
+    "Where",
+    "That",
+    "Whatever",
+    "Whoever",
+}
 """Docstrings begin with a verb or a noun phrase."""
 
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(file, word) -> why it is right there. May only shrink."""
 
 ANY = re.compile("|".join(f"(?:{pattern})" for pattern in PROSE), re.IGNORECASE)
-FIXES = [(re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE), advice) for pattern, advice in PROSE.items()]
+FIXES = [
+    (re.compile(rf"(?<![\w-])(?:{pattern})(?![\w-])", re.IGNORECASE), advice)
+    for pattern, advice in PROSE.items()
+]
 CODE_SPAN = re.compile(r"`[^`\n]*`|https?://\S+")
 
 
@@ -74,7 +112,10 @@ class Offence(NamedTuple):
     advice: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.word!r} ({self.advice}): {' '.join(self.text.split())[:110]}"
+        return (
+            f"{self.file}:{self.line}: {self.word!r} ({self.advice}): "
+            f"{' '.join(self.text.split())[:110]}"
+        )
 
 
 Passage = tuple[int, str]
@@ -95,15 +136,34 @@ def offences() -> list[Offence]:
         for node in nodes:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append((name, node.lineno))
-        found += [*_prose(name, _python_prose(nodes, path.read_text())), *_docstring_starts(name, nodes), *_names(name, nodes)]
+        found += [
+            *_prose(name, _python_prose(nodes, path.read_text())),
+            *_docstring_starts(name, nodes),
+            *_names(name, nodes),
+        ]
     return sorted({*found, *_double_classes(classes)})
 
 
 def _files() -> list[Path]:
     """Files under version control, and new ones that are not ignored."""
-    listing = ["git", "-C", str(REPO), "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *ROOTS]
+    listing = [
+        "git",
+        "-C",
+        str(REPO),
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+        "--",
+        *ROOTS,
+    ]
     names = subprocess.run(listing, capture_output=True, text=True, check=True).stdout.split("\0")
-    return [REPO / name for name in sorted(set(names)) if name and not name.startswith(SKIPPED) and (REPO / name).is_file()]
+    return [
+        REPO / name
+        for name in sorted(set(names))
+        if name and not name.startswith(SKIPPED) and (REPO / name).is_file()
+    ]
 
 
 def _prose(name: str, passages: Iterator[Passage]) -> Iterator[Offence]:
@@ -117,11 +177,19 @@ def _prose(name: str, passages: Iterator[Passage]) -> Iterator[Offence]:
                 start = before.rfind("\n") + 1
                 end = bare.find("\n", match.end())
                 passage = text[start : end if end >= 0 else None]
-                yield Offence(name, line + before.count("\n"), " ".join(match[0].lower().split()), passage, advice)
+                yield Offence(
+                    name,
+                    line + before.count("\n"),
+                    " ".join(match[0].lower().split()),
+                    passage,
+                    advice,
+                )
 
 
 def _python_prose(nodes: list[ast.AST], source: str) -> Iterator[Passage]:
-    """Docstrings (also those of attributes), comments, and the texts of log lines, errors and `--help`."""
+    """Docstrings (also those of attributes), comments, and the texts of log lines, errors and
+    `--help`.
+    """
     for node in nodes:
         match node:
             case ast.Expr(value=ast.Constant(value=str(text), lineno=line)):
@@ -147,7 +215,18 @@ def _is_message(call: ast.Call) -> bool:
         case ast.Attribute(value=ast.Name(id=owner), attr=method):
             return owner in ("log", "logger", "logging") or (owner, method) == ("typer", "echo")
         case ast.Name(id=name):
-            return name.endswith(("Error", "Exception", "Refused", "Counter", "Gauge", "Histogram", "Metric", "Family"))
+            return name.endswith(
+                (
+                    "Error",
+                    "Exception",
+                    "Refused",
+                    "Counter",
+                    "Gauge",
+                    "Histogram",
+                    "Metric",
+                    "Family",
+                )
+            )
         case _:
             return False
 
@@ -165,7 +244,13 @@ def _docstring_starts(name: str, nodes: list[ast.AST]) -> Iterator[Offence]:
                 first = re.match(r"\W*(\w+)", text)
                 if first is not None and first[1] in FIRST_WORDS:
                     opening = text.strip().splitlines()[0]
-                    yield Offence(name, line, first[1], opening, "begin with a verb or a noun; a predicate: Return True if ...")
+                    yield Offence(
+                        name,
+                        line,
+                        first[1],
+                        opening,
+                        "begin with a verb or a noun; a predicate: Return True if ...",
+                    )
             case _:
                 pass
 
@@ -173,7 +258,9 @@ def _docstring_starts(name: str, nodes: list[ast.AST]) -> Iterator[Offence]:
 def _names(name: str, nodes: list[ast.AST]) -> Iterator[Offence]:
     for node in nodes:
         match node:
-            case ast.FunctionDef(name=word) | ast.AsyncFunctionDef(name=word) if word.startswith("test_"):
+            case ast.FunctionDef(name=word) | ast.AsyncFunctionDef(name=word) if word.startswith(
+                "test_"
+            ):
                 yield from _name(name, node.lineno, word, TEST_NAMES)
             case ast.FunctionDef(name=word) | ast.AsyncFunctionDef(name=word) | ast.arg(arg=word):
                 yield from _name(name, node.lineno, word, NAMES)
@@ -181,7 +268,9 @@ def _names(name: str, nodes: list[ast.AST]) -> Iterator[Offence]:
                 yield from _name(name, node.lineno, word, NAMES)
             case ast.ClassDef(name=word):
                 if word.lstrip("_") in CLASS_NAMES:
-                    yield Offence(name, node.lineno, word, f"class {word}", "a noun that the field uses")
+                    yield Offence(
+                        name, node.lineno, word, f"class {word}", "a noun that the field uses"
+                    )
                 parts = "_".join(re.findall("[A-Z][a-z0-9]*", word)).lower()
                 yield from _name(name, node.lineno, parts, NAMES)
             case _:
@@ -199,7 +288,9 @@ def _double_classes(classes: dict[str, list[tuple[str, int]]]) -> Iterator[Offen
         if len({file for file, _ in places}) > 1:
             for file, line in places:
                 others = ", ".join(sorted({other for other, _ in places} - {file}))
-                yield Offence(file, line, word, f"class {word}; also in {others}", "one name, one class")
+                yield Offence(
+                    file, line, word, f"class {word}; also in {others}", "one name, one class"
+                )
 
 
 def _text_prose(path: Path) -> Iterator[Passage]:
@@ -216,7 +307,12 @@ def _text_prose(path: Path) -> Iterator[Passage]:
 
 def _blank(pattern: str, text: str) -> str:
     """Replace what matches by as many empty lines."""
-    return re.sub(pattern, lambda match: "\n" * match[0].count("\n") + " ", text, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(
+        pattern,
+        lambda match: "\n" * match[0].count("\n") + " ",
+        text,
+        flags=re.MULTILINE | re.DOTALL,
+    )
 
 
 TEXT: dict[str, str | None] = {
@@ -238,4 +334,6 @@ def test_language_is_plain() -> None:
     found = offences()
     left = [offence for offence in found if (offence.file, offence.word) not in EXCEPTIONS]
     assert left == [], "\n".join(["", *map(str, left)])
-    assert EXCEPTIONS.keys() <= {(offence.file, offence.word) for offence in found}, "each exception is needed"
+    assert EXCEPTIONS.keys() <= {(offence.file, offence.word) for offence in found}, (
+        "each exception is needed"
+    )

@@ -1,4 +1,6 @@
-"""Spans of layers: notation, implied topology, and routes over workers, compared with an exhaustive search."""
+"""Spans of layers: notation, implied topology, and routes over workers, compared with an exhaustive
+search.
+"""
 
 from itertools import combinations
 
@@ -65,9 +67,12 @@ def test_span_of_the_anchor_implies_the_topology(anchor: str, topology: Topology
 
 
 @pytest.mark.parametrize(
-    ("anchor", "hints"), [("20:27", ("20:output", "0:27")), ("5:10", ("5:output", "0:10")), ("20:last", ("20:output",))]
+    ("anchor", "hints"),
+    [("20:27", ("20:output", "0:27")), ("5:10", ("5:output", "0:10")), ("20:last", ("20:output",))],
 )
-def test_anchor_without_embedding_and_head_is_refused_with_the_forms_that_have_one(anchor: str, hints: tuple[str, ...]) -> None:
+def test_anchor_without_embedding_and_head_is_refused_with_the_forms_that_have_one(
+    anchor: str, hints: tuple[str, ...]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         topology_of(span(anchor), "anchor")
     assert all(f"({hint})" in refused.value.message for hint in hints)
@@ -90,7 +95,9 @@ def test_span_beyond_the_last_layer_is_refused_with_both_layers(anchor: str) -> 
         ("0:output", ("0:13", "14:output"), []),
     ],
 )
-def test_route_continues_from_layer_to_layer(anchor: str, workers: tuple[str, ...], hops: list[str]) -> None:
+def test_route_continues_from_layer_to_layer(
+    anchor: str, workers: tuple[str, ...], hops: list[str]
+) -> None:
     plan = route(anchor, *workers)
     assert plan.is_complete and hops_of(plan) == hops
 
@@ -114,7 +121,11 @@ def test_overlapping_and_repeated_workers_are_unused_and_named_with_the_reason()
 
 def test_reverse_route_never_uses_a_worker_with_the_output_head() -> None:
     plan = route("14:output", "0:output", "0:13")
-    assert plan.is_complete and hops_of(plan) == ["w1"] and "output head" in plan.unused[WorkerId("w0")]
+    assert (
+        plan.is_complete
+        and hops_of(plan) == ["w1"]
+        and "output head" in plan.unused[WorkerId("w0")]
+    )
 
 
 def test_missing_head_is_a_gap_unless_the_anchor_has_it() -> None:
@@ -129,7 +140,9 @@ def fleets(draw: st.DrawFn) -> tuple[LayerSpan, dict[WorkerId, LayerSpan], int]:
     anchor = LayerSpan(0, edge - 1) if draw(st.booleans()) else LayerSpan(edge, None, True)
     workers: dict[WorkerId, LayerSpan] = {}
     for number in range(draw(st.integers(0, 5))):
-        first, last = sorted(draw(st.tuples(st.integers(0, num_layers - 1), st.integers(0, num_layers - 1))))
+        first, last = sorted(
+            draw(st.tuples(st.integers(0, num_layers - 1), st.integers(0, num_layers - 1)))
+        )
         has_output = last == num_layers - 1 and draw(st.booleans())
         workers[WorkerId(f"w{number}")] = LayerSpan(first, None if has_output else last, has_output)
     return anchor, workers, num_layers
@@ -143,13 +156,21 @@ def test_route_covers_as_many_layers_as_any_choice_of_disjoint_workers(
     plan = plan_route(anchor, workers, num_layers)
     forward = anchor.first == 0
     wanted = set(range(anchor.final + 1, num_layers) if forward else range(anchor.first))
-    layers = {name: set(range(each.first, each.of_model(num_layers, "").final + 1)) for name, each in workers.items()}
-    usable = [name for name, each in workers.items() if layers[name] <= wanted and (forward or not each.has_output)]
+    layers = {
+        name: set(range(each.first, each.of_model(num_layers, "").final + 1))
+        for name, each in workers.items()
+    }
+    usable = [
+        name
+        for name, each in workers.items()
+        if layers[name] <= wanted and (forward or not each.has_output)
+    ]
     most = max(
         len(set[int]().union(*(layers[name] for name in chosen)))
         for count in range(len(usable) + 1)
         for chosen in combinations(usable, count)
-        if sum(len(layers[name]) for name in chosen) == len(set[int]().union(*(layers[name] for name in chosen)))
+        if sum(len(layers[name]) for name in chosen)
+        == len(set[int]().union(*(layers[name] for name in chosen)))
     )
     covered = [layer for hop in plan.hops for layer in range(hop.span.first, hop.span.final + 1)]
     assert covered == sorted(set(covered)) and len(covered) == most

@@ -8,16 +8,24 @@ from fleet.core.ids import WorkerId
 WORKER, LEASE_US, REDIS_US = WorkerId("lm@test:1:a"), 1_250_000, 1_790_000_000_000_000
 
 
-def observe(watch: LeaseWatch, now_s: float, deadline_us: int, *, ahead_s: float = 0.0) -> list[WorkerId]:
+def observe(
+    watch: LeaseWatch, now_s: float, deadline_us: int, *, ahead_s: float = 0.0
+) -> list[WorkerId]:
     """Observe one lease, with Redis's clock `ahead_s` of the observer's; return the lapsed ones."""
-    return list(watch.observe(now_s, REDIS_US + int((now_s + ahead_s) * 1e6), {WORKER: (deadline_us, LEASE_US)}))
+    return list(
+        watch.observe(
+            now_s, REDIS_US + int((now_s + ahead_s) * 1e6), {WORKER: (deadline_us, LEASE_US)}
+        )
+    )
 
 
 def deadline(written_s: float, *, ahead_s: float = 0.0) -> int:
     return REDIS_US + int((written_s + ahead_s) * 1e6) + LEASE_US
 
 
-def polled(watch: LeaseWatch, until_s: float, deadline_us: int, *, start_s: float, ahead_s: float = 0.0) -> float:
+def polled(
+    watch: LeaseWatch, until_s: float, deadline_us: int, *, start_s: float, ahead_s: float = 0.0
+) -> float:
     """Observe an unrenewed lease every 50 ms; return when it lapses."""
     now_s = start_s
     while now_s < until_s:
@@ -58,7 +66,11 @@ def test_renewal_that_is_seen_after_a_step_lasts_for_all_renewals_but_one(ahead_
 
 def test_renewed_lease_never_lapses() -> None:
     watch = LeaseWatch()
-    assert not [now for now in range(100) if observe(watch, now / 5, deadline(now / 5, ahead_s=-now), ahead_s=-now)]
+    assert not [
+        now
+        for now in range(100)
+        if observe(watch, now / 5, deadline(now / 5, ahead_s=-now), ahead_s=-now)
+    ]
 
 
 def test_next_observation_is_due_when_a_lease_may_lapse() -> None:
@@ -70,6 +82,15 @@ def test_next_observation_is_due_when_a_lease_may_lapse() -> None:
 
 def test_slow_reply_is_no_step_of_the_clock() -> None:
     clock = ClockComparison()
-    asked = [(0.0, 0.001, 0.0), (0.2, 5.2, 0.2), (5.4, 5.401, 5.4), (5.6, 5.601, 3605.6), (5.8, 5.801, 2.8)]
-    found = [clock.step_s(asked_s, answered_s, REDIS_US + int(redis_s * 1e6)) for asked_s, answered_s, redis_s in asked]
+    asked = [
+        (0.0, 0.001, 0.0),
+        (0.2, 5.2, 0.2),
+        (5.4, 5.401, 5.4),
+        (5.6, 5.601, 3605.6),
+        (5.8, 5.801, 2.8),
+    ]
+    found = [
+        clock.step_s(asked_s, answered_s, REDIS_US + int(redis_s * 1e6))
+        for asked_s, answered_s, redis_s in asked
+    ]
     assert [round(step_s) for step_s in found] == [0, 0, 0, 3600, -3603]

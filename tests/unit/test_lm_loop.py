@@ -1,4 +1,6 @@
-"""Scheduling of the batch loop, with a program that counts instead of computing: passes, waiting and eviction."""
+"""Scheduling of the batch loop, with a program that counts instead of computing: passes, waiting
+and eviction.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -30,7 +32,9 @@ LOOK = AttentionParams(scale=1.0)
 
 
 class CountingTask(ProgramTask):
-    """Task whose rows hold their numbers; a draw returns the sum of all rows read through the pages, and appends it as a row."""
+    """Task whose rows hold their numbers; a draw returns the sum of all rows read through the
+    pages, and appends it as a row.
+    """
 
     def __init__(self, request: EngineRequest) -> None:
         self.request, self._rows, self._ended = request, Rows(), False
@@ -57,7 +61,9 @@ class CountingTask(ProgramTask):
     def rows(self, start: int, stop: int) -> Tensor:
         return self._rows.cut(start, stop)
 
-    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def on_computed(
+        self, start: int, stop: int, tapped_NH: Tensor | None
+    ) -> Sequence[EngineOutput]:
         arrays = {"span": np.array([[start, stop]])}
         return (EngineOutput(request_id=self.request.request_id, walk=PREFILL, arrays=arrays),)
 
@@ -79,11 +85,18 @@ class CountingTask(ProgramTask):
         self.numbers.append(answer % 100)
         self._rows.extend(torch.tensor([[float(answer % 100)]]))
         final = len(self.answers) == self.request.sampling.max_tokens
-        return EngineOutput(request_id=self.request.request_id, walk=DECODE, arrays={"sum": np.array([answer])}, final=final)
+        return EngineOutput(
+            request_id=self.request.request_id,
+            walk=DECODE,
+            arrays={"sum": np.array([answer])},
+            final=final,
+        )
 
 
 class CountingProgram:
-    """Attention with equal scores averages the values of a context, so average x length is the sum."""
+    """Attention with equal scores averages the values of a context, so average x length is the
+    sum.
+    """
 
     kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)
     step_shape = StepShape(hidden_size=1, num_codes=1, num_ids=1, salt=0)
@@ -102,10 +115,14 @@ class CountingProgram:
             raise self.error
         self.passes.append([str(task.request.request_id) for task in tasks])
         nothing = torch.zeros_like(rows_NH)[:, None]
-        mean_NH = layout.attend(0, nothing, torch.stack([torch.zeros_like(rows_NH), rows_NH], 1), LOOK)
+        mean_NH = layout.attend(
+            0, nothing, torch.stack([torch.zeros_like(rows_NH), rows_NH], 1), LOOK
+        )
         return Forwarded(last_NH=mean_NH * (layout.positions[:, None] + 1))
 
-    def draw(self, tasks: Sequence[CountingTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw(
+        self, tasks: Sequence[CountingTask], last_SH: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         sums = last_SH[:, 0].round().int().tolist()
         return [(task.drawn(total),) for task, total in zip(tasks, sums[: len(tasks)], strict=True)]
 
@@ -117,7 +134,9 @@ class CountingProgram:
         self, tasks: Sequence[CountingTask], codes_SQ: NDArray[np.int32], rows_SH: Tensor
     ) -> Sequence[Sequence[EngineOutput]]:
         self.passes[-1] += [str(task.request.request_id) for task in tasks]
-        return [(task.drawn(total),) for task, total in zip(tasks, codes_SQ[:, 0].tolist(), strict=True)]
+        return [
+            (task.drawn(total),) for task, total in zip(tasks, codes_SQ[:, 0].tolist(), strict=True)
+        ]
 
 
 Loop = LMEngine[CountingTask]
@@ -133,25 +152,51 @@ RUNNERS: dict[str, Callable[[CountingProgram, KVPool], PassRunner[CountingTask]]
 
 @pytest.fixture(params=RUNNERS)
 def make(request: pytest.FixtureRequest) -> Make:
-    def loop(num_pages: int = 64, max_batch: int = 8, chunk: int = 5) -> tuple[Loop, CountingProgram]:
+    def loop(
+        num_pages: int = 64, max_batch: int = 8, chunk: int = 5
+    ) -> tuple[Loop, CountingProgram]:
         program = CountingProgram()
-        pool = KVPool(program.kv_shape, num_pages=num_pages, page_size=2, dtype=torch.float32, device=torch.device("cpu"))
+        pool = KVPool(
+            program.kv_shape,
+            num_pages=num_pages,
+            page_size=2,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
         runner = RUNNERS[request.param](program, pool)
-        return LMEngine(program, pool, LocalPasses(runner), LoopLimits(max_batch=max_batch, prefill_chunk_tokens=chunk)), program
+        return LMEngine(
+            program,
+            pool,
+            LocalPasses(runner),
+            LoopLimits(max_batch=max_batch, prefill_chunk_tokens=chunk),
+        ), program
 
     return loop
 
 
-def submit(loop: Loop, name: str, numbers: list[int], max_tokens: int = 6, *, final: bool = True, session: str = "") -> RequestId:
+def submit(
+    loop: Loop,
+    name: str,
+    numbers: list[int],
+    max_tokens: int = 6,
+    *,
+    final: bool = True,
+    session: str = "",
+) -> RequestId:
     params = {NUM_POSITIONS: str(len(numbers) + max_tokens)}
     sampling = Sampling(max_tokens=max_tokens)
-    loop.submit(EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session))
+    loop.submit(
+        EngineRequest(request_id=RequestId(name), sampling=sampling, params=params, session=session)
+    )
     feed(loop, name, numbers, final=final)
     return RequestId(name)
 
 
 def feed(loop: Loop, name: str, numbers: list[int], *, final: bool) -> int:
-    return loop.feed(RequestId(name), EngineInput(walk=PREFILL, arrays={"numbers": np.array(numbers)}, final=final))
+    return loop.feed(
+        RequestId(name),
+        EngineInput(walk=PREFILL, arrays={"numbers": np.array(numbers)}, final=final),
+    )
 
 
 def run(loop: Loop) -> list[EngineOutput]:
@@ -163,11 +208,19 @@ def run(loop: Loop) -> list[EngineOutput]:
 
 
 def sums(outputs: Sequence[EngineOutput], name: str) -> list[int]:
-    return [int(output.arrays["sum"][0]) for output in outputs if output.request_id == name and "sum" in output.arrays]
+    return [
+        int(output.arrays["sum"][0])
+        for output in outputs
+        if output.request_id == name and "sum" in output.arrays
+    ]
 
 
 def spans(outputs: Sequence[EngineOutput], name: str) -> list[tuple[int, int]]:
-    found = [output.arrays["span"][0] for output in outputs if output.request_id == name and "span" in output.arrays]
+    found = [
+        output.arrays["span"][0]
+        for output in outputs
+        if output.request_id == name and "span" in output.arrays
+    ]
     return [(int(start), int(stop)) for start, stop in found]
 
 
@@ -179,8 +232,12 @@ def by_hand(numbers: list[int], max_tokens: int) -> list[int]:
     return answers
 
 
-def answer_all(loop: Loop, prompts: dict[str, list[int]], max_tokens: int = 6, session: str = "") -> list[EngineOutput]:
-    """Submit the prompts, compare each answer with that computed by hand, and return all outputs."""
+def answer_all(
+    loop: Loop, prompts: dict[str, list[int]], max_tokens: int = 6, session: str = ""
+) -> list[EngineOutput]:
+    """Submit the prompts, compare each answer with that computed by hand, and return all
+    outputs.
+    """
     for name, numbers in prompts.items():
         submit(loop, name, numbers, max_tokens, session=session)
     outputs = run(loop)
@@ -238,7 +295,11 @@ def test_youngest_request_is_evicted_and_recomputed_without_repeated_output(make
 
 def test_request_larger_than_the_pool_is_refused_immediately(make: Make) -> None:
     loop, _ = make(num_pages=4)
-    with pytest.raises(OutOfPages, match="maximum context length is 8 tokens, what its KV pool holds. However, you requested 9"):
+    with pytest.raises(
+        OutOfPages,
+        match="maximum context length is 8 tokens, what its KV pool holds. However, you "
+        "requested 9",
+    ):
         submit(loop, "a", [1, 2, 3])
     assert loop.stats().running == 0
 
@@ -250,10 +311,15 @@ def test_request_that_fills_the_pool_runs(make: Make) -> None:
 
 @pytest.mark.parametrize(
     ("error", "reported", "message"),
-    [(RuntimeError("a poisoned row"), EngineError, ""), (MemoryError(), OutOfMemory, "lower max_tokens")],
+    [
+        (RuntimeError("a poisoned row"), EngineError, ""),
+        (MemoryError(), OutOfMemory, "lower max_tokens"),
+    ],
     ids=["an error", "a lack of memory"],
 )
-def test_request_that_breaks_a_pass_fails_alone(make: Make, error: Exception, reported: type[EngineError], message: str) -> None:
+def test_request_that_breaks_a_pass_fails_alone(
+    make: Make, error: Exception, reported: type[EngineError], message: str
+) -> None:
     loop, program = make()
     submit(loop, "a", [1, 2])
     submit(loop, "bad", [3, 66])
@@ -267,7 +333,9 @@ def test_request_that_breaks_a_pass_fails_alone(make: Make, error: Exception, re
     assert loop.stats().pages_used == loop.stats().running == 0
 
 
-def test_pass_that_fails_after_progress_is_not_retried(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_that_fails_after_progress_is_not_retried(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Their draws would be lost without an error: only a log shows their progress."""
     loop, _ = make()
     submit(loop, "a", [1, 2])
@@ -319,18 +387,29 @@ def test_next_turn_computes_only_uncached_rows(make: Make) -> None:
     assert stats.pages_used == stats.pages_cached == 6
     second = [*before, *range(50, 61)]
     submit(loop, "second", second, session="talk")
-    assert (loop.stats().rows_reused, loop.stats().pages_cached, loop.num_cached_rows("talk")) == (12, 0, 0)
+    assert (loop.stats().rows_reused, loop.stats().pages_cached, loop.num_cached_rows("talk")) == (
+        12,
+        0,
+        0,
+    )
     outputs = run(loop)
     assert sums(outputs, "second") == by_hand(second, 6)
-    assert num_passes(program, "second") == 3 + 5, "three for the eleven new rows, with the first draw"
+    assert num_passes(program, "second") == 3 + 5, (
+        "three for the eleven new rows, with the first draw"
+    )
     alone, _ = make()
-    assert spans(outputs, "second") == spans(answer_all(alone, {"second": second}), "second"), "it is reported in the same pieces"
+    assert spans(outputs, "second") == spans(answer_all(alone, {"second": second}), "second"), (
+        "it is reported in the same pieces"
+    )
 
 
 @pytest.mark.parametrize(
-    ("second", "reused"), [(FIRST, 6), (FIRST[:3], 2), ([3, 1, 4, 8, 5, 9, 2], 3), ([8, *FIRST], 0), ([3], 0)]
+    ("second", "reused"),
+    [(FIRST, 6), (FIRST[:3], 2), ([3, 1, 4, 8, 5, 9, 2], 3), ([8, *FIRST], 0), ([3], 0)],
 )
-def test_diverging_prompt_reuses_its_common_prefix(make: Make, second: list[int], reused: int) -> None:
+def test_diverging_prompt_reuses_its_common_prefix(
+    make: Make, second: list[int], reused: int
+) -> None:
     loop, _ = make(chunk=2)
     answer_all(loop, {"first": FIRST}, session="talk")
     submit(loop, "second", second, session="talk")
@@ -365,9 +444,15 @@ def test_cached_prefix_is_dropped_before_a_request_waits_or_is_evicted(make: Mak
     submit(loop, "short", [1], max_tokens=1)
     outputs = run(loop)
     assert sums(outputs, "long") == by_hand(list(range(8)), 8)
-    assert {name for names in program.passes[:2] for name in names} == {"short", "long"}, "neither waits"
+    assert {name for names in program.passes[:2] for name in names} == {"short", "long"}, (
+        "neither waits"
+    )
     assert num_passes(program, "long") == 9
-    assert (loop.num_cached_rows("one"), loop.num_cached_rows("two"), loop.stats().pages_used) == (0, 0, 0)
+    assert (loop.num_cached_rows("one"), loop.num_cached_rows("two"), loop.stats().pages_used) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_request_with_reused_prefix_can_be_evicted(make: Make) -> None:
@@ -397,7 +482,11 @@ def test_last_ended_request_of_a_session_stays_cached_until_dropped(make: Make) 
     submit(loop, "long", [1, 2, 3], max_tokens=9, session="talk")
     submit(loop, "short", [4, 5], max_tokens=2, session="talk")
     run(loop)
-    assert (loop.num_cached_rows("talk"), loop.num_cached_rows("other"), loop.num_cached_rows("")) == (11, 0, 0)
+    assert (
+        loop.num_cached_rows("talk"),
+        loop.num_cached_rows("other"),
+        loop.num_cached_rows(""),
+    ) == (11, 0, 0)
     answer_all(loop, {"other": [4, 5]}, max_tokens=2, session="other")
     loop.drop_cached("talk")
     assert (loop.num_cached_rows("talk"), loop.num_cached_rows("other")) == (0, 3)
@@ -415,7 +504,9 @@ def test_finish_caches_computed_rows(make: Make) -> None:
     answer_all(loop, {"second": FIRST}, session="talk")
 
 
-def test_conversations_in_a_small_pool_give_the_same_answers_as_without_sessions(make: Make) -> None:
+def test_conversations_in_a_small_pool_give_the_same_answers_as_without_sessions(
+    make: Make,
+) -> None:
     chance = random.Random(5)
     loop, _ = make(num_pages=20, chunk=3)
     rows: dict[str, list[int]] = {name: [1, 2] for name in "abc"}

@@ -1,4 +1,6 @@
-"""Draws of tokens: processors equal those of `transformers`, and noise is a pure function of its key."""
+"""Draws of tokens: processors equal those of `transformers`, and noise is a pure function of its
+key.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -23,7 +25,9 @@ def logits(rows: int = 4, vocabulary: int = 97, seed: int = 0) -> Tensor:
     return torch.randn(rows, vocabulary, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.8), (50, 0.8), (1, 0.1), (500, 0.3)])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"), [(0, 1.0), (5, 1.0), (0, 0.8), (50, 0.8), (1, 0.1), (500, 0.3)]
+)
 def test_top_k_and_top_p_cut_matches_transformers(top_k: int, top_p: float) -> None:
     scores = logits()
     want = scores
@@ -46,9 +50,14 @@ def test_penalties_apply_before_suppression_and_argmax() -> None:
     counts = TokenCounts(seen)
     suppressed = torch.zeros(97)
     suppressed[int(scores[0].argmax())] = -torch.inf
-    want = processor("RepetitionPenaltyLogitsProcessor", 1.9)(torch.tensor([seen]), scores.clone()) + suppressed
+    want = (
+        processor("RepetitionPenaltyLogitsProcessor", 1.9)(torch.tensor([seen]), scores.clone())
+        + suppressed
+    )
     plan = RowSampling(sampling=Sampling(repetition_penalty=1.9), counts=counts)
-    assert draw(scores.clone(), [plan], suppressed_V=suppressed).tolist() == want.argmax(-1).tolist()
+    assert (
+        draw(scores.clone(), [plan], suppressed_V=suppressed).tolist() == want.argmax(-1).tolist()
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -56,9 +65,9 @@ def test_banned_ids_are_not_drawn_by_their_row_only(temperature: float) -> None:
     scores = torch.zeros(2, 8)
     scores[:, 3] = 50.0
     sampling = Sampling(temperature=temperature, top_k=2, top_p=0.9)
-    plans = [RowSampling(sampling=sampling, banned=frozenset([3]), noise_key=n) for n in range(1)] + [
-        RowSampling(sampling=sampling)
-    ]
+    plans = [
+        RowSampling(sampling=sampling, banned=frozenset([3]), noise_key=n) for n in range(1)
+    ] + [RowSampling(sampling=sampling)]
     banned, free = draw(scores, plans).tolist()
     assert banned != 3 and free == 3
 
@@ -68,9 +77,15 @@ def test_frequency_penalty_counts_each_occurrence_and_presence_penalty_one() -> 
     for token in (1, 1, 1, 2):
         counts.add(token)
     scores = torch.tensor([[0.0, 3.0, 1.5, 0.9]])
-    assert draw(scores.clone(), [RowSampling(sampling=Sampling(frequency_penalty=0.5), counts=counts)]).tolist() == [1]
-    assert draw(scores.clone(), [RowSampling(sampling=Sampling(frequency_penalty=0.8), counts=counts)]).tolist() == [3]
-    assert draw(scores.clone(), [RowSampling(sampling=Sampling(presence_penalty=2.0), counts=counts)]).tolist() == [1]
+    assert draw(
+        scores.clone(), [RowSampling(sampling=Sampling(frequency_penalty=0.5), counts=counts)]
+    ).tolist() == [1]
+    assert draw(
+        scores.clone(), [RowSampling(sampling=Sampling(frequency_penalty=0.8), counts=counts)]
+    ).tolist() == [3]
+    assert draw(
+        scores.clone(), [RowSampling(sampling=Sampling(presence_penalty=2.0), counts=counts)]
+    ).tolist() == [1]
 
 
 def test_ties_go_to_the_lowest_id_and_nan_is_reported() -> None:
@@ -81,11 +96,18 @@ def test_ties_go_to_the_lowest_id_and_nan_is_reported() -> None:
 def test_draw_of_a_row_is_independent_of_other_rows() -> None:
     scores = logits(rows=6)
     plans = [
-        RowSampling(sampling=Sampling(temperature=0.0 if n == 2 else 0.5 + n, top_k=n * 7, top_p=0.7 + 0.05 * n), noise_key=n)
+        RowSampling(
+            sampling=Sampling(
+                temperature=0.0 if n == 2 else 0.5 + n, top_k=n * 7, top_p=0.7 + 0.05 * n
+            ),
+            noise_key=n,
+        )
         for n in range(6)
     ]
     together = draw(scores.clone(), plans, one_by_one=True).tolist()
-    assert together == [draw(scores[n : n + 1].clone(), [plans[n]], one_by_one=True).item() for n in range(6)]
+    assert together == [
+        draw(scores[n : n + 1].clone(), [plans[n]], one_by_one=True).item() for n in range(6)
+    ]
     assert together[2] == scores[2].argmax().item()
 
 
@@ -108,7 +130,9 @@ def test_noise_is_independent_over_tokens_and_draws() -> None:
 
 def test_noise_depends_on_every_part_of_its_key_only() -> None:
     parts = (7, 8, 9, 10)
-    keys = {noise_key(*parts)} | {noise_key(*(p + (n == m) for m, p in enumerate(parts))) for n in range(4)}
+    keys = {noise_key(*parts)} | {
+        noise_key(*(p + (n == m) for m, p in enumerate(parts))) for n in range(4)
+    }
     assert len(keys) == 5
     assert noise_key(-1, 0, 0, 0) != noise_key(1, 0, 0, 0)
     alone = gumbel([noise_key(*parts)], 33, CPU)

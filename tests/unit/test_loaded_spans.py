@@ -5,9 +5,9 @@ import threading
 from typing import Any, cast
 
 from fleet.core.errors import ConfigError, FleetError
+from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuiltSpan
-from fleet.spans.host.loaded import LoadedSpans
 
 WAIT_S = 10.0
 
@@ -40,7 +40,11 @@ def test_prepared_span_is_used_without_loading_it_again() -> None:
     assert loader.prepare("2:3", beside_used=True) is None
     assert (loader.spans.loaded, loader.spans.num_bytes) == ("0:1", 10 + 12)
     loader.spans.use("2:3")
-    assert (loader.spans.loaded, loader.spans.num_bytes, loader.loads) == ("2:3", 12, ["0:1", "2:3"])
+    assert (loader.spans.loaded, loader.spans.num_bytes, loader.loads) == (
+        "2:3",
+        12,
+        ["0:1", "2:3"],
+    )
     assert not loader.spans.has("0:1")
 
 

@@ -1,4 +1,6 @@
-"""Log lines of an outage of Redis: none for a short one, one at the beginning and one at the end of a longer one."""
+"""Log lines of an outage of Redis: none for a short one, one at the beginning and one at the end of
+a longer one.
+"""
 
 import logging
 
@@ -48,10 +50,16 @@ def test_lasting_outage_is_logged_once_with_its_length(caplog: pytest.LogCapture
     assert lines_of(caplog)[1].endswith(f"after {4 * QUIET_S:.1f} s")
 
 
-def test_lasting_outage_with_another_cause_is_logged_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_lasting_outage_with_another_cause_is_logged_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = SetClock()
     outage = Outage("the conductor", clock=clock)
-    for error in (RedisConnectionError("refused"), RedisConnectionError("refused"), BusyLoadingError("LOADING the dataset")):
+    for error in (
+        RedisConnectionError("refused"),
+        RedisConnectionError("refused"),
+        BusyLoadingError("LOADING the dataset"),
+    ):
         outage.add(error)
         clock.now_s += QUIET_S
     assert ["does not answer" in line for line in lines_of(caplog)] == [True, False]

@@ -1,4 +1,6 @@
-"""The kernel of paged attention, run by Triton's interpreter on a CPU, against the gathered pages of `StepLayout`."""
+"""The kernel of paged attention, run by Triton's interpreter on a CPU, against the gathered pages
+of `StepLayout`.
+"""
 
 import os
 import subprocess
@@ -30,18 +32,38 @@ torch.save(attend_in_place(*inputs), sys.argv[2])
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_kernel_reads_each_context_from_its_pages(case: tuple[int, int, int, int, list[int]], tmp_path: Path) -> None:
+def test_kernel_reads_each_context_from_its_pages(
+    case: tuple[int, int, int, int, list[int]], tmp_path: Path
+) -> None:
     heads, kv_heads, dim, page_size, positions = case
-    shape, generator = KVShape(num_layers=1, num_kv_heads=kv_heads, head_dim=dim), torch.Generator().manual_seed(1)
+    shape, generator = (
+        KVShape(num_layers=1, num_kv_heads=kv_heads, head_dim=dim),
+        torch.Generator().manual_seed(1),
+    )
     num_pages = sum(position // page_size + 1 for position in positions) + 3
-    pool = KVPool(shape, num_pages=num_pages, page_size=page_size, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KVPool(
+        shape,
+        num_pages=num_pages,
+        page_size=page_size,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     tables = [pool.open_table() for _ in positions]
-    for wanted in range(max(positions) + 1):  # the contexts grow in turn, so that their pages alternate
+    # the contexts grow in turn, so that their pages alternate
+    for wanted in range(max(positions) + 1):
         for table, position in zip(tables, positions, strict=True):
             assert pool.grow(table, min(wanted, position) + 1)
     pool.data.normal_(generator=generator)
-    buffers = StepBuffers(StepShape(hidden_size=4, num_codes=1, num_ids=4, salt=0), pool, len(positions) + 1, num_pages)
-    extents = [Extent(table=table, start=at, stop=at + 1) for table, at in zip(tables, positions, strict=True)]
+    buffers = StepBuffers(
+        StepShape(hidden_size=4, num_codes=1, num_ids=4, salt=0),
+        pool,
+        len(positions) + 1,
+        num_pages,
+    )
+    extents = [
+        Extent(table=table, start=at, stop=at + 1)
+        for table, at in zip(tables, positions, strict=True)
+    ]
     draws = [RowSampling(sampling=Sampling())] * len(positions)
     buffers.fill(torch.zeros(len(positions), 4), extents, draws, [0] * len(positions))
     heads_of_rows = torch.randn(len(positions) + 1, heads + 2 * kv_heads, dim, generator=generator)
@@ -51,5 +73,11 @@ def test_kernel_reads_each_context_from_its_pages(case: tuple[int, int, int, int
     given = [query, pool.slots_of_layer[0], inputs.pages_BP, inputs.positions_B + 1, page_size, 0.3]
     torch.save(given, tmp_path / "inputs.pt")
     environment = os.environ | {"TRITON_INTERPRET": "1"}  # read when the kernel is defined
-    subprocess.run([sys.executable, "-c", RUN, tmp_path / "inputs.pt", tmp_path / "out.pt"], check=True, env=environment)
-    torch.testing.assert_close(torch.load(tmp_path / "out.pt", weights_only=True), want, rtol=1e-5, atol=1e-5)
+    subprocess.run(
+        [sys.executable, "-c", RUN, tmp_path / "inputs.pt", tmp_path / "out.pt"],
+        check=True,
+        env=environment,
+    )
+    torch.testing.assert_close(
+        torch.load(tmp_path / "out.pt", weights_only=True), want, rtol=1e-5, atol=1e-5
+    )

@@ -10,9 +10,15 @@ from fleet.core.pages import PagesRef, Span, decode_pages, encode_pages, spans_b
 BLOCK_BYTES, NUM_LAYERS = 8, 3
 
 
-def pages(*numbers: int, address: int = 0, num_pages: int = 10, num_layers: int = NUM_LAYERS) -> PagesRef:
+def pages(
+    *numbers: int, address: int = 0, num_pages: int = 10, num_layers: int = NUM_LAYERS
+) -> PagesRef:
     return PagesRef(
-        address=address, num_layers=num_layers, layer_bytes=num_pages * BLOCK_BYTES, block_bytes=BLOCK_BYTES, pages=numbers
+        address=address,
+        num_layers=num_layers,
+        layer_bytes=num_pages * BLOCK_BYTES,
+        block_bytes=BLOCK_BYTES,
+        pages=numbers,
     )
 
 
@@ -22,16 +28,24 @@ def test_pages_adjacent_on_both_sides_are_read_together() -> None:
     ]
 
 
-@pytest.mark.parametrize(("remote", "local"), [((2, 3), (5, 7)), ((2, 4), (5, 6)), ((3, 2), (7, 6))])
-def test_pages_apart_on_one_side_are_read_block_by_block(remote: tuple[int, ...], local: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("remote", "local"), [((2, 3), (5, 7)), ((2, 4), (5, 6)), ((3, 2), (7, 6))]
+)
+def test_pages_apart_on_one_side_are_read_block_by_block(
+    remote: tuple[int, ...], local: tuple[int, ...]
+) -> None:
     spans = spans_between(pages(*remote), pages(*local))
     assert [span.length_bytes for span in spans] == [BLOCK_BYTES] * 2 * NUM_LAYERS
 
 
 def test_spans_name_the_devices_of_both_sides() -> None:
     remote, local = msgspec.structs.replace(pages(1, 5), device=3), pages(2, 6)
-    assert {(span.remote_device, span.local_device) for span in spans_between(remote, local)} == {(3, None)}
-    assert {(span.remote_device, span.local_device) for span in spans_between(local, remote)} == {(None, 3)}
+    assert {(span.remote_device, span.local_device) for span in spans_between(remote, local)} == {
+        (3, None)
+    }
+    assert {(span.remote_device, span.local_device) for span in spans_between(local, remote)} == {
+        (None, 3)
+    }
     assert decode_pages(encode_pages(remote)) == remote
 
 
@@ -40,12 +54,18 @@ def test_each_block_arrives_at_its_place_for_any_pages() -> None:
     for _ in range(50):
         count = chance.randrange(1, 8)
         remote, local = (pages(*chance.sample(range(num), count), num_pages=num) for num in (9, 12))
-        theirs, ours = chance.randbytes(NUM_LAYERS * remote.layer_bytes), bytearray(NUM_LAYERS * local.layer_bytes)
+        theirs, ours = (
+            chance.randbytes(NUM_LAYERS * remote.layer_bytes),
+            bytearray(NUM_LAYERS * local.layer_bytes),
+        )
         for there, here, length, *_ in spans_between(remote, local):
             ours[here : here + length] = theirs[there : there + length]
         for layer in range(NUM_LAYERS):
             for there, here in zip(remote.pages, local.pages, strict=True):
-                begin, end = (at * BLOCK_BYTES + layer * ref.layer_bytes for at, ref in ((there, remote), (here, local)))
+                begin, end = (
+                    at * BLOCK_BYTES + layer * ref.layer_bytes
+                    for at, ref in ((there, remote), (here, local))
+                )
                 assert ours[end : end + BLOCK_BYTES] == theirs[begin : begin + BLOCK_BYTES]
 
 
@@ -62,6 +82,9 @@ def test_they_cross_the_wire() -> None:
 
 def test_blocks_that_are_read_otherwise_have_no_place_however_large_they_are() -> None:
     """A page of 16 positions in float32 is as large as one of 32 in bfloat16."""
-    wide, narrow = (msgspec.structs.replace(pages(1), layout=layout) for layout in ("float32, 16", "bfloat16, 32"))
+    wide, narrow = (
+        msgspec.structs.replace(pages(1), layout=layout)
+        for layout in ("float32, 16", "bfloat16, 32")
+    )
     assert spans_between(wide, narrow) == []
     assert spans_between(wide, wide) != []

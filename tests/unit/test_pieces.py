@@ -1,4 +1,6 @@
-"""Cutting a long text for speech: the same text, in pieces that fit, cut where a reader would pause."""
+"""Cutting a long text for speech: the same text, in pieces that fit, cut where a reader would
+pause.
+"""
 
 import pytest
 from hypothesis import given
@@ -21,7 +23,11 @@ def test_text_pieces_fit_and_join_to_the_text(text: str, most: int) -> None:
         ("One. Two. Three.", 10, ["One. Two. ", "Three."]),
         ("One. Two. Three.", 100, ["One. Two. Three."]),
         ("Is 3.14 a number? It is.", 20, ["Is 3.14 a number? ", "It is."]),
-        ("First this, then that, and more. End.", 14, ["First this, ", "then that, ", "and more. ", "End."]),
+        (
+            "First this, then that, and more. End.",
+            14,
+            ["First this, ", "then that, ", "and more. ", "End."],
+        ),
         ("no marks in here at all", 9, ["no marks ", "in here ", "at all"]),
         ("unbreakable", 4, ["unbr", "eaka", "ble"]),
         ("一句。二句。三句。", 6, ["一句。二句。", "三句。"]),
@@ -33,7 +39,9 @@ def test_text_is_cut_at_pauses(text: str, most: int, pieces: list[str]) -> None:
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("text", ["." * 100_000, "." * 50_000 + '"' * 50_000], ids=["stops", "stops and quotes"])
+@pytest.mark.parametrize(
+    "text", ["." * 100_000, "." * 50_000 + '"' * 50_000], ids=["stops", "stops and quotes"]
+)
 def test_long_run_of_stops_is_split_in_linear_time(text: str) -> None:
     """Read again from each stop it took more than a minute."""
     assert "".join(split_text(text, lambda piece: len(piece) <= 1_000)) == text

@@ -18,7 +18,10 @@ def played(*pieces: tuple[float, int]) -> PlaybackClock:
 def test_audio_in_time_has_no_underrun() -> None:
     playback = played((5.0, 500), (5.4, 500), (6.0, 1_000))
     assert playback.underruns == 0 and abs(playback.ends_s - (5.0 + START_S + 2.0)) < 1e-9
-    assert [round(late, 6) for late in playback.late_s] == [round(-0.1 - START_S, 6), round(0.0 - START_S, 6)]
+    assert [round(late, 6) for late in playback.late_s] == [
+        round(-0.1 - START_S, 6),
+        round(0.0 - START_S, 6),
+    ]
 
 
 def test_late_audio_is_an_underrun_and_buffers_again() -> None:
@@ -40,4 +43,6 @@ def test_playback_lasts_for_the_audio_and_each_wait(gaps: list[tuple[float, int]
         playback.receive(num_samples, now_s)
     waits = sum(late + START_S for late in playback.late_s if late > 0)
     assert playback.underruns == sum(late > 0 for late in playback.late_s)
-    assert abs(playback.ends_s - (first_s + START_S + waits + playback.num_samples / RATE_HZ)) < 1e-6
+    assert (
+        abs(playback.ends_s - (first_s + START_S + waits + playback.num_samples / RATE_HZ)) < 1e-6
+    )

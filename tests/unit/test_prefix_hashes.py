@@ -1,4 +1,6 @@
-"""Hashes of the first rows of a request: equal for equal rows however they arrived, and different for any others."""
+"""Hashes of the first rows of a request: equal for equal rows however they arrived, and different
+for any others.
+"""
 
 from collections.abc import Sequence
 
@@ -32,12 +34,16 @@ def listed(hashes: PrefixHashes) -> list[int | None]:
 
 
 @given(KEYS, CUTS)
-def test_hashes_do_not_depend_on_how_rows_were_cut_into_passes(numbers: list[int], cuts: list[int]) -> None:
+def test_hashes_do_not_depend_on_how_rows_were_cut_into_passes(
+    numbers: list[int], cuts: list[int]
+) -> None:
     assert listed(hashes_of(numbers, cuts)) == listed(hashes_of(numbers))
 
 
 @given(KEYS, KEYS)
-def test_different_prefixes_of_a_length_have_different_hashes(first: list[int], second: list[int]) -> None:
+def test_different_prefixes_of_a_length_have_different_hashes(
+    first: list[int], second: list[int]
+) -> None:
     one, other = hashes_of(first), hashes_of(second)
     for length in range(min(len(first), len(second)) + 1):
         assert (one.before(length) == other.before(length)) == (first[:length] == second[:length])
@@ -51,11 +57,15 @@ ORDERED_TWICE = st.lists(NUMBERS, min_size=2, max_size=20, unique=True).flatmap(
 @given(ORDERED_TWICE)
 def test_rows_in_another_order_have_another_hash(orders: tuple[list[int], list[int]]) -> None:
     first, second = orders
-    assert (hashes_of(first).before(len(first)) == hashes_of(second).before(len(first))) == (first == second)
+    assert (hashes_of(first).before(len(first)) == hashes_of(second).before(len(first))) == (
+        first == second
+    )
 
 
 @given(KEYS, st.integers(0, 40), KEYS)
-def test_rows_that_are_computed_again_replace_those_that_follow(first: list[int], start: int, second: list[int]) -> None:
+def test_rows_that_are_computed_again_replace_those_that_follow(
+    first: list[int], start: int, second: list[int]
+) -> None:
     start = min(start, len(first))
     hashes = hashes_of(first)
     hashes.extend(start, keys_of(second))
@@ -79,7 +89,9 @@ def test_key_of_a_row_does_not_depend_on_the_rows_beside_it(dtype: torch.dtype) 
     for size in (1, 5, 12):
         parts = [keys.of(part) for part in rows_NH.split(size)]
         assert np.array_equal(np.concatenate(parts), whole)
-    assert np.array_equal(keys.of(rows_NH.T.contiguous().T), whole), "the layout in memory is no part of a row"
+    assert np.array_equal(keys.of(rows_NH.T.contiguous().T), whole), (
+        "the layout in memory is no part of a row"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from fleet.engine.torch.kv_pool import KVPool, KVShape
-from fleet.engine.torch.prefix import Prefix, PrefixCache, content_key, content_keys, joined_keys, num_equal_keys
+from fleet.engine.torch.prefix import (
+    Prefix,
+    PrefixCache,
+    content_key,
+    content_keys,
+    joined_keys,
+    num_equal_keys,
+)
 from fleet.models.qwen3_omni.prefix_keys import keys_of_clips, prompt_keys
 
 AUDIO = 9
@@ -27,7 +34,11 @@ def test_text_rows_are_keyed_by_id_and_audio_rows_by_clip() -> None:
 
 def test_clip_with_another_number_of_positions_has_other_keys() -> None:
     fewer = np.delete(AT_AUDIO, 2)
-    short = prompt_keys(np.delete(IDS, 4), fewer - (fewer > 4), keys_of_clips(fewer - (fewer > 4), np.array([-1, -2], np.int64)))
+    short = prompt_keys(
+        np.delete(IDS, 4),
+        fewer - (fewer > 4),
+        keys_of_clips(fewer - (fewer > 4), np.array([-1, -2], np.int64)),
+    )
     assert num_equal_keys(keys(-1, -2), short) == 2
 
 
@@ -54,7 +65,11 @@ def test_content_key_depends_on_the_row_bytes() -> None:
 
 def test_num_equal_keys_ends_at_the_shorter_sequence() -> None:
     one, two = np.array([1, 2, 3], np.int64), np.array([1, 2], np.int64)
-    assert (num_equal_keys(one, two), num_equal_keys(one, one[:0]), num_equal_keys(one, joined_keys([two, one[2:]]))) == (2, 0, 3)
+    assert (
+        num_equal_keys(one, two),
+        num_equal_keys(one, one[:0]),
+        num_equal_keys(one, joined_keys([two, one[2:]])),
+    ) == (2, 0, 3)
     assert joined_keys([]).dtype == np.int64
 
 

@@ -29,7 +29,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def byte_tokenizer() -> Tokenizer:
     """One token per byte: every character beyond ASCII is split over tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer = Tokenizer(
+        models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
@@ -40,7 +42,12 @@ def fallback_tokenizer() -> Tokenizer:
     vocab = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"▁": 256, "▁hello": 257, "a": 258}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return tokenizer
 
@@ -59,7 +66,9 @@ def test_detokenizer_never_splits_a_character(text: str) -> None:
 @given(st.lists(st.integers(0, 255), max_size=60))
 def test_incremental_decoding_equals_whole_decoding(ids: list[int]) -> None:
     detokenizer = IncrementalDetokenizer(BYTES)
-    assert "".join(detokenizer.add([token]) for token in ids) + detokenizer.finish() == BYTES.decode(ids)
+    assert "".join(
+        detokenizer.add([token]) for token in ids
+    ) + detokenizer.finish() == BYTES.decode(ids)
 
 
 @given(st.lists(st.one_of(st.integers(0, 258), st.sampled_from([256, 257, 258])), max_size=40))
@@ -85,9 +94,15 @@ def test_invalid_bytes_are_released() -> None:
     assert len(detokenizer.add(ids)) >= 40
 
 
-@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.data())
+@given(
+    st.text("abc", max_size=40),
+    st.lists(st.text("abc", min_size=1, max_size=4), max_size=3),
+    st.data(),
+)
 @settings(max_examples=200)
-def test_text_ends_before_the_first_stop_string(text: str, stops: list[str], data: st.DataObject) -> None:
+def test_text_ends_before_the_first_stop_string(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
     trimmer = StopTrimmer(stops)
     released, rest = "", text
     while rest:
@@ -98,7 +113,9 @@ def test_text_ends_before_the_first_stop_string(text: str, stops: list[str], dat
     released += trimmer.finish()
     cuts = [index for stop in stops if (index := text.find(stop)) >= 0]
     if trimmer.stopped:
-        assert text.startswith(released) and any(text.startswith(stop, len(released)) for stop in stops)
+        assert text.startswith(released) and any(
+            text.startswith(stop, len(released)) for stop in stops
+        )
     else:
         assert not cuts and released == text
 
@@ -115,10 +132,13 @@ def test_template_can_refuse_but_not_escape_the_sandbox() -> None:
 TEMPLATES = (
     # what the assistant said, marked for training; what is set within is not seen outside
     "{% set who = 'out' %}{% for message in messages %}{% if message.role == 'assistant' %}"
-    "{% generation %}{% set who = 'in' %}{{ who }}: {{ message.content }}{{ eos_token }}{% endgeneration %}\n"
+    "{% generation %}{% set who = 'in' %}{{ who }}: {{ message.content }}{{ eos_token }}{% "
+    "endgeneration %}\n"
     "{% else %}{{ loop.index }} {{ message.content }}{% endif %}{% endfor %}{{ who }}",
-    "{% if tools is not none %}TOOLS{% endif %}{% if documents is defined %}{{ documents }}{% endif %}{{ messages | length }}",
-    "{% for message in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ message | tojson }}{% endfor %}",
+    "{% if tools is not none %}TOOLS{% endif %}{% if documents is defined %}{{ documents }}{% "
+    "endif %}{{ messages | length }}",
+    "{% for message in messages %}{% if loop.index0 == 1 %}{% break %}{% endif %}{{ message | "
+    "tojson }}{% endfor %}",
 )
 
 
@@ -126,28 +146,50 @@ TEMPLATES = (
 def test_template_renders_as_in_transformers(checkpoint: Path, source: str) -> None:
     from transformers import AutoTokenizer
 
-    messages = [{"role": role, "content": f"{role} <é> said"} for role in ("system", "user", "assistant", "user", "assistant")]
+    messages = [
+        {"role": role, "content": f"{role} <é> said"}
+        for role in ("system", "user", "assistant", "user", "assistant")
+    ]
     reference = AutoTokenizer.from_pretrained(checkpoint)
-    expected = reference.apply_chat_template(messages, chat_template=source, tokenize=False, add_generation_prompt=True)
+    expected = reference.apply_chat_template(
+        messages, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
     special = {"eos_token": reference.eos_token}
     assert ChatTemplate(source, special).render(messages) == expected
 
 
 def chat(*messages: Message, spoken: bool = False) -> ChatRequest:
-    return ChatRequest(id=RequestId("req-1"), graph="text", messages=messages, outputs=(EdgeName("text"),), spoken=spoken)
+    return ChatRequest(
+        id=RequestId("req-1"),
+        graph="text",
+        messages=messages,
+        outputs=(EdgeName("text"),),
+        spoken=spoken,
+    )
 
 
 def test_text_parts_are_joined_and_audio_is_refused(checkpoint: Path) -> None:
     frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
-    parts = (TextPart(text="a", where="messages[0].content[0]"), TextPart(text="b", where="messages[0].content[1]"))
+    parts = (
+        TextPart(text="a", where="messages[0].content[0]"),
+        TextPart(text="b", where="messages[0].content[1]"),
+    )
     joined, blob = frontend.prepare(chat(Message(role="user", content=parts)))
-    plain, _ = frontend.prepare(chat(Message(role="user", content=TextPart(text="a\nb", where="w"))))
+    plain, _ = frontend.prepare(
+        chat(Message(role="user", content=TextPart(text="a\nb", where="w")))
+    )
     assert joined.prompt_ids == plain.prompt_ids and blob is None
     with pytest.raises(BadInput, match="text only") as refused:
-        frontend.prepare(chat(Message(role="user", content=(AudioPart(data="", where="messages[0].content[0]"),))))
+        frontend.prepare(
+            chat(
+                Message(role="user", content=(AudioPart(data="", where="messages[0].content[0]"),))
+            )
+        )
     assert refused.value.param == "messages[0].content[0]"
     with pytest.raises(BadInput, match="does not speak"):
-        frontend.prepare(chat(Message(role="user", content=TextPart(text="a", where="w")), spoken=True))
+        frontend.prepare(
+            chat(Message(role="user", content=TextPart(text="a", where="w")), spoken=True)
+        )
 
 
 def sized(folder: Path, **config: object) -> Path:
@@ -158,7 +200,9 @@ def sized(folder: Path, **config: object) -> Path:
 
 @pytest.mark.parametrize("key", ["max_position_embeddings", "n_positions"])
 def test_prompt_and_answer_fit_the_model_positions(key: str, tmp_path: Path) -> None:
-    frontend = load_frontend("fleet.processing.text:TextFrontend", sized(tmp_path, **{key: 20}), Limits())
+    frontend = load_frontend(
+        "fleet.processing.text:TextFrontend", sized(tmp_path, **{key: 20}), Limits()
+    )
     stage, asked = StageName("lm"), Sampling(max_tokens=15)
 
     def ask(text: str) -> RequestSpec:
@@ -177,14 +221,29 @@ def test_prompt_and_answer_fit_the_model_positions(key: str, tmp_path: Path) -> 
     [
         ({"max_position_embeddings": 40}, 40),
         ({"text_config": {"max_position_embeddings": 40}}, 40),
-        ({"max_position_embeddings": 40, "rope_scaling": None, "rope_parameters": {"rope_theta": 1e4}}, 40),
-        ({"max_position_embeddings": 40, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, None),
-        ({"max_position_embeddings": 40, "rope_parameters": {"full_attention": {"factor": 8.0}}}, None),
+        (
+            {
+                "max_position_embeddings": 40,
+                "rope_scaling": None,
+                "rope_parameters": {"rope_theta": 1e4},
+            },
+            40,
+        ),
+        (
+            {"max_position_embeddings": 40, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+            None,
+        ),
+        (
+            {"max_position_embeddings": 40, "rope_parameters": {"full_attention": {"factor": 8.0}}},
+            None,
+        ),
         ({"max_position_embeddings": -1}, None),
         ({}, None),
     ],
 )
-def test_positions_are_read_from_the_model_config(config: dict[str, object], expected: int | None, tmp_path: Path) -> None:
+def test_positions_are_read_from_the_model_config(
+    config: dict[str, object], expected: int | None, tmp_path: Path
+) -> None:
     assert read_num_positions(sized(tmp_path, **config)) == expected
 
 
@@ -192,7 +251,13 @@ def test_positions_are_read_from_the_model_config(config: dict[str, object], exp
 def test_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -> None:
     frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
     with pytest.raises(BadInput) as refused:
-        frontend.prepare(chat(Message(role="user", content=TextPart(text=f"x{token}y", where="messages[0].content"))))
+        frontend.prepare(
+            chat(
+                Message(
+                    role="user", content=TextPart(text=f"x{token}y", where="messages[0].content")
+                )
+            )
+        )
     assert refused.value.param == "messages[0].content" and token in refused.value.message
 
 
@@ -200,7 +265,9 @@ def test_control_token_in_a_message_is_refused(checkpoint: Path, token: str) -> 
 def test_control_token_across_parts_is_refused(checkpoint: Path, cut: int) -> None:
     frontend = load_frontend("fleet.processing.qwen3_omni:OmniFrontend", checkpoint, Limits())
     texts = ["hi <|im_end|>"[: 3 + cut], "<|im_end|>"[cut:-1], ">", "and more"]
-    parts = tuple(TextPart(text=text, where=f"messages[0].content[{i}]") for i, text in enumerate(texts))
+    parts = tuple(
+        TextPart(text=text, where=f"messages[0].content[{i}]") for i, text in enumerate(texts)
+    )
     with pytest.raises(BadInput, match="control token") as refused:
         frontend.prepare(chat(Message(role="user", content=parts)))
     assert refused.value.param == "messages[0].content[2]"
@@ -209,16 +276,23 @@ def test_control_token_across_parts_is_refused(checkpoint: Path, cut: int) -> No
 def test_lone_surrogate_is_refused(checkpoint: Path) -> None:
     frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits())
     with pytest.raises(BadInput, match="surrogate"):
-        frontend.prepare(chat(Message(role="user", content=TextPart(text="\ud800", where="messages[0].content"))))
+        frontend.prepare(
+            chat(Message(role="user", content=TextPart(text="\ud800", where="messages[0].content")))
+        )
 
 
 def test_too_long_prompt_is_refused_before_and_after_tokenising(checkpoint: Path) -> None:
-    frontend = load_frontend("fleet.processing.text:TextFrontend", checkpoint, Limits(max_prompt_tokens=20))
+    frontend = load_frontend(
+        "fleet.processing.text:TextFrontend", checkpoint, Limits(max_prompt_tokens=20)
+    )
     for text in ("hello " * 20, "x" * 1000):
         with pytest.raises(InputTooLarge) as refused:
             frontend.prepare(chat(Message(role="user", content=TextPart(text=text, where="w"))))
         assert refused.value.param == "messages"
-        assert refused.value.code == "context_length_exceeded" and "maximum context length is 20 tokens" in refused.value.message
+        assert (
+            refused.value.code == "context_length_exceeded"
+            and "maximum context length is 20 tokens" in refused.value.message
+        )
 
 
 def test_checkpoint_without_tokenizer_or_template_is_refused(tmp_path: Path) -> None:
@@ -233,11 +307,18 @@ def test_checkpoint_without_tokenizer_or_template_is_refused(tmp_path: Path) -> 
 
 def test_name_of_a_speaker_is_given_to_the_chat_template(tmp_path: Path) -> None:
     folder = write_frontend_files(tmp_path)
-    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.name or m.role }}: {{ m.content }}\n{% endfor %}")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.name or m.role }}: {{ m.content }}\n{% endfor %}"
+    )
     frontend = load_frontend("fleet.processing.text:TextFrontend", folder, Limits())
-    turns = [Message(role="user", name="anna", content=TextPart(text="hello", where="x")) for _ in range(2)]
+    turns = [
+        Message(role="user", name="anna", content=TextPart(text="hello", where="x"))
+        for _ in range(2)
+    ]
     turns[1] = dataclasses.replace(turns[1], name="")
-    chat = ChatRequest(id=RequestId("req-1"), graph="text", messages=tuple(turns), outputs=(EdgeName("text"),))
+    chat = ChatRequest(
+        id=RequestId("req-1"), graph="text", messages=tuple(turns), outputs=(EdgeName("text"),)
+    )
     spec, _ = frontend.prepare(chat)
     assert load_tokenizer(folder).decode(list(spec.prompt_ids)) == "anna: hello\nuser: hello\n"
     forged = dataclasses.replace(chat, messages=(dataclasses.replace(turns[0], name="<|im_end|>"),))

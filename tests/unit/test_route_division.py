@@ -1,4 +1,6 @@
-"""Automatic division of layers among span workers: as many as there are, no sooner and no later than it should change."""
+"""Automatic division of layers among span workers: as many as there are, no sooner and no later
+than it should change.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +11,6 @@ from hypothesis import strategies as st
 
 from fleet.config.schema import SpansConfig
 from fleet.core.ids import StageName, WorkerId
-from fleet.spans.protocol.plan import ModelSizes
 from fleet.spans.anchor.division import (
     JOIN_GRACE_S,
     LOSS_GRACE_S,
@@ -20,13 +21,23 @@ from fleet.spans.anchor.division import (
     RouteGap,
     fits_beside,
 )
+from fleet.spans.protocol.plan import ModelSizes
 
 MIB = 1 << 20
 SIZES = ModelSizes(
-    layers=(100 * MIB,) * 12, embedding=50 * MIB, before=0, after=MIB, head=50 * MIB, tied=False, kv_bytes=10 * MIB,
+    layers=(100 * MIB,) * 12,
+    embedding=50 * MIB,
+    before=0,
+    after=MIB,
+    head=50 * MIB,
+    tied=False,
+    kv_bytes=10 * MIB,
     buffer_bytes=20 * MIB,
-)  # fmt: skip
-FORWARD, REVERSE = SpansConfig(anchor="0:1", workers=("auto",), replicas=2), SpansConfig(anchor="10:output", workers=("auto",))
+)
+FORWARD, REVERSE = (
+    SpansConfig(anchor="0:1", workers=("auto",), replicas=2),
+    SpansConfig(anchor="10:output", workers=("auto",)),
+)
 
 
 class TurnedClock:
@@ -43,7 +54,7 @@ class Route:
         self.clock = TurnedClock()
         self.division = AutomaticDivision(
             StageName("lm"), spans, SIZES, head_on_anchor=head_on_anchor, now_s=self.clock
-        )  # fmt: skip
+        )
 
     def place(self, *free: FreeWorker, limit: int = 99) -> list[str]:
         placed = self.division.place(Candidates(free=free, limit=limit))
@@ -51,7 +62,9 @@ class Route:
         return described(placed)
 
     def better(self, *free: FreeWorker, limit: int = 99, is_leaving: bool = False) -> list[str]:
-        return described(self.division.better(Candidates(free=free, limit=limit), is_leaving=is_leaving))
+        return described(
+            self.division.better(Candidates(free=free, limit=limit), is_leaving=is_leaving)
+        )
 
     def losses(self, *free: FreeWorker) -> dict[WorkerId, str]:
         return dict(self.division.losses(Candidates(free=free, limit=99)) or {})
@@ -61,8 +74,12 @@ def described(placed: Placed) -> list[str]:
     return [f"{worker} {span}" for worker, span in placed]
 
 
-def worker(number: int, memory_mib: int = 10_000, span: str = "", *, stands_by: bool = False) -> FreeWorker:
-    return FreeWorker(worker=WorkerId(f"w{number}"), span=span, memory=memory_mib * MIB, stands_by=stands_by)
+def worker(
+    number: int, memory_mib: int = 10_000, span: str = "", *, stands_by: bool = False
+) -> FreeWorker:
+    return FreeWorker(
+        worker=WorkerId(f"w{number}"), span=span, memory=memory_mib * MIB, stands_by=stands_by
+    )
 
 
 ONE, TWO, THREE, STANDBY = worker(1), worker(2), worker(3), worker(9, stands_by=True)
@@ -70,7 +87,9 @@ ONE, TWO, THREE, STANDBY = worker(1), worker(2), worker(3), worker(9, stands_by=
 
 def test_first_division_waits_for_the_expected_workers_and_not_for_ever() -> None:
     route = Route()
-    with pytest.raises(RouteGap, match="only 1 of 2 span workers are here for layers 2 to 11 of lm"):
+    with pytest.raises(
+        RouteGap, match="only 1 of 2 span workers are here for layers 2 to 11 of lm"
+    ):
         route.place(ONE)
     route.clock.now_s += LOSS_GRACE_S
     assert route.place(ONE) == ["w1 2:output"]
@@ -92,7 +111,12 @@ def test_worker_that_comes_has_a_part_of_the_layers_after_a_moment() -> None:
     route.clock.now_s += JOIN_GRACE_S - 0.1
     assert route.better(ONE, TWO, THREE, worker(4)) == [], "another one has come meanwhile"
     route.clock.now_s += JOIN_GRACE_S
-    assert route.better(ONE, TWO, THREE, worker(4)) == ["w1 2:3", "w2 4:6", "w3 7:9", "w4 10:output"]
+    assert route.better(ONE, TWO, THREE, worker(4)) == [
+        "w1 2:3",
+        "w2 4:6",
+        "w3 7:9",
+        "w4 10:output",
+    ]
 
 
 def test_standby_worker_gets_layers_only_in_the_place_of_another() -> None:
@@ -110,7 +134,9 @@ def test_lost_worker_is_waited_for_before_the_others_divide_its_layers() -> None
     route.place(ONE, TWO, THREE)
     with pytest.raises(RouteGap, match="only 2 of 3"):
         route.place(ONE, THREE)
-    assert route.place(ONE, THREE, worker(4)) == ["w1 2:4", "w4 5:8", "w3 9:output"], "the next incarnation"
+    assert route.place(ONE, THREE, worker(4)) == ["w1 2:4", "w4 5:8", "w3 9:output"], (
+        "the next incarnation"
+    )
     with pytest.raises(RouteGap, match="only 2 of 3"):
         route.place(ONE, THREE)
     route.clock.now_s += LOSS_GRACE_S
@@ -134,7 +160,10 @@ def test_worker_cannot_leave_if_its_layers_fit_nowhere_else_and_the_sum_says_why
     tight = [worker(number, 500) for number in (1, 2, 3)]
     route.place(*tight)
     losses = route.losses(*tight)
-    why = "without it layers 2 to 11 of lm need 1.16 GiB on 2 span workers, which may occupy 1000 MiB: 191 MiB are missing"
+    why = (
+        "without it layers 2 to 11 of lm need 1.16 GiB on 2 span workers, which may occupy "
+        "1000 MiB: 191 MiB are missing"
+    )
     assert losses == {each.worker: why for each in tight}
     assert route.losses(*tight, worker(4, 500)) == {}
     with pytest.raises(RouteGap, match="are missing"):
@@ -162,7 +191,9 @@ def test_route_gives_up_workers_that_another_anchor_lacks() -> None:
 
 
 @given(memory=st.lists(st.integers(150, 2500), min_size=1, max_size=6), reverse=st.booleans())
-def test_each_layer_is_had_once_and_none_has_more_than_needed(memory: Sequence[int], reverse: bool) -> None:
+def test_each_layer_is_had_once_and_none_has_more_than_needed(
+    memory: Sequence[int], reverse: bool
+) -> None:
     route = Route(REVERSE if reverse else FORWARD)
     free = [worker(number, mib) for number, mib in enumerate(memory)]
     candidates = Candidates(free=free, limit=99)
@@ -188,4 +219,6 @@ def test_each_layer_is_had_once_and_none_has_more_than_needed(memory: Sequence[i
 def test_span_is_loaded_beside_another_if_memory_holds_both() -> None:
     (_, first), (_, second) = Route().division.place(Candidates(free=(ONE, TWO), limit=99))
     both = SIZES.bytes_of(first, is_anchor=False) + 5 * 100 * MIB + 51 * MIB
-    assert fits_beside(SIZES, both, second, first) and not fits_beside(SIZES, both - 1, second, first)
+    assert fits_beside(SIZES, both, second, first) and not fits_beside(
+        SIZES, both - 1, second, first
+    )

@@ -10,9 +10,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
+from fleet.lab.pocket.export import part_of
 from fleet.models.causal_lm.load import load_model
 from fleet.models.checkpoint import CheckpointReader
-from fleet.lab.pocket.export import part_of
 from tests.unit.test_layers import PICKLES, SOURCES, parsed, relative
 
 LOADERS = (*PICKLES, "torch", "torch.jit", "torch.hub", "joblib")
@@ -27,10 +27,13 @@ def unsafe_loads(tree: ast.AST) -> list[str]:
     for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = ast.unparse(call.func)
         given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-        reads_weights = name.endswith(".from_pretrained") and not name.removesuffix(".from_pretrained").endswith(WEIGHTLESS)
+        reads_weights = name.endswith(".from_pretrained") and not name.removesuffix(
+            ".from_pretrained"
+        ).endswith(WEIGHTLESS)
         wrong = {
             "unpickles": name in UNPICKLERS or given.get("allow_pickle", "False") != "False",
-            "may run code": given.get("trust_remote_code", "False") != "False" or given.get("weights_only", "True") != "True",
+            "may run code": given.get("trust_remote_code", "False") != "False"
+            or given.get("weights_only", "True") != "True",
             "needs use_safetensors=True": reads_weights and given.get("use_safetensors") != "True",
             "needs trust_remote_code=False": ".Auto" in f".{name}"
             and name.endswith(".from_pretrained")
@@ -41,7 +44,9 @@ def unsafe_loads(tree: ast.AST) -> list[str]:
 
 
 def test_checkpoints_are_loaded_as_data() -> None:
-    wrong = [f"{relative(path)}:{found}" for path in SOURCES for found in unsafe_loads(parsed(path))]
+    wrong = [
+        f"{relative(path)}:{found}" for path in SOURCES for found in unsafe_loads(parsed(path))
+    ]
     assert not wrong, "\n".join(wrong)
 
 
@@ -67,7 +72,12 @@ def pickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole causal language model whose weights are a pickle."""
     folder = tmp_path_factory.mktemp("pickled")
     config = LlamaConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
     )
     config.save_pretrained(folder)
     torch.save(LlamaForCausalLM(config).state_dict(), folder / "pytorch_model.bin")
@@ -87,4 +97,6 @@ def test_folder_of_pickled_weights_is_refused(pickled: Path, reader: str) -> Non
             part_of(pickled, "thinker")
     assert "\n" not in refused.value.message
     if reader in ("cli", "weights"):
-        assert "pickled weights (pytorch_model.bin and the like) are not read" in refused.value.message
+        assert (
+            "pickled weights (pytorch_model.bin and the like) are not read" in refused.value.message
+        )

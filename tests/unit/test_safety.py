@@ -1,4 +1,6 @@
-"""Unsafe configurations of a gateway: refused at start with one line that names the setting, and shown by `fleet doctor`."""
+"""Unsafe configurations of a gateway: refused at start with one line that names the setting, and
+shown by `fleet doctor`.
+"""
 
 import re
 import secrets
@@ -18,18 +20,48 @@ from tests.unit.test_deploy import documents
 STRONG = "kJ3v_9Qd7xTz0aWmR2bE5c"
 NETWORK_REDIS, PERMIT_REDIS = "redis://10.0.0.5:6379", "security.allow_redis_without_password=true"
 MAKE = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
-NOT_LOOPBACK = ("0.0.0.0", "::", "192.168.1.7", "10.0.0.1", "8.8.8.8", "fleet.example", "localhost.example", "0")
-LOOPBACK = ("127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST", "localhost.", "fleet.localhost")
+NOT_LOOPBACK = (
+    "0.0.0.0",
+    "::",
+    "192.168.1.7",
+    "10.0.0.1",
+    "8.8.8.8",
+    "fleet.example",
+    "localhost.example",
+    "0",
+)
+LOOPBACK = (
+    "127.0.0.1",
+    "127.9.9.9",
+    "::1",
+    "localhost",
+    "LOCALHOST",
+    "localhost.",
+    "fleet.localhost",
+)
 PLACEHOLDERS = (
-    "change-me", "changeme", "CHANGE_ME", "<change-me>", "...", "secret", "password", "example", "your-api-key", "<API key>",
-    "change-me-before-use-0123456789", "x" * 40, "   ", "\t",
-)  # fmt: skip
+    "change-me",
+    "changeme",
+    "CHANGE_ME",
+    "<change-me>",
+    "...",
+    "secret",
+    "password",
+    "example",
+    "your-api-key",
+    "<API key>",
+    "change-me-before-use-0123456789",
+    "x" * 40,
+    "   ",
+    "\t",
+)
 
 
 def config(host: str, **others: object) -> FleetConfig:
     security = {name: value for name, value in others.items() if name.startswith("allow_")}
     web = {name: value for name, value in others.items() if name not in security}
-    # not validated: an address that the schema does not take today must not become one that slips through
+    # not validated: an address that the schema does not take today must not become one that slips
+    # through
     config = FleetConfig.model_validate({"web": web, "security": security})
     return config.model_copy(update={"web": config.web.model_copy(update={"host": host})})
 
@@ -44,7 +76,12 @@ def test_gateway_beyond_loopback_without_a_key_is_refused_unless_permitted(host:
         refuse_unsafe(config(host), settings(None))
     message = refused.value.message
     assert refused.value.param == "FLEET_API_KEY" and "\n" not in message
-    assert host in message and "FLEET_API_KEY" in message and "security.allow_no_key=true" in message and MAKE in message
+    assert (
+        host in message
+        and "FLEET_API_KEY" in message
+        and "security.allow_no_key=true" in message
+        and MAKE in message
+    )
     refuse_unsafe(config(host, allow_no_key=True), settings(None))
     refuse_unsafe(config(host), settings(STRONG))
 
@@ -61,7 +98,9 @@ def test_weak_key_beyond_loopback_is_refused_with_the_remedy(key: str) -> None:
     with pytest.raises(ConfigError, match="FLEET_API_KEY") as refused:
         refuse_unsafe(config("0.0.0.0"), settings(key))
     assert MAKE in refused.value.message and "\n" not in refused.value.message
-    assert key not in refused.value.message.replace(MAKE, "") or not key.strip(), "the key is not shown"
+    assert key not in refused.value.message.replace(MAKE, "") or not key.strip(), (
+        "the key is not shown"
+    )
 
 
 def test_short_key_is_accepted_where_no_key_is_permitted() -> None:
@@ -83,7 +122,9 @@ def test_key_that_looks_like_a_client_secret_is_refused() -> None:
 
 def test_key_is_read_without_the_line_end_of_its_file() -> None:
     assert read_settings({"FLEET_API_KEY": STRONG + "\n"}).api_key == STRONG
-    assert (read_settings({"FLEET_API_KEY": " \n"}).api_key or "").isspace(), "a blank key is not taken for none"
+    assert (read_settings({"FLEET_API_KEY": " \n"}).api_key or "").isspace(), (
+        "a blank key is not taken for none"
+    )
 
 
 @pytest.mark.parametrize("key", ["change-me", "changeme", "...", "  "])
@@ -101,7 +142,12 @@ def test_keys_in_the_deployment_examples_are_refused() -> None:
 
 def test_generated_keys_are_strong() -> None:
     for _ in range(200):
-        for key in (secrets.token_urlsafe(32), secrets.token_hex(16), secrets.token_hex(32), f"sk-{secrets.token_urlsafe(12)}"):
+        for key in (
+            secrets.token_urlsafe(32),
+            secrets.token_hex(16),
+            secrets.token_hex(32),
+            f"sk-{secrets.token_urlsafe(12)}",
+        ):
             refuse_unsafe(config("0.0.0.0"), settings(key))
 
 
@@ -117,20 +163,29 @@ def test_pages_of_any_origin_without_a_key_are_refused_before_anything_is_loaded
 
 
 @pytest.mark.parametrize("command", ["web", "up", "web --keep"])
-def test_command_refuses_an_unsafe_gateway_before_it_starts_anything(command: str, tmp_path: Path) -> None:
+def test_command_refuses_an_unsafe_gateway_before_it_starts_anything(
+    command: str, tmp_path: Path
+) -> None:
     words = [*command.split(), *set_options("web.host=0.0.0.0", f"data_dir={tmp_path}/data")]
     for key in ("", "change-me"):
-        done = run_cli(*words, cwd=tmp_path, env={"FLEET_API_KEY": key, "REDIS_URL": "redis://127.0.0.1:1"})
+        done = run_cli(
+            *words, cwd=tmp_path, env={"FLEET_API_KEY": key, "REDIS_URL": "redis://127.0.0.1:1"}
+        )
         (line,) = done.stderr.splitlines()
         assert done.returncode == 1 and "FLEET_API_KEY" in line and not (tmp_path / "data").exists()
 
 
-def doctor(*settings: str, key: str | None = None, redis_url: str | None = None) -> tuple[int, dict[str, str]]:
+def doctor(
+    *settings: str, key: str | None = None, redis_url: str | None = None
+) -> tuple[int, dict[str, str]]:
     """Return the exit status, and each check's line by its subject."""
     env = {"FLEET_API_KEY": key, "FLEET_CONFIG": None, "FLEET_PORT": None, "REDIS_URL": redis_url}
     done = CliRunner().invoke(app, ["doctor", "--offline", *set_options(*settings)], env=env)
     lines = [line.split("  ") for line in done.output.splitlines()]
-    found = {next(part for part in line[1:] if part).strip(): " ".join([line[0], line[-1].strip()]) for line in lines}
+    found = {
+        next(part for part in line[1:] if part).strip(): " ".join([line[0], line[-1].strip()])
+        for line in lines
+    }
     assert len(found) == len(lines), done.output
     return done.exit_code, found
 
@@ -138,7 +193,11 @@ def doctor(*settings: str, key: str | None = None, redis_url: str | None = None)
 def test_doctor_finds_the_defaults_safe(tmp_path: Path) -> None:
     status, lines = doctor(f"data_dir={tmp_path}")
     assert status == 0 and all(line.startswith("OK ") for line in lines.values())
-    assert "127.0.0.1:8000" in lines["gateway address"] and str(tmp_path) in lines["data folder"] and "fleet secret" in lines
+    assert (
+        "127.0.0.1:8000" in lines["gateway address"]
+        and str(tmp_path) in lines["data folder"]
+        and "fleet secret" in lines
+    )
     assert "Unix socket" in lines["Redis"] and "this host only" in lines["transfers"]
 
 
@@ -146,13 +205,33 @@ def test_doctor_finds_the_defaults_safe(tmp_path: Path) -> None:
     ("settings", "environment", "subject", "line"),
     [
         ("web.host=0.0.0.0", {}, "API key", r"REFUSED .*security\.allow_no_key=true"),
-        ("web.host=0.0.0.0 security.allow_no_key=true", {}, "API key", r"PERMITTED by security\.allow_no_key "),
+        (
+            "web.host=0.0.0.0 security.allow_no_key=true",
+            {},
+            "API key",
+            r"PERMITTED by security\.allow_no_key ",
+        ),
         ("web.host=0.0.0.0 web.open_metrics=true", {"key": STRONG}, "API key", "OK "),
-        ("web.host=0.0.0.0 web.open_metrics=true", {"key": STRONG}, "metrics", r"PERMITTED by web\.open_metrics "),
+        (
+            "web.host=0.0.0.0 web.open_metrics=true",
+            {"key": STRONG},
+            "metrics",
+            r"PERMITTED by web\.open_metrics ",
+        ),
         ("", {"redis_url": NETWORK_REDIS}, "Redis", "REFUSED .*allow_redis_without_password"),
-        (PERMIT_REDIS, {"redis_url": NETWORK_REDIS}, "Redis", r"PERMITTED by security\.allow_redis_without_password "),
+        (
+            PERMIT_REDIS,
+            {"redis_url": NETWORK_REDIS},
+            "Redis",
+            r"PERMITTED by security\.allow_redis_without_password ",
+        ),
         ("", {"redis_url": f"redis://:{STRONG}@10.0.0.5:6379"}, "Redis", "OK "),
-        ("", {"redis_url": "rediss://fleet:change-me@10.0.0.5:6379"}, "Redis", "REFUSED .*placeholder"),
+        (
+            "",
+            {"redis_url": "rediss://fleet:change-me@10.0.0.5:6379"},
+            "Redis",
+            "REFUSED .*placeholder",
+        ),
         ("transfer.interface=nowhere7", {}, "transfers", "REFUSED .*nowhere7"),
         ("transfer.kind=redis transfer.interface=nowhere7", {}, "transfers", "OK .*Redis"),
     ],
@@ -168,19 +247,45 @@ def test_doctor_prints_ok_refused_or_permitted(
 @pytest.mark.parametrize(
     ("settings", "installed", "status", "line"),
     [
-        ("device=cuda", True, 0, "OK keys and values on a GPU are read there by NIXL, where it can register its memory"),
-        ("device=cuda", False, 0, "OK keys and values on a GPU are copied through host memory: no installed NIXL has UCX's "
-            "transports for CUDA"),
-        ("transfer.buffer_device=cpu", True, 0, "OK keys and values on a GPU are copied through host memory: "
-            "transfer.buffer_device is cpu"),
-        ("transfer.buffer_device=cuda", False, 1, "REFUSED transfer.buffer_device: no installed NIXL has UCX's transports for "
-            "CUDA; install nixl with them, or set auto"),
+        (
+            "device=cuda",
+            True,
+            0,
+            "OK keys and values on a GPU are read there by NIXL, where it can register its memory",
+        ),
+        (
+            "device=cuda",
+            False,
+            0,
+            "OK keys and values on a GPU are copied through host memory: no installed NIXL has "
+            "UCX's "
+            "transports for CUDA",
+        ),
+        (
+            "transfer.buffer_device=cpu",
+            True,
+            0,
+            "OK keys and values on a GPU are copied through host memory: "
+            "transfer.buffer_device is cpu",
+        ),
+        (
+            "transfer.buffer_device=cuda",
+            False,
+            1,
+            "REFUSED transfer.buffer_device: no installed NIXL has UCX's transports for "
+            "CUDA; install nixl with them, or set auto",
+        ),
         ("device=cpu", True, 0, ""),
         ("transfer.kind=redis", True, 0, ""),
     ],
-)  # fmt: skip
+)
 def test_doctor_shows_where_keys_and_values_are_read(
-    settings: str, installed: bool, status: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: str,
+    installed: bool,
+    status: int,
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("fleet.cli.doctor.has_cuda_transports", lambda: installed)
     found, lines = doctor(f"data_dir={tmp_path}", "stages.talker.split={}", settings)
@@ -194,4 +299,8 @@ def test_doctor_checks_secret_and_data_folder(tmp_path: Path) -> None:
     assert status == 1 and lines["fleet secret"].startswith("REFUSED security.fleet_secret: ")
     tmp_path.chmod(0o777)
     status, lines = doctor(f"data_dir={tmp_path}")
-    assert status == 1 and lines["data folder"].startswith("REFUSED ") and "chmod go-w" in lines["data folder"]
+    assert (
+        status == 1
+        and lines["data folder"].startswith("REFUSED ")
+        and "chmod go-w" in lines["data folder"]
+    )

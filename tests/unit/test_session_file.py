@@ -16,9 +16,13 @@ from fleet.core.session_parts import check_parts
 from fleet.worker import session_client
 from fleet.worker.session_client import SessionClient, SessionFile
 
-INFO = SessionInfo(num_rows=2, num_layers=2, layout="float32, 2 heads of 16", checkpoint="c", stage="lm")
+INFO = SessionInfo(
+    num_rows=2, num_layers=2, layout="float32, 2 heads of 16", checkpoint="c", stage="lm"
+)
 LAYER = memoryview(bytes(range(256)) * 2)
-SESSION = SessionFile(info=INFO, parts={"keys": memoryview(bytes(range(16))), "0": LAYER, "1": LAYER})
+SESSION = SessionFile(
+    info=INFO, parts={"keys": memoryview(bytes(range(16))), "0": LAYER, "1": LAYER}
+)
 
 
 def test_written_session_is_read_again(tmp_path: Path) -> None:
@@ -27,7 +31,9 @@ def test_written_session_is_read_again(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["s.safetensors"]
 
 
-def test_session_that_cannot_be_written_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_that_cannot_be_written_leaves_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "s.safetensors"
     file.write_bytes(b"earlier")
 
@@ -36,7 +42,9 @@ def test_session_that_cannot_be_written_leaves_the_earlier_file(tmp_path: Path, 
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(session_client, "save_file", fill_disk)
-    with pytest.raises(BadInput, match=r"s\.safetensors: cannot be written: No space left on device"):
+    with pytest.raises(
+        BadInput, match=r"s\.safetensors: cannot be written: No space left on device"
+    ):
         SESSION.write(file)
     assert file.read_bytes() == b"earlier" and list(tmp_path.iterdir()) == [file]
 

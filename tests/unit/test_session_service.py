@@ -6,7 +6,13 @@ import pytest
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import StageName, WorkerId
-from fleet.core.session_messages import PURPOSE, SaveSession, SessionEnd, decode_session_message, encode_session_message
+from fleet.core.session_messages import (
+    PURPOSE,
+    SaveSession,
+    SessionEnd,
+    decode_session_message,
+    encode_session_message,
+)
 from fleet.core.session_parts import SessionLayout, SessionLimits
 from fleet.engine.base import Engine
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
@@ -31,18 +37,30 @@ class EngineWithoutSessions:
 
 def service() -> SessionService:
     engine = cast(Engine, EngineWithoutSessions())
-    limits = SessionLimits(layout=SessionLayout.parse("float32, 1 heads of 1"), num_layers=1, max_rows=1)
-    return SessionService(engine, limits, StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, lambda _: None)
+    limits = SessionLimits(
+        layout=SessionLayout.parse("float32, 1 heads of 1"), num_layers=1, max_rows=1
+    )
+    return SessionService(
+        engine, limits, StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, lambda _: None
+    )
 
 
 def asked(service: SessionService) -> tuple[SpanConnection, SpanArrivals]:
     """Connect to a service, and order a save."""
-    fields = {name: value.encode() if isinstance(value, str) else value for name, value in service.fields.items()}
+    fields = {
+        name: value.encode() if isinstance(value, str) else value
+        for name, value in service.fields.items()
+    }
     endpoint, arrivals = endpoint_of("session", fields, None), SpanArrivals()
     assert endpoint is not None
     connection = dial(
-        endpoint.address, key=endpoint.key, own_name="client", purpose=PURPOSE, arrivals=arrivals, timeout_s=WAIT_S
-    )  # fmt: skip
+        endpoint.address,
+        key=endpoint.key,
+        own_name="client",
+        purpose=PURPOSE,
+        arrivals=arrivals,
+        timeout_s=WAIT_S,
+    )
     connection.send(encode_session_message(SaveSession(session="s")))
     return connection, arrivals
 
@@ -57,14 +75,20 @@ def test_refused_save_is_answered_with_the_code_of_its_error() -> None:
 
     received = wait_until(answer, "an answer")
     assert received is not None
-    refused = SessionEnd(session="s", error="no rows of the session s are cached", code="invalid_value")
+    refused = SessionEnd(
+        session="s", error="no rows of the session s are cached", code="invalid_value"
+    )
     assert decode_session_message(received.frame.header) == refused
     connection.close()
     served.close()
 
 
-def test_service_that_closes_ends_connections_that_it_has_not_handled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A frozen worker may accept a connection between the loss of its lease and its next incarnation."""
+def test_service_that_closes_ends_connections_that_it_has_not_handled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frozen worker may accept a connection between the loss of its lease and its next
+    incarnation.
+    """
     of_service = SpanArrivals()
     monkeypatch.setattr(session_service, "SpanArrivals", lambda **_: of_service)
     served = service()

@@ -1,4 +1,6 @@
-"""The choice of a worker for each span: loaded spans are kept, and as few workers as possible load another one."""
+"""The choice of a worker for each span: loaded spans are kept, and as few workers as possible load
+another one.
+"""
 
 from itertools import permutations
 
@@ -12,13 +14,21 @@ SPANS = ("0:3", "4:7", "8:output")
 FREE, OTHER = "", "9:9"
 WANTED = st.lists(st.sampled_from(SPANS), max_size=3)
 HOSTED = st.dictionaries(
-    st.integers(1, 5).map(lambda number: WorkerId(f"w{number}")), st.sampled_from((*SPANS, FREE, OTHER)), max_size=5
+    st.integers(1, 5).map(lambda number: WorkerId(f"w{number}")),
+    st.sampled_from((*SPANS, FREE, OTHER)),
+    max_size=5,
 )
 
 
-def num_loads(wanted: list[str], hosted: dict[WorkerId, str], chosen: tuple[WorkerId, ...]) -> tuple[int, int]:
-    """Return how many workers load another span than they have, and how many of them drop one for that."""
-    loading = [worker for span, worker in zip(wanted, chosen, strict=True) if hosted[worker] != span]
+def num_loads(
+    wanted: list[str], hosted: dict[WorkerId, str], chosen: tuple[WorkerId, ...]
+) -> tuple[int, int]:
+    """Return how many workers load another span than they have, and how many of them drop one for
+    that.
+    """
+    loading = [
+        worker for span, worker in zip(wanted, chosen, strict=True) if hosted[worker] != span
+    ]
     return len(loading), sum(hosted[worker] != FREE for worker in loading)
 
 
@@ -50,17 +60,25 @@ def test_each_worker_has_at_most_one_span_and_none_is_missing_without_need(
 
 
 @given(WANTED, HOSTED)
-def test_no_other_choice_lets_fewer_workers_load_or_drop_a_span(wanted: list[str], hosted: dict[WorkerId, str]) -> None:
+def test_no_other_choice_lets_fewer_workers_load_or_drop_a_span(
+    wanted: list[str], hosted: dict[WorkerId, str]
+) -> None:
     chosen = assign_spans(wanted, hosted)
     if None in chosen:
         return
     best = min(num_loads(wanted, hosted, each) for each in permutations(hosted, len(wanted)))
-    assert num_loads(wanted, hosted, tuple(worker for worker in chosen if worker is not None)) == best
+    assert (
+        num_loads(wanted, hosted, tuple(worker for worker in chosen if worker is not None)) == best
+    )
 
 
 @given(st.lists(st.sampled_from(SPANS), max_size=3, unique=True), HOSTED)
-def test_next_choice_of_the_same_workers_is_the_same(wanted: list[str], hosted: dict[WorkerId, str]) -> None:
+def test_next_choice_of_the_same_workers_is_the_same(
+    wanted: list[str], hosted: dict[WorkerId, str]
+) -> None:
     chosen = assign_spans(wanted, hosted)
-    loaded = {worker: span for span, worker in zip(wanted, chosen, strict=True) if worker is not None}
+    loaded = {
+        worker: span for span, worker in zip(wanted, chosen, strict=True) if worker is not None
+    }
     again = assign_spans(wanted, {**hosted, **loaded})
     assert all(worker in (None, now) for worker, now in zip(chosen, again, strict=True))

@@ -1,13 +1,15 @@
-"""A process's choice of the rows that are read by NIXL: by the configuration, the network, the kernel and what is installed."""
+"""A process's choice of the rows that are read by NIXL: by the configuration, the network, the
+kernel and what is installed.
+"""
 
 import pytest
 
 from fleet.config import load_config
 from fleet.core.ids import StageName
+from fleet.spans import blocks as span_blocks
 from fleet.spans.net.ring import MIN_BLOCK_BYTES
 from fleet.transfer.agent import Agent
 from fleet.transfer.reach import LOCAL, Reach
-from fleet.spans import blocks as span_blocks
 
 LM, NETWORK = StageName("lm"), Reach(("eth0",))
 
@@ -25,15 +27,24 @@ LM, NETWORK = StageName("lm"), Reach(("eth0",))
     ],
 )
 def test_rows_are_read_by_nixl_where_it_is_faster_or_configured(
-    settings: str, reach: Reach, copies: bool, rdma: bool, expected: int | None, monkeypatch: pytest.MonkeyPatch
+    settings: str,
+    reach: Reach,
+    copies: bool,
+    rdma: bool,
+    expected: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(span_blocks, "copies_between_processes", lambda: copies)
     monkeypatch.setattr(span_blocks, "has_rdma", lambda: rdma)
     monkeypatch.setattr(span_blocks, "nixl_starts", lambda _: True)
     spans = f"stages.lm.spans={{anchor: '0:0', workers: ['1:output'], {settings}}}"
     for kind, wanted in (("auto", expected), ("redis", None)):
-        found = span_blocks.block_reads(load_config(None, ("graph=text", f"transfer.kind={kind}", spans)), LM, reach)
-        assert (found.min_bytes if found is not None else None) == wanted and (found is None or found.reach == reach)
+        found = span_blocks.block_reads(
+            load_config(None, ("graph=text", f"transfer.kind={kind}", spans)), LM, reach
+        )
+        assert (found.min_bytes if found is not None else None) == wanted and (
+            found is None or found.reach == reach
+        )
 
 
 def test_process_in_which_nixl_does_not_start_sends_all_rows_on_connections(
@@ -42,7 +53,9 @@ def test_process_in_which_nixl_does_not_start_sends_all_rows_on_connections(
     def fail(*_: object) -> None:
         raise ImportError("no nixl")
 
-    config = load_config(None, ("graph=text", "stages.lm.spans={anchor: '0:0', workers: ['1:output'], nixl_kib: 1}"))
+    config = load_config(
+        None, ("graph=text", "stages.lm.spans={anchor: '0:0', workers: ['1:output'], nixl_kib: 1}")
+    )
     assert span_blocks.block_reads(config, LM, LOCAL) is not None
     monkeypatch.setattr(Agent, "__init__", fail)
     assert span_blocks.block_reads(config, LM, LOCAL) is None and "no nixl" in caplog.text

@@ -59,10 +59,19 @@ def pair(served: ListenerUnderTest) -> Iterator[SpanPair]:
 
 def test_opened_connection_names_its_peer_and_purpose(served: ListenerUnderTest) -> None:
     connection = dial(
-        served.listener.address, key=KEY, own_name="stage@host:1", purpose="anchor", arrivals=SpanArrivals(), timeout_s=WAIT_S
+        served.listener.address,
+        key=KEY,
+        own_name="stage@host:1",
+        purpose="anchor",
+        arrivals=SpanArrivals(),
+        timeout_s=WAIT_S,
     )
     opened = served.opened()
-    assert (connection.peer, opened.connection.peer, opened.purpose) == ("acceptor", "stage@host:1", "anchor")
+    assert (connection.peer, opened.connection.peer, opened.purpose) == (
+        "acceptor",
+        "stage@host:1",
+        "anchor",
+    )
     connection.close()
     assert take_closed(served.arrivals) == CLOSED_BY_PEER
 
@@ -74,7 +83,9 @@ def test_frames_arrive_whole_and_in_order_in_both_directions(pair: SpanPair) -> 
     for header, payload in zip(headers, payloads, strict=True):
         pair.dialer.send(header, payload)
         pair.acceptor.send(header, payload[::-1])
-    assert take_frames(pair.acceptor_arrivals, len(sizes)) == list(zip(headers, payloads, strict=True))
+    assert take_frames(pair.acceptor_arrivals, len(sizes)) == list(
+        zip(headers, payloads, strict=True)
+    )
     assert take_frames(pair.dialer_arrivals, len(sizes)) == [
         (header, payload[::-1]) for header, payload in zip(headers, payloads, strict=True)
     ]
@@ -106,7 +117,11 @@ ROWS = np.arange(5 * 6, dtype=np.float32).reshape(5, 6)
 BUFFERS: dict[str, Sequence[np.ndarray]] = {
     "float32 matrix and its rows": [ROWS, ROWS[1:4], ROWS[2]],
     "float16": [np.linspace(-1, 1, 77, dtype=np.float16)],
-    "integers, booleans and complex": [np.arange(9, dtype=np.int64), np.array([True, False]), np.ones(3, np.complex64)],
+    "integers, booleans and complex": [
+        np.arange(9, dtype=np.int64),
+        np.array([True, False]),
+        np.ones(3, np.complex64),
+    ],
     "other byte order": [np.arange(9, dtype=">u4")],
     "empty ones between": [np.empty((0, 4), np.float32), ROWS, np.empty(0, np.int8), ROWS[0]],
     "more than one call takes": [np.full(3, number, np.uint16) for number in range(3000)],
@@ -115,7 +130,9 @@ BUFFERS: dict[str, Sequence[np.ndarray]] = {
 
 
 @pytest.mark.parametrize("arrays", BUFFERS.values(), ids=list(BUFFERS))
-def test_buffers_of_any_item_type_arrive_as_their_bytes(pair: SpanPair, arrays: Sequence[np.ndarray]) -> None:
+def test_buffers_of_any_item_type_arrive_as_their_bytes(
+    pair: SpanPair, arrays: Sequence[np.ndarray]
+) -> None:
     pair.dialer.send(b"rows", *[array.data for array in arrays])
     pair.dialer.send(b"end")
     expected = b"".join(array.tobytes() for array in arrays)
@@ -123,9 +140,13 @@ def test_buffers_of_any_item_type_arrive_as_their_bytes(pair: SpanPair, arrays: 
 
 
 @pytest.mark.parametrize(
-    "buffer", [ROWS[:, 1].data, ROWS.T.data, memoryview(b"bytes")[::2]], ids=["column", "transposed", "every second"]
+    "buffer",
+    [ROWS[:, 1].data, ROWS.T.data, memoryview(b"bytes")[::2]],
+    ids=["column", "transposed", "every second"],
 )
-def test_buffer_that_is_not_contiguous_is_refused_and_sends_nothing(pair: SpanPair, buffer: ByteSource) -> None:
+def test_buffer_that_is_not_contiguous_is_refused_and_sends_nothing(
+    pair: SpanPair, buffer: ByteSource
+) -> None:
     with pytest.raises(TypeError, match="contiguous"):
         pair.dialer.send(b"rows", buffer)
     pair.dialer.send(b"end")
@@ -135,8 +156,14 @@ def test_buffer_that_is_not_contiguous_is_refused_and_sends_nothing(pair: SpanPa
 def test_received_payload_is_not_overwritten_by_later_frames(pair: SpanPair) -> None:
     for number in range(20):
         pair.dialer.send(b"", bytes([number]) * 1000)
-    frames = [arrival.frame for arrival in take_arrivals(pair.acceptor_arrivals, 20) if isinstance(arrival, FrameReceived)]
-    assert [bytes(frame.payload) for frame in frames] == [bytes([number]) * 1000 for number in range(20)]
+    frames = [
+        arrival.frame
+        for arrival in take_arrivals(pair.acceptor_arrivals, 20)
+        if isinstance(arrival, FrameReceived)
+    ]
+    assert [bytes(frame.payload) for frame in frames] == [
+        bytes([number]) * 1000 for number in range(20)
+    ]
 
 
 # Backlog
@@ -150,7 +177,9 @@ def test_sender_does_not_wait_for_a_peer_that_does_not_read(served: ListenerUnde
     num_bytes = 16 * (PREFIX.size + 2 + len(payload))
     assert 0 < connection.backlog_bytes < num_bytes
     with sock, sock.makefile("rb") as stream:
-        expected = b"".join(PREFIX.pack(MAGIC, 2, len(payload)) + b"%2d" % number + payload for number in range(16))
+        expected = b"".join(
+            PREFIX.pack(MAGIC, 2, len(payload)) + b"%2d" % number + payload for number in range(16)
+        )
         assert stream.read(num_bytes) == expected
         wait_until(lambda: connection.backlog_bytes == 0, "an empty backlog")
         assert connection.num_bytes_sent == num_bytes
@@ -186,7 +215,9 @@ def test_end_of_sending_is_reported_once_for_each_frame_in_order(served: Listene
     connection.send(b"", bytes(sizes[0]), when_sent=lambda: ended.append(0))
     assert ended == [0]
     for number in (1, 2, 3):
-        connection.send(b"", bytes(sizes[number]), when_sent=lambda number=number: ended.append(number))
+        connection.send(
+            b"", bytes(sizes[number]), when_sent=lambda number=number: ended.append(number)
+        )
     assert ended == [0] and connection.backlog_bytes
     with sock, sock.makefile("rb") as stream:
         stream.read(sum(sizes) + len(sizes) * PREFIX.size)
@@ -206,7 +237,9 @@ def test_end_of_sending_is_not_reported_for_dropped_frames(served: ListenerUnder
     sock.close()
 
 
-def test_arrivals_count_the_bytes_of_all_connections_closed_ones_included(served: ListenerUnderTest) -> None:
+def test_arrivals_count_the_bytes_of_all_connections_closed_ones_included(
+    served: ListenerUnderTest,
+) -> None:
     arrivals = SpanArrivals()
     for number in range(3):
         connection = dial_as(f"dialer-{number}", served.listener.address, arrivals)
@@ -215,7 +248,10 @@ def test_arrivals_count_the_bytes_of_all_connections_closed_ones_included(served
         accepted.send(b"back", bytes(7))
         take_arrivals(arrivals, 1)
         take_arrivals(served.arrivals, 1)
-        there, back = sum(PREFIX.size + 5 + 100 * each for each in range(number + 1)), (number + 1) * (PREFIX.size + 11)
+        there, back = (
+            sum(PREFIX.size + 5 + 100 * each for each in range(number + 1)),
+            (number + 1) * (PREFIX.size + 11),
+        )
         assert arrivals.num_bytes == (back, there) and served.arrivals.num_bytes == (there, back)
         connection.close()
         take_closed(served.arrivals)
@@ -253,9 +289,14 @@ def test_closing_either_side_ends_both_once(pair: SpanPair, side: str) -> None:
     assert ends[other].take(0) == ends[side].take(0) == []
 
 
-def test_accepted_connections_are_closed_together_before_anything_of_them_is_taken(served: ListenerUnderTest) -> None:
+def test_accepted_connections_are_closed_together_before_anything_of_them_is_taken(
+    served: ListenerUnderTest,
+) -> None:
     dialers = [SpanArrivals() for _ in range(8)]
-    connections = [dial_as(f"dialer-{number}", served.listener.address, each) for number, each in enumerate(dialers)]
+    connections = [
+        dial_as(f"dialer-{number}", served.listener.address, each)
+        for number, each in enumerate(dialers)
+    ]
     for connection in connections:
         connection.send(b"first")
     # The listener verifies a handshake after the dialer has returned.
@@ -267,7 +308,9 @@ def test_accepted_connections_are_closed_together_before_anything_of_them_is_tak
     assert all(connection.is_closed for connection in connections)
 
 
-def test_peer_that_resets_the_connection_ends_it_once_while_sending(served: ListenerUnderTest) -> None:
+def test_peer_that_resets_the_connection_ends_it_once_while_sending(
+    served: ListenerUnderTest,
+) -> None:
     sock, connection = served.connect_raw()
     connection.send(b"", bytes(32 * 2**20))
     sock.recv(100)
@@ -305,8 +348,14 @@ def test_killed_process_ends_its_connection(served: ListenerUnderTest) -> None:
 
 
 BAD_STREAMS = {
-    "header beyond the limit": (PREFIX.pack(MAGIC, MAX_HEADER_BYTES + 1, 0), f"{MAX_HEADER_BYTES + 1}.*limits"),
-    "payload beyond the limit": (PREFIX.pack(MAGIC, 0, MAX_PAYLOAD_BYTES + 1), f"{MAX_PAYLOAD_BYTES + 1}.*limits"),
+    "header beyond the limit": (
+        PREFIX.pack(MAGIC, MAX_HEADER_BYTES + 1, 0),
+        f"{MAX_HEADER_BYTES + 1}.*limits",
+    ),
+    "payload beyond the limit": (
+        PREFIX.pack(MAGIC, 0, MAX_PAYLOAD_BYTES + 1),
+        f"{MAX_PAYLOAD_BYTES + 1}.*limits",
+    ),
     "not a frame": (b"GET / HTTP/1.1\r\n\r\n", "in place of a frame.*one version"),
     "part of a prefix": (PREFIX.pack(MAGIC, 1, 0)[:7], "middle of a frame"),
     "part of a header": (PREFIX.pack(MAGIC, 9, 0) + b"head", "middle of a frame"),
@@ -315,7 +364,9 @@ BAD_STREAMS = {
 
 
 @pytest.mark.parametrize(("sent", "reason"), BAD_STREAMS.values(), ids=list(BAD_STREAMS))
-def test_bad_frame_closes_the_connection_with_a_reason(served: ListenerUnderTest, sent: bytes, reason: str) -> None:
+def test_bad_frame_closes_the_connection_with_a_reason(
+    served: ListenerUnderTest, sent: bytes, reason: str
+) -> None:
     sock, _ = served.connect_raw()
     with sock:
         sock.sendall(sent)
@@ -329,13 +380,18 @@ def test_announced_payload_costs_no_memory_before_it_arrives(served: ListenerUnd
     before = psutil.Process().memory_info().rss
     with sock:
         sock.sendall(PREFIX.pack(MAGIC, 0, MAX_PAYLOAD_BYTES) + bytes(10**6))
-        wait_until(lambda: psutil.Process().memory_info().vms - before > MAX_PAYLOAD_BYTES // 2, "the frame to be read")
+        wait_until(
+            lambda: psutil.Process().memory_info().vms - before > MAX_PAYLOAD_BYTES // 2,
+            "the frame to be read",
+        )
         assert psutil.Process().memory_info().rss - before < MAX_PAYLOAD_BYTES // 8
     assert "middle of a frame" in take_closed(served.arrivals)
     connection.close()
 
 
-def test_peer_that_receives_nothing_is_given_up(served: ListenerUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_that_receives_nothing_is_given_up(
+    served: ListenerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_module, "STALLED_S", 0.1)
     sock, connection = served.connect_raw()
     with sock:
@@ -365,7 +421,9 @@ def test_take_without_time_returns_waiting_arrivals() -> None:
 
 
 def test_one_queue_serves_several_connections_in_their_order(served: ListenerUnderTest) -> None:
-    dialers = [dial_as(f"dialer-{number}", served.listener.address, SpanArrivals()) for number in range(3)]
+    dialers = [
+        dial_as(f"dialer-{number}", served.listener.address, SpanArrivals()) for number in range(3)
+    ]
     for number in range(30):
         for dialer in dialers:
             dialer.send(b"%d" % number)
@@ -373,7 +431,9 @@ def test_one_queue_serves_several_connections_in_their_order(served: ListenerUnd
         dialer.close()
     arrived = take_arrivals(served.arrivals, 3 * 32)
     for dialer_number in range(3):
-        own = [arrival for arrival in arrived if arrival.connection.peer == f"dialer-{dialer_number}"]
+        own = [
+            arrival for arrival in arrived if arrival.connection.peer == f"dialer-{dialer_number}"
+        ]
         assert isinstance(own[0], ConnectionOpened) and isinstance(own[-1], ConnectionClosed)
         headers = [arrival.frame.header for arrival in own if isinstance(arrival, FrameReceived)]
         assert headers == [b"%d" % number for number in range(30)]

@@ -1,4 +1,6 @@
-"""Handshakes of span connections, on real sockets: clients and listeners that do not prove the key are refused."""
+"""Handshakes of span connections, on real sockets: clients and listeners that do not prove the key
+are refused.
+"""
 
 import os
 import socket
@@ -36,7 +38,16 @@ from fleet.spans.net.handshake import (
     encode_message,
 )
 from fleet.spans.net.listener import MAX_HANDSHAKES, SpanListener
-from tests.span_peers import KEY, WAIT_S, ListenerUnderTest, connected, dial_as, is_ended, serving, take_frames
+from tests.span_peers import (
+    KEY,
+    WAIT_S,
+    ListenerUnderTest,
+    connected,
+    dial_as,
+    is_ended,
+    serving,
+    take_frames,
+)
 from tests.support import wait_until
 
 OTHER_KEY = b"o" * 32
@@ -80,7 +91,14 @@ def scripted_listener(answer: Callable[[socket.socket], None]) -> Iterator[tuple
 def refusal_of(address: SpanAddress, *, key: bytes = KEY, timeout_s: float = WAIT_S) -> str:
     """Dial an address that must refuse, and return the message."""
     with pytest.raises(SpanUnreachable) as caught:
-        dial(address, key=key, own_name="dialer", purpose="neighbour", arrivals=SpanArrivals(), timeout_s=timeout_s)
+        dial(
+            address,
+            key=key,
+            own_name="dialer",
+            purpose="neighbour",
+            arrivals=SpanArrivals(),
+            timeout_s=timeout_s,
+        )
     assert caught.value.retryable and caught.value.code == "span_unreachable"
     assert address_text(address) in caught.value.message
     return caught.value.message
@@ -145,10 +163,16 @@ def test_proof_of_an_earlier_connection_is_refused(served: ListenerUnderTest) ->
 
 
 @pytest.mark.parametrize(("offered", "claimed"), [("anchor", "neighbour"), ("neighbour", "anchor")])
-def test_purpose_changed_under_way_is_refused(served: ListenerUnderTest, offered: str, claimed: str) -> None:
+def test_purpose_changed_under_way_is_refused(
+    served: ListenerUnderTest, offered: str, claimed: str
+) -> None:
     handshake = DialHandshake(KEY, "dialer", offered)
     with connect(served.listener.address, WAIT_S) as sock:
-        sock.sendall(encode_message(HELLO, receive_body(handshake.hello()).replace(offered.encode(), claimed.encode())))
+        sock.sendall(
+            encode_message(
+                HELLO, receive_body(handshake.hello()).replace(offered.encode(), claimed.encode())
+            )
+        )
         challenge = receive_message(sock)
         with pytest.raises(HandshakeRefused, match="another key"):
             handshake.answer(challenge)
@@ -191,12 +215,16 @@ BAD_CLIENTS = {
     "a huge length": ENVELOPE.pack(MAGIC, HELLO, len(VERSION), 0xFFFF) + VERSION.encode(),
     "the last message first": encode_message(PROOF, bytes(MAC_BYTES)),
     "an empty hello": encode_message(HELLO, b""),
-    "a name longer than the message": encode_message(HELLO, bytes(NONCE_BYTES) + b"\xff\xff" + b"name"),
+    "a name longer than the message": encode_message(
+        HELLO, bytes(NONCE_BYTES) + b"\xff\xff" + b"name"
+    ),
 }
 
 
 @pytest.mark.parametrize("sent", BAD_CLIENTS.values(), ids=list(BAD_CLIENTS))
-def test_client_that_sends_something_else_is_refused(served: ListenerUnderTest, sent: bytes) -> None:
+def test_client_that_sends_something_else_is_refused(
+    served: ListenerUnderTest, sent: bytes
+) -> None:
     with connect(served.listener.address, WAIT_S) as sock:
         sock.sendall(sent)
         assert is_ended(sock)
@@ -204,9 +232,14 @@ def test_client_that_sends_something_else_is_refused(served: ListenerUnderTest, 
 
 
 @pytest.mark.parametrize("num_bytes", [0, 4, None], ids=["nothing", "part of a hello", "a hello"])
-def test_silent_client_is_refused_after_a_time_and_others_connect_meanwhile(num_bytes: int | None) -> None:
+def test_silent_client_is_refused_after_a_time_and_others_connect_meanwhile(
+    num_bytes: int | None,
+) -> None:
     sent = DialHandshake(KEY, "dialer", "anchor").hello()[:num_bytes]
-    with serving(handshake_timeout_s=1.0) as served, connect(served.listener.address, WAIT_S) as sock:
+    with (
+        serving(handshake_timeout_s=1.0) as served,
+        connect(served.listener.address, WAIT_S) as sock,
+    ):
         sock.sendall(sent)
         assert served.accepts_another()
         while sock.recv(1000):
@@ -228,13 +261,20 @@ def test_silent_clients_cost_no_threads_and_few_files(served: ListenerUnderTest)
     for _ in range(num_clients):
         silent.append(connect(served.listener.address, WAIT_S))
         assert threading.active_count() == num_threads
-    wait_until(lambda: this.num_fds() <= num_files + num_clients + MAX_HANDSHAKES, "older clients to be dropped")
+    wait_until(
+        lambda: this.num_fds() <= num_files + num_clients + MAX_HANDSHAKES,
+        "older clients to be dropped",
+    )
     for sock in silent:
         sock.close()
 
 
-@pytest.mark.parametrize("length", [3, 300], ids=["a short folder", "a folder longer than an address"])
-def test_unix_listener_is_reached_by_its_user_alone_and_leaves_nothing(tmp_path: Path, length: int) -> None:
+@pytest.mark.parametrize(
+    "length", [3, 300], ids=["a short folder", "a folder longer than an address"]
+)
+def test_unix_listener_is_reached_by_its_user_alone_and_leaves_nothing(
+    tmp_path: Path, length: int
+) -> None:
     folder = tmp_path / ("deep/" * (length // 5)) / "sockets"
     folder.mkdir(mode=0o700, parents=True)
     dead = listen_at(folder / "dead.sock", backlog=1)
@@ -249,11 +289,17 @@ def test_unix_listener_is_reached_by_its_user_alone_and_leaves_nothing(tmp_path:
 
 def test_unix_listener_names_a_folder_that_cannot_have_sockets(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(SpanUnreachable, match=r"cannot listen .* at .*/file: .*; choose a folder .* --set data_dir=DIR"):
+    with pytest.raises(
+        SpanUnreachable,
+        match=r"cannot listen .* at .*/file: .*; choose a folder .* --set data_dir=DIR",
+    ):
         SpanListener(tmp_path / "file", arrivals=SpanArrivals(), key=KEY, own_name="acceptor")
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", ":1", "host:port", "host:70000", "unix:", "unix:a/b", "unix:/a\0b"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", "host:", ":1", "host:port", "host:70000", "unix:", "unix:a/b", "unix:/a\0b"],
+)
 def test_unreadable_address_is_none(text: str) -> None:
     assert parse_address(text) is None
 
@@ -301,7 +347,9 @@ def test_dialer_names_address_cause_and_remedy_if_no_process_listens() -> None:
     assert "refused" in message.lower() and "check that the worker runs" in message
 
 
-def test_closed_listener_accepts_no_more_and_keeps_its_connections(served: ListenerUnderTest) -> None:
+def test_closed_listener_accepts_no_more_and_keeps_its_connections(
+    served: ListenerUnderTest,
+) -> None:
     with connected(served) as pair:
         served.listener.close()
         served.listener.close()
@@ -312,5 +360,8 @@ def test_closed_listener_accepts_no_more_and_keeps_its_connections(served: Liste
 
 
 def test_listener_names_an_address_that_it_cannot_bind() -> None:
-    with pytest.raises(SpanUnreachable, match=r"cannot listen .* at 192\.0\.2\.1:0: .*; choose an address of this host"):
+    with pytest.raises(
+        SpanUnreachable,
+        match=r"cannot listen .* at 192\.0\.2\.1:0: .*; choose an address of this host",
+    ):
         SpanListener("192.0.2.1", arrivals=SpanArrivals(), key=KEY, own_name="acceptor")

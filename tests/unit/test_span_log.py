@@ -10,21 +10,40 @@ WIDTH = 4
 
 def extent(table: int, start: int, stop: int, pages: Sequence[int] = ()) -> SpanExtent:
     keys = b"".join(bytes([table, row]) + bytes(6) for row in range(start, stop))
-    return SpanExtent(table=table, pages=tuple(pages), start=start, stop=stop, before=0, keys=keys, draws=True)
+    return SpanExtent(
+        table=table, pages=tuple(pages), start=start, stop=stop, before=0, keys=keys, draws=True
+    )
 
 
-def add(log: SpanLog, number: int, *extents: SpanExtent, completed: int = 0, closed: tuple[int, ...] = ()) -> None:
-    rows = b"".join(bytes([each.table, row]) * (WIDTH // 2) for each in extents for row in range(each.start, each.stop))
-    log.add(SpanPass(generation=1, number=number, extents=extents, completed=completed, closed=closed), memoryview(rows))
+def add(
+    log: SpanLog,
+    number: int,
+    *extents: SpanExtent,
+    completed: int = 0,
+    closed: tuple[int, ...] = (),
+) -> None:
+    rows = b"".join(
+        bytes([each.table, row]) * (WIDTH // 2)
+        for each in extents
+        for row in range(each.start, each.stop)
+    )
+    log.add(
+        SpanPass(generation=1, number=number, extents=extents, completed=completed, closed=closed),
+        memoryview(rows),
+    )
 
 
 def contents(log: SpanLog, number: int = 0) -> list[tuple[int, list[tuple[int, int, int]]]]:
-    """Return the kept passes as (number, [(table, start, stop)]), after a check of their rows and keys."""
+    """Return the kept passes as (number, [(table, start, stop)]), after a check of their rows and
+    keys.
+    """
     found: list[tuple[int, list[tuple[int, int, int]]]] = []
     for work, parts in log.after(number):
         for each, rows in zip(work.extents, parts, strict=True):
             positions = range(each.start, each.stop)
-            assert bytes(rows) == b"".join(bytes([each.table, row]) * (WIDTH // 2) for row in positions)
+            assert bytes(rows) == b"".join(
+                bytes([each.table, row]) * (WIDTH // 2) for row in positions
+            )
             assert each.keys == extent(each.table, each.start, each.stop).keys
         found.append((work.number, [(each.table, each.start, each.stop) for each in work.extents]))
     return found

@@ -1,4 +1,6 @@
-"""The log of sent passes under arbitrary sequences of passes, compared with the rows that a worker needs."""
+"""The log of sent passes under arbitrary sequences of passes, compared with the rows that a worker
+needs.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +28,9 @@ class DrawnExtent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnPass:
-    """`lag`: number of the passes before this one that are not completed when it is sent. `closes`: a table that it closes."""
+    """`lag`: number of the passes before this one that are not completed when it is sent. `closes`:
+    a table that it closes.
+    """
 
     extents: Sequence[DrawnExtent]
     lag: int
@@ -34,18 +38,31 @@ class DrawnPass:
 
 
 def drawn_extents() -> st.SearchStrategy[list[DrawnExtent]]:
-    extents = st.builds(DrawnExtent, table=st.integers(1, 4), num_replaced=st.integers(0, 4), num_rows=st.integers(1, 4))
+    extents = st.builds(
+        DrawnExtent,
+        table=st.integers(1, 4),
+        num_replaced=st.integers(0, 4),
+        num_rows=st.integers(1, 4),
+    )
     return st.lists(extents, max_size=3, unique_by=lambda each: each.table)
 
 
 PASSES = st.lists(
-    st.builds(DrawnPass, extents=drawn_extents(), lag=st.integers(0, 4), closes=st.none() | st.integers(1, 4)), max_size=12
+    st.builds(
+        DrawnPass,
+        extents=drawn_extents(),
+        lag=st.integers(0, 4),
+        closes=st.none() | st.integers(1, 4),
+    ),
+    max_size=12,
 )
 
 
 @dataclass(slots=True)
 class PassSender:
-    """Sends drawn passes to a log, and records what a worker has after each of them. Each row sent has bytes of its own."""
+    """Sends drawn passes to a log, and records what a worker has after each of them. Each row sent
+    has bytes of its own.
+    """
 
     log: SpanLog
     states: list[Rows] = field(default_factory=lambda: [{}])
@@ -63,7 +80,9 @@ class PassSender:
             del rows[table]
         self.num_closed += bool(closed)
         extents, sent = self._written(drawn, rows)
-        work = SpanPass(generation=1, number=number, extents=extents, closed=closed, completed=self.completed)
+        work = SpanPass(
+            generation=1, number=number, extents=extents, closed=closed, completed=self.completed
+        )
         self.log.add(work, memoryview(sent))
         self.states.append(rows)
 
@@ -71,13 +90,27 @@ class PassSender:
         extents: list[SpanExtent] = []
         sent = b""
         for each in drawn.extents:
-            table = next((one for one in rows if one % 10 == each.table), 10 * self.num_closed + each.table)
+            table = next(
+                (one for one in rows if one % 10 == each.table), 10 * self.num_closed + each.table
+            )
             own = rows.setdefault(table, [])
             start = max(0, len(own) - each.num_replaced)
-            own[start:] = [(self.num_sent + added).to_bytes(ROW_BYTES, "big") for added in range(each.num_rows)]
+            own[start:] = [
+                (self.num_sent + added).to_bytes(ROW_BYTES, "big") for added in range(each.num_rows)
+            ]
             self.num_sent += each.num_rows
             written = b"".join(own[start:])
-            extents.append(SpanExtent(table=table, pages=(), start=start, stop=len(own), before=0, keys=written, draws=False))
+            extents.append(
+                SpanExtent(
+                    table=table,
+                    pages=(),
+                    start=start,
+                    stop=len(own),
+                    before=0,
+                    keys=written,
+                    draws=False,
+                )
+            )
             sent += written
         return tuple(extents), sent
 
@@ -89,7 +122,9 @@ def sender_of(passes: Sequence[DrawnPass], keep_bytes: int = UNLIMITED) -> PassS
     return sender
 
 
-def feed(rows: Rows, again: Sequence[tuple[SpanPass, list[memoryview]]], open_tables: Sequence[int]) -> Rows:
+def feed(
+    rows: Rows, again: Sequence[tuple[SpanPass, list[memoryview]]], open_tables: Sequence[int]
+) -> Rows:
     """Return what a worker with these rows has after passes that are sent again."""
     fed = {table: list(given) for table, given in rows.items() if table in open_tables}
     for work, parts in again:
@@ -97,12 +132,16 @@ def feed(rows: Rows, again: Sequence[tuple[SpanPass, list[memoryview]]], open_ta
             assert bytes(part) == extent.keys, "keys and rows belong together"
             own = fed.setdefault(extent.table, [])
             assert extent.start <= len(own), "rows are missing before those of the pass"
-            own[extent.start :] = [bytes(part[at : at + ROW_BYTES]) for at in range(0, len(part), ROW_BYTES)]
+            own[extent.start :] = [
+                bytes(part[at : at + ROW_BYTES]) for at in range(0, len(part), ROW_BYTES)
+            ]
     return fed
 
 
 @given(PASSES)
-def test_worker_behind_by_any_number_of_passes_has_all_rows_once_it_is_fed(passes: list[DrawnPass]) -> None:
+def test_worker_behind_by_any_number_of_passes_has_all_rows_once_it_is_fed(
+    passes: list[DrawnPass],
+) -> None:
     sender = sender_of(passes)
     last = sender.states[-1]
     for number, had in enumerate(sender.states):
@@ -110,7 +149,9 @@ def test_worker_behind_by_any_number_of_passes_has_all_rows_once_it_is_fed(passe
 
 
 @given(PASSES)
-def test_only_later_passes_are_sent_again_and_each_that_is_not_completed(passes: list[DrawnPass]) -> None:
+def test_only_later_passes_are_sent_again_and_each_that_is_not_completed(
+    passes: list[DrawnPass],
+) -> None:
     sender = sender_of(passes)
     for number in range(len(sender.states)):
         again = [work.number for work, _ in sender.log.after(number)]
@@ -121,9 +162,13 @@ def test_only_later_passes_are_sent_again_and_each_that_is_not_completed(passes:
 
 
 @given(PASSES)
-def test_kept_rows_are_those_of_open_tables_and_counted_to_the_byte(passes: list[DrawnPass]) -> None:
+def test_kept_rows_are_those_of_open_tables_and_counted_to_the_byte(
+    passes: list[DrawnPass],
+) -> None:
     sender = sender_of(passes)
-    assert sender.log.num_bytes == sum(len(part) for _, parts in sender.log.after(0) for part in parts)
+    assert sender.log.num_bytes == sum(
+        len(part) for _, parts in sender.log.after(0) for part in parts
+    )
     assert sender.log.num_tables == len(sender.states[-1])
     sender.log.complete(len(passes))
     sender.log.add(SpanPass(generation=1, number=len(passes) + 1, extents=()), memoryview(b""))
@@ -135,9 +180,13 @@ def test_kept_rows_are_those_of_open_tables_and_counted_to_the_byte(passes: list
 
 
 @given(PASSES, st.integers(0, 20 * ROW_BYTES))
-def test_beyond_the_limit_only_rows_of_running_passes_are_kept(passes: list[DrawnPass], keep_bytes: int) -> None:
+def test_beyond_the_limit_only_rows_of_running_passes_are_kept(
+    passes: list[DrawnPass], keep_bytes: int
+) -> None:
     unlimited, limited = sender_of(passes), sender_of(passes, keep_bytes)
     log, completed = limited.log, limited.completed
-    assert log.after(completed) == unlimited.log.after(completed), "a worker that has the completed passes lacks nothing"
+    assert log.after(completed) == unlimited.log.after(completed), (
+        "a worker that has the completed passes lacks nothing"
+    )
     assert log.num_bytes == sum(len(part) for _, parts in log.after(0) for part in parts)
     assert log.num_bytes <= keep_bytes or all(work.number > completed for work, _ in log.after(0))

@@ -1,4 +1,6 @@
-"""Division of layers by memory: every layer once, the fullest process as empty as possible, and what lacks."""
+"""Division of layers by memory: every layer once, the fullest process as empty as possible, and
+what lacks.
+"""
 
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -14,9 +16,15 @@ LAYER, EMBEDDING, HEAD, KV, BUFFER = 100, 300, 300, 20, 10
 
 def sizes(num_layers: int, *, tied: bool = False) -> ModelSizes:
     return ModelSizes(
-        layers=(LAYER,) * num_layers, embedding=EMBEDDING, before=7, after=5, head=HEAD, tied=tied, kv_bytes=KV,
+        layers=(LAYER,) * num_layers,
+        embedding=EMBEDDING,
+        before=7,
+        after=5,
+        head=HEAD,
+        tied=tied,
+        kv_bytes=KV,
         buffer_bytes=BUFFER,
-    )  # fmt: skip
+    )
 
 
 def notations(spans: tuple[PlannedSpan, ...]) -> list[str]:
@@ -26,7 +34,11 @@ def notations(spans: tuple[PlannedSpan, ...]) -> list[str]:
 def test_equal_budgets_leave_the_processes_with_embedding_and_head_fewer_layers() -> None:
     plan = plan_spans(sizes(12), 1000, [1000, 1000], anchor_is_last=False)
     assert notations(plan.spans) == ["0:2", "3:8", "9:output"] and not plan.lacking_bytes
-    assert [each.num_bytes for each in plan.spans] == [3 * 120 + 300 + 7 + 10, 6 * 120 + 10, 3 * 120 + 300 + 5 + 10]
+    assert [each.num_bytes for each in plan.spans] == [
+        3 * 120 + 300 + 7 + 10,
+        6 * 120 + 10,
+        3 * 120 + 300 + 5 + 10,
+    ]
 
 
 def test_anchor_that_is_last_has_the_embedding_and_the_head() -> None:
@@ -37,16 +49,22 @@ def test_anchor_that_is_last_has_the_embedding_and_the_head() -> None:
 
 
 @pytest.mark.parametrize(("anchor_is_last", "copies"), [(True, 1), (False, 2)])
-def test_head_that_is_the_embedding_is_counted_once_per_process(anchor_is_last: bool, copies: int) -> None:
+def test_head_that_is_the_embedding_is_counted_once_per_process(
+    anchor_is_last: bool, copies: int
+) -> None:
     plan = plan_spans(sizes(8, tied=True), 1000, [1000], anchor_is_last=anchor_is_last)
     assert sum(each.num_bytes for each in plan.spans) == 8 * 120 + copies * 300 + 7 + 5 + 2 * 10
 
 
 @pytest.mark.parametrize("anchor_is_last", [True, False])
 def test_memory_of_the_anchor_alone_is_counted_in_its_process_only(anchor_is_last: bool) -> None:
-    plan = plan_spans(replace(sizes(12), anchor=200), 1000, [1000, 1000], anchor_is_last=anchor_is_last)
+    plan = plan_spans(
+        replace(sizes(12), anchor=200), 1000, [1000, 1000], anchor_is_last=anchor_is_last
+    )
     without = [sizes(12).bytes_of(each.span, is_anchor=each.is_anchor) for each in plan.spans]
-    added = [each.num_bytes - num_bytes for each, num_bytes in zip(plan.spans, without, strict=True)]
+    added = [
+        each.num_bytes - num_bytes for each, num_bytes in zip(plan.spans, without, strict=True)
+    ]
     assert added == ([0, 0, 200] if anchor_is_last else [200, 0, 0])
 
 
@@ -64,10 +82,21 @@ def test_plan_of_budgets_that_are_too_small_lacks_the_difference() -> None:
 def test_no_other_division_has_a_less_full_fullest_process(
     layers: list[int], budgets: list[int], anchor_is_last: bool, tied: bool
 ) -> None:
-    model = ModelSizes(layers=tuple(layers), embedding=40, before=3, after=2, head=40, tied=tied, kv_bytes=4, buffer_bytes=5)
+    model = ModelSizes(
+        layers=tuple(layers),
+        embedding=40,
+        before=3,
+        after=2,
+        head=40,
+        tied=tied,
+        kv_bytes=4,
+        buffer_bytes=5,
+    )
     budgets = budgets[: len(layers)]
     plan = plan_spans(model, budgets[0], budgets[1:], anchor_is_last=anchor_is_last)
-    covered = [layer for each in plan.spans for layer in range(each.span.first, each.span.final + 1)]
+    covered = [
+        layer for each in plan.spans for layer in range(each.span.first, each.span.final + 1)
+    ]
     assert covered == list(range(len(layers))) and len(plan.spans) == len(budgets)
     assert [each.span.has_output for each in plan.spans] == [*[False] * (len(budgets) - 1), True]
     ordered = [each.budget for each in plan.spans]
@@ -75,8 +104,13 @@ def test_no_other_division_has_a_less_full_fullest_process(
     def rank(cuts: tuple[int, ...]) -> tuple[int, float]:
         lacking, fullest = 0, 0.0
         for process, (first, stop) in enumerate(pairwise((0, *cuts, len(layers)))):
-            has_output, is_anchor = stop == len(layers), process == (len(ordered) - 1 if anchor_is_last else 0)
-            num_bytes = sum(layers[first:stop]) + 4 * (stop - first) + 5 + 3 * (first == 0) + 2 * has_output
+            has_output, is_anchor = (
+                stop == len(layers),
+                process == (len(ordered) - 1 if anchor_is_last else 0),
+            )
+            num_bytes = (
+                sum(layers[first:stop]) + 4 * (stop - first) + 5 + 3 * (first == 0) + 2 * has_output
+            )
             num_bytes += 40 * (is_anchor or (tied and has_output)) + 40 * (has_output and not tied)
             lacking += max(0, num_bytes - ordered[process])
             fullest = max(fullest, num_bytes / ordered[process])
@@ -87,7 +121,16 @@ def test_no_other_division_has_a_less_full_fullest_process(
 
 
 def test_plan_that_does_not_fit_lacks_least_and_not_the_smallest_share_of_a_budget() -> None:
-    model = ModelSizes(layers=(100,) * 12, embedding=0, before=0, after=0, head=0, tied=False, kv_bytes=0, buffer_bytes=0)
+    model = ModelSizes(
+        layers=(100,) * 12,
+        embedding=0,
+        before=0,
+        after=0,
+        head=0,
+        tied=False,
+        kv_bytes=0,
+        buffer_bytes=0,
+    )
     plan = plan_spans(model, 10, [1000], anchor_is_last=False)
     assert notations(plan.spans) == ["0:0", "1:output"] and plan.lacking_bytes == 90 + 100
 
@@ -97,8 +140,16 @@ def test_head_on_the_anchor_is_counted_there_and_no_worker_has_it(tied: bool) ->
     model = sizes(8, tied=tied)
     plan = plan_spans(model, 1200, [700], anchor_is_last=False, head_on_anchor=True)
     anchor, worker = plan.spans
-    assert anchor.has_head and not worker.has_head and not worker.span.has_output and worker.span.final == 7
-    assert worker.num_bytes == model.cached_bytes(worker.span) + LAYER * (8 - worker.span.first) + BUFFER
+    assert (
+        anchor.has_head
+        and not worker.has_head
+        and not worker.span.has_output
+        and worker.span.final == 7
+    )
+    assert (
+        worker.num_bytes
+        == model.cached_bytes(worker.span) + LAYER * (8 - worker.span.first) + BUFFER
+    )
     assert anchor.num_bytes == 120 * worker.span.first + 300 + 300 * (not tied) + 7 + 5 + 10
 
 
@@ -112,10 +163,21 @@ def test_head_on_the_anchor_is_counted_there_and_no_worker_has_it(tied: bool) ->
 def test_further_worker_of_the_smallest_budget_makes_the_model_fit_and_no_smaller_one_does(
     layers: list[int], budgets: list[int], anchor_is_last: bool, head_on_anchor: bool
 ) -> None:
-    model = ModelSizes(layers=tuple(layers), embedding=40, before=3, after=2, head=40, tied=False, kv_bytes=4, buffer_bytes=5)
+    model = ModelSizes(
+        layers=tuple(layers),
+        embedding=40,
+        before=3,
+        after=2,
+        head=40,
+        tied=False,
+        kv_bytes=4,
+        buffer_bytes=5,
+    )
     anchor, workers = budgets[0], budgets[1:]
     options = {"anchor_is_last": anchor_is_last, "head_on_anchor": head_on_anchor}
-    assume(len(layers) >= len(budgets) and plan_spans(model, anchor, workers, **options).lacking_bytes)
+    assume(
+        len(layers) >= len(budgets) and plan_spans(model, anchor, workers, **options).lacking_bytes
+    )
     needed = further_worker_bytes(model, anchor, workers, **options)
     if len(layers) == len(budgets):
         assert needed is None

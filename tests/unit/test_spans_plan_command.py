@@ -1,4 +1,6 @@
-"""`fleet spans plan`: spans that cover the model, what lacks, refusals; from configuration and headers, without weights."""
+"""`fleet spans plan`: spans that cover the model, what lacks, refusals; from configuration and
+headers, without weights.
+"""
 
 import json
 import resource
@@ -19,12 +21,12 @@ from fleet.config.span_rules import problems_of_spans
 from fleet.core.byte_sizes import format_byte_size, option_of_byte_size, parse_byte_size
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
-from fleet.spans.protocol.layers import LayerSpan, plan_route
-from fleet.spans.protocol.buffers import PROCESS_BYTES, PassLimits, buffer_bytes
 from fleet.graphs.text import LM
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.models.checkpoint import INDEX, SINGLE
 from fleet.models.qwen3_omni.full_size import published_config
+from fleet.spans.protocol.buffers import PROCESS_BYTES, PassLimits, buffer_bytes
+from fleet.spans.protocol.layers import LayerSpan, plan_route
 from fleet.stages.span_sizes import span_sizes
 from fleet.worker.main import build_options
 from tests.support import REPO
@@ -40,27 +42,53 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_checkpoint(tmp_path_factory.mktemp("model") / "tiny")
 
 
-def write_large(folder: Path, dtype: str = "BF16", *, lacks: str = "none", intermediate_size: int = 11008) -> Path:
+def write_large(
+    folder: Path, dtype: str = "BF16", *, lacks: str = "none", intermediate_size: int = 11008
+) -> Path:
     """Write a model of gigabytes: its configuration, and a weight file that is a header and a hole.
 
-    `lacks`: part of the names that the file does not have. `intermediate_size`: in config.json; the file's is 11008.
+    `lacks`: part of the names that the file does not have. `intermediate_size`: in config.json; the
+    file's is 11008.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = Qwen3Config(
-        vocab_size=32_000, hidden_size=LARGE_HIDDEN, intermediate_size=intermediate_size, num_hidden_layers=LARGE_LAYERS,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False,
+        vocab_size=32_000,
+        hidden_size=LARGE_HIDDEN,
+        intermediate_size=intermediate_size,
+        num_hidden_layers=LARGE_LAYERS,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
         architectures=["Qwen3ForCausalLM"],
-    )  # fmt: skip
+    )
     config.save_pretrained(folder)
     layer = {
-        "self_attn.q_proj": (4096, 4096), "self_attn.k_proj": (1024, 4096), "self_attn.v_proj": (1024, 4096),
-        "self_attn.o_proj": (4096, 4096), "self_attn.q_norm": (128,), "self_attn.k_norm": (128,),
-        "mlp.gate_proj": (11008, 4096), "mlp.up_proj": (11008, 4096), "mlp.down_proj": (4096, 11008),
-        "input_layernorm": (4096,), "post_attention_layernorm": (4096,),
-    }  # fmt: skip
-    shapes = {f"model.layers.{n}.{name}.weight": shape for n in range(LARGE_LAYERS) for name, shape in layer.items()}
-    shapes |= {"model.embed_tokens.weight": (32_000, 4096), "lm_head.weight": (32_000, 4096), "model.norm.weight": (4096,)}
-    write_hollow(folder / SINGLE, {name: shape for name, shape in shapes.items() if lacks not in name}, dtype)
+        "self_attn.q_proj": (4096, 4096),
+        "self_attn.k_proj": (1024, 4096),
+        "self_attn.v_proj": (1024, 4096),
+        "self_attn.o_proj": (4096, 4096),
+        "self_attn.q_norm": (128,),
+        "self_attn.k_norm": (128,),
+        "mlp.gate_proj": (11008, 4096),
+        "mlp.up_proj": (11008, 4096),
+        "mlp.down_proj": (4096, 11008),
+        "input_layernorm": (4096,),
+        "post_attention_layernorm": (4096,),
+    }
+    shapes = {
+        f"model.layers.{n}.{name}.weight": shape
+        for n in range(LARGE_LAYERS)
+        for name, shape in layer.items()
+    }
+    shapes |= {
+        "model.embed_tokens.weight": (32_000, 4096),
+        "lm_head.weight": (32_000, 4096),
+        "model.norm.weight": (4096,),
+    }
+    write_hollow(
+        folder / SINGLE, {name: shape for name, shape in shapes.items() if lacks not in name}, dtype
+    )
     return folder
 
 
@@ -79,7 +107,16 @@ def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]], dtype: str) -> 
 
 def invoke(folder: Path, *options: str, memory: Sequence[str]) -> Result:
     budgets = [argument for each in memory for argument in ("--memory", each)]
-    arguments = ["spans", "plan", "--config", TEXT_CONFIG, "--checkpoint", str(folder), *budgets, *options]
+    arguments = [
+        "spans",
+        "plan",
+        "--config",
+        TEXT_CONFIG,
+        "--checkpoint",
+        str(folder),
+        *budgets,
+        *options,
+    ]
     return CliRunner().invoke(app, arguments)
 
 
@@ -96,18 +133,33 @@ def refusal(folder: Path, *options: str, memory: Sequence[str]) -> ConfigError:
 
 
 @pytest.mark.parametrize("anchor", ["first", "last"])
-def test_printed_spans_cover_all_layers_and_are_accepted_as_configuration(anchor: str, tmp_path: Path) -> None:
-    done = invoke(write_large(tmp_path / "model"), "--anchor", anchor, "--dtype", "bfloat16", memory=["8GiB", "7GiB", "4GiB"])
+def test_printed_spans_cover_all_layers_and_are_accepted_as_configuration(
+    anchor: str, tmp_path: Path
+) -> None:
+    done = invoke(
+        write_large(tmp_path / "model"),
+        "--anchor",
+        anchor,
+        "--dtype",
+        "bfloat16",
+        memory=["8GiB", "7GiB", "4GiB"],
+    )
     assert done.exit_code == 0, done.output
     file = tmp_path / "fleet.yaml"
     file.write_text("graph: text\n" + done.output.partition("Add to the deployment file:\n")[2])
     config = open_deployment(file, ["device=cpu"]).config
     spans = config.stage(LM).spans
-    assert spans is not None and config.dtype == "bfloat16" and config.checkpoint == str(tmp_path / "model")
+    assert (
+        spans is not None
+        and config.dtype == "bfloat16"
+        and config.checkpoint == str(tmp_path / "model")
+    )
     workers = {WorkerId(each): LayerSpan.parse(each, "workers") for each in spans.workers}
     route = plan_route(spans.anchor_span, workers, LARGE_LAYERS)
     assert route.is_complete and not route.unused and len(route.hops) == 2
-    assert (spans.anchor_span.first == 0) == (anchor == "first") and spans.anchor_span.has_output == (anchor == "last")
+    assert (spans.anchor_span.first == 0) == (
+        anchor == "first"
+    ) and spans.anchor_span.has_output == (anchor == "last")
 
 
 def test_printed_workers_are_quoted_so_that_any_reader_of_yaml_reads_spans(tmp_path: Path) -> None:
@@ -119,10 +171,22 @@ def test_printed_workers_are_quoted_so_that_any_reader_of_yaml_reads_spans(tmp_p
 def test_table_has_each_process_with_its_bytes_and_fill(tiny: Path) -> None:
     made = planned(tiny, memory=["1GiB", "900MiB"])
     output = invoke(tiny, memory=["1GiB", "900MiB"]).stdout
-    rows = {line.split()[0]: line for line in output.splitlines() if line.strip().startswith(("anchor", "worker"))}
+    rows = {
+        line.split()[0]: line
+        for line in output.splitlines()
+        if line.strip().startswith(("anchor", "worker"))
+    }
     for name, each in zip(("anchor", "worker"), made["spans"], strict=True):
-        shown = (each["span"], *(format_byte_size(each[f"{part}_bytes"]) for part in ("weight", "kv", "buffer", "num", "budget")))
-        assert all(part in rows[name] for part in shown) and "█" in rows[name] and " % " in rows[name]
+        shown = (
+            each["span"],
+            *(
+                format_byte_size(each[f"{part}_bytes"])
+                for part in ("weight", "kv", "buffer", "num", "budget")
+            ),
+        )
+        assert (
+            all(part in rows[name] for part in shown) and "█" in rows[name] and " % " in rows[name]
+        )
     assert "0:1" in rows["anchor"] and "2:output" in rows["worker"]
 
 
@@ -132,8 +196,19 @@ def test_bytes_are_those_of_weights_keys_values_and_buffers(tiny: Path) -> None:
     options = build_options(config, LM, tiny)
     import torch
 
-    sizes = span_sizes("text", LM, tiny, torch.float32, num_positions=1616, buffer_bytes=made["spans"][0]["buffer_bytes"])
-    assert made["num_positions"] == 1600 and made["kv_pages"] == 100 and made["dtype"] == options.dtype == "float32"
+    sizes = span_sizes(
+        "text",
+        LM,
+        tiny,
+        torch.float32,
+        num_positions=1616,
+        buffer_bytes=made["spans"][0]["buffer_bytes"],
+    )
+    assert (
+        made["num_positions"] == 1600
+        and made["kv_pages"] == 100
+        and made["dtype"] == options.dtype == "float32"
+    )
     for each, is_anchor in zip(made["spans"], (True, False), strict=True):
         span = LayerSpan.parse(each["span"], "span").of_model(3, "span")
         assert each["num_bytes"] == sizes.bytes_of(span, is_anchor=is_anchor)
@@ -153,17 +228,29 @@ def test_positions_and_precision_are_by_default_those_of_a_worker(tiny: Path) ->
 
 def test_buffers_grow_with_passes_and_kept_rows_up_to_their_limits() -> None:
     def of(device_kind: str = "cpu", **changes: int) -> int:
-        given = {"max_batch": 4, "prefill_chunk_tokens": 8, "num_positions": 1000, "window": 3, "keep_bytes": 100} | changes
-        return buffer_bytes(PassLimits(**given), device_kind=device_kind, row_width=10, num_ids=7, itemsize=4)
+        given = {
+            "max_batch": 4,
+            "prefill_chunk_tokens": 8,
+            "num_positions": 1000,
+            "window": 3,
+            "keep_bytes": 100,
+        } | changes
+        return buffer_bytes(
+            PassLimits(**given), device_kind=device_kind, row_width=10, num_ids=7, itemsize=4
+        )
 
     rows, logits, stored, sent = 20 * 32 * 40, 4 * 4 * 4 * 7, 1000 * 40, 100 + 3 * 32 * 40
     assert of() == PROCESS_BYTES["cpu"] + rows + logits + stored + sent
     assert of(keep_bytes=10**9) == PROCESS_BYTES["cpu"] + rows + logits + 2 * stored
-    assert of(prefill_chunk_tokens=10**6) == PROCESS_BYTES["cpu"] + 20 * stored + logits + 2 * stored
+    assert (
+        of(prefill_chunk_tokens=10**6) == PROCESS_BYTES["cpu"] + 20 * stored + logits + 2 * stored
+    )
     assert of("cuda") == PROCESS_BYTES["cuda"] + rows + logits + stored
 
 
-def test_plan_that_does_not_fit_names_the_missing_bytes_and_remedies_that_work(tmp_path: Path) -> None:
+def test_plan_that_does_not_fit_names_the_missing_bytes_and_remedies_that_work(
+    tmp_path: Path,
+) -> None:
     folder, memory = write_large(tmp_path), ["7GiB", "6GiB"]
     made = planned(folder, memory=memory)
     done = invoke(folder, memory=memory)
@@ -175,19 +262,27 @@ def test_plan_that_does_not_fit_names_the_missing_bytes_and_remedies_that_work(t
     further = option_of_byte_size(made["further_worker_bytes"])
     assert f"add --memory {further}" in done.output
     assert planned(folder, memory=[*memory, further])["fits"]
-    assert not planned(folder, memory=[*memory, f"{parse_byte_size(further, 'x') - 2 * MIB}B"])["fits"]
+    assert not planned(folder, memory=[*memory, f"{parse_byte_size(further, 'x') - 2 * MIB}B"])[
+        "fits"
+    ]
 
 
 def test_fewer_pages_and_smaller_weights_are_remedies_where_they_are_enough(tmp_path: Path) -> None:
     folder = write_large(tmp_path)
     bfloat16 = planned(folder, "--dtype", "bfloat16", memory=["8GiB", "8GiB"])
-    assert bfloat16["fits"] and "set dtype: bfloat16" in invoke(folder, memory=["8GiB", "8GiB"]).output
+    assert (
+        bfloat16["fits"] and "set dtype: bfloat16" in invoke(folder, memory=["8GiB", "8GiB"]).output
+    )
     pages = ("--dtype", "bfloat16", "--positions", "300000")
     made = planned(folder, *pages, memory=["8GiB", "8GiB"])
     remedy = next(each for each in made["remedies"] if "kv_pages" in each)
     most = int(remedy.partition("at most ")[2].split()[0])
-    assert planned(folder, *pages[:2], "--positions", str(16 * most), memory=["8GiB", "8GiB"])["fits"]
-    assert not planned(folder, *pages[:2], "--positions", str(16 * most + 16), memory=["8GiB", "8GiB"])["fits"]
+    assert planned(folder, *pages[:2], "--positions", str(16 * most), memory=["8GiB", "8GiB"])[
+        "fits"
+    ]
+    assert not planned(
+        folder, *pages[:2], "--positions", str(16 * most + 16), memory=["8GiB", "8GiB"]
+    )["fits"]
 
 
 def test_plan_without_a_remedy_names_the_budgets_that_are_too_small(tiny: Path) -> None:
@@ -197,7 +292,11 @@ def test_plan_without_a_remedy_names_the_budgets_that_are_too_small(tiny: Path) 
 
 def test_one_process_is_planned_without_spans(tiny: Path) -> None:
     done = invoke(tiny, memory=["2GiB"])
-    assert done.exit_code == 0 and "One process holds the model" in done.output and "spans:" not in done.output
+    assert (
+        done.exit_code == 0
+        and "One process holds the model" in done.output
+        and "spans:" not in done.output
+    )
     assert planned(tiny, memory=["2GiB"])["configuration"] == ""
     assert invoke(tiny, memory=["64MiB"]).exit_code == 1
 
@@ -205,19 +304,33 @@ def test_one_process_is_planned_without_spans(tiny: Path) -> None:
 def test_more_processes_than_layers_are_refused(tiny: Path) -> None:
     error = refusal(tiny, memory=["1GiB"] * 4)
     assert error.message == (
-        "--memory: 4 processes for a model of 3 layers, and each needs a layer; give --memory at most 3 times"
+        "--memory: 4 processes for a model of 3 layers, and each needs a layer; give --memory "
+        "at most 3 times"
     )
 
 
-@pytest.mark.parametrize("value", ["4", "0GiB", "GiB", "-1GiB", "1.5.2GiB", "4 apples", "", "1e3MiB"])
-def test_memory_that_is_no_amount_is_refused_by_the_name_of_the_option(value: str, tiny: Path) -> None:
+@pytest.mark.parametrize(
+    "value", ["4", "0GiB", "GiB", "-1GiB", "1.5.2GiB", "4 apples", "", "1e3MiB"]
+)
+def test_memory_that_is_no_amount_is_refused_by_the_name_of_the_option(
+    value: str, tiny: Path
+) -> None:
     error = refusal(tiny, memory=["1GiB", value])
-    assert error.message.startswith(f"--memory: {value!r} is no amount of memory; write a number with a unit, such as 900MiB")
+    assert error.message.startswith(
+        f"--memory: {value!r} is no amount of memory; write a number with a unit, such as 900MiB"
+    )
 
 
 @pytest.mark.parametrize(
     ("text", "num_bytes"),
-    [("900MiB", 900 * MIB), ("2GB", 2 * 10**9), ("1.5GiB", 1536 * MIB), ("4gib", 4 << 30), ("16 KB", 16_000), ("7B", 7)],
+    [
+        ("900MiB", 900 * MIB),
+        ("2GB", 2 * 10**9),
+        ("1.5GiB", 1536 * MIB),
+        ("4gib", 4 << 30),
+        ("16 KB", 16_000),
+        ("7B", 7),
+    ],
 )
 def test_memory_is_read_in_decimal_and_binary_units(text: str, num_bytes: int) -> None:
     assert parse_byte_size(text, "memory") == num_bytes
@@ -227,45 +340,74 @@ def test_stage_that_cannot_be_divided_is_refused_with_those_that_can() -> None:
     import torch
 
     with pytest.raises(
-        ConfigError, match="those of lm of graph text, thinker of graph qwen3_omni, talker of graph qwen3_omni can be"
+        ConfigError,
+        match="those of lm of graph text, thinker of graph qwen3_omni, talker of graph "
+        "qwen3_omni can be",
     ):
-        span_sizes("text", StageName("other"), Path(), torch.float32, num_positions=1, buffer_bytes=0)
+        span_sizes(
+            "text", StageName("other"), Path(), torch.float32, num_positions=1, buffer_bytes=0
+        )
 
 
 def test_other_engine_is_refused_with_the_option_that_helps(tiny: Path) -> None:
-    assert "add --set stages.lm.engine=torch" in refusal(tiny, "--set", "stages.lm.engine=vllm", memory=["1GiB"]).message
+    assert (
+        "add --set stages.lm.engine=torch"
+        in refusal(tiny, "--set", "stages.lm.engine=vllm", memory=["1GiB"]).message
+    )
 
 
 def test_planning_reads_no_weight_and_needs_no_memory_for_them(tiny: Path, tmp_path: Path) -> None:
     """The file has 20 GB of holes; a hole that is read takes memory, and time."""
     folder = write_large(tmp_path, "F32")
-    assert (folder / SINGLE).stat().st_size > 18e9 and (folder / SINGLE).stat().st_blocks * 512 < MIB
+    assert (folder / SINGLE).stat().st_size > 18e9 and (
+        folder / SINGLE
+    ).stat().st_blocks * 512 < MIB
     planned(tiny, memory=["1GiB", "1GiB"])  # all imports
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     made = planned(folder, memory=["16GiB", "16GiB"])
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib < 100 * 1024
-    assert made["fits"] and made["weight_files"]["num_bytes"] == sum(each["weight_bytes"] for each in made["spans"])
+    assert made["fits"] and made["weight_files"]["num_bytes"] == sum(
+        each["weight_bytes"] for each in made["spans"]
+    )
 
 
 def test_weight_files_may_be_of_another_precision_or_absent(tmp_path: Path) -> None:
     folder, memory = write_large(tmp_path), ["16GiB", "16GiB"]
     stored = planned(folder, memory=memory)
     assert stored["dtype"] == "float32" and stored["weight_files"]["dtypes"] == ["BF16"]
-    assert 2 * stored["weight_files"]["num_bytes"] == sum(each["weight_bytes"] for each in stored["spans"])
+    assert 2 * stored["weight_files"]["num_bytes"] == sum(
+        each["weight_bytes"] for each in stored["spans"]
+    )
     (folder / SINGLE).unlink()
     absent = planned(folder, memory=memory)
     assert absent["weight_files"] is None and absent["spans"] == stored["spans"]
-    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "model-1.safetensors"}}))
-    assert planned(folder, memory=memory)["weight_files"]["missing_files"] == ["model-1.safetensors"]
-    assert "weight files: 1 of 1 are not here; sizes are by config.json alone" in invoke(folder, memory=memory).output
+    (folder / INDEX).write_text(
+        json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": "model-1.safetensors"}})
+    )
+    assert planned(folder, memory=memory)["weight_files"]["missing_files"] == [
+        "model-1.safetensors"
+    ]
+    assert (
+        "weight files: 1 of 1 are not here; sizes are by config.json alone"
+        in invoke(folder, memory=memory).output
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "difference"),
     [
-        ({"lacks": "layers.23."}, "the weight files have no layer 23, and config.json describes 24 layers"),
-        ({"lacks": "layers.5.mlp.up_proj"}, r"model\.layers\.5 has \d+ numbers in the weight files, and \d+ by config\.json"),
-        ({"lacks": "lm_head"}, r"\d+ numbers beside the layers, and embedding and output head have \d+"),
+        (
+            {"lacks": "layers.23."},
+            "the weight files have no layer 23, and config.json describes 24 layers",
+        ),
+        (
+            {"lacks": "layers.5.mlp.up_proj"},
+            r"model\.layers\.5 has \d+ numbers in the weight files, and \d+ by config\.json",
+        ),
+        (
+            {"lacks": "lm_head"},
+            r"\d+ numbers beside the layers, and embedding and output head have \d+",
+        ),
         ({"intermediate_size": 12288}, r"model\.layers\.0 has \d+ numbers in the weight files"),
     ],
 )
@@ -287,7 +429,9 @@ def test_damaged_weight_file_is_refused_by_its_name(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Qwen3-Omni's config.json of the published size, as it is downloaded of a name on the model hub, without weights."""
+    """Qwen3-Omni's config.json of the published size, as it is downloaded of a name on the model
+    hub, without weights.
+    """
     folder = tmp_path_factory.mktemp("published")
     (folder / "config.json").write_text(json.dumps(published_config()))
     return folder
@@ -296,7 +440,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def omni_plan(stage: str, *options: str, memory: Sequence[str], config: str = "qwen3_omni") -> Any:
     budgets = [argument for each in memory for argument in ("--memory", each)]
     file = str(REPO / "configs" / f"{config}.yaml")
-    return CliRunner().invoke(app, ["spans", "plan", "--config", file, "--stage", stage, *budgets, *options])
+    return CliRunner().invoke(
+        app, ["spans", "plan", "--config", file, "--stage", stage, *budgets, *options]
+    )
 
 
 @pytest.mark.parametrize("anchor", ["first", "last"])
@@ -327,4 +473,6 @@ def test_stages_of_qwen3_omni_are_planned_and_accepted_as_configuration(
 
 def test_stage_of_qwen3_omni_without_layers_is_refused(published: Path) -> None:
     error = omni_plan("code2wav", "--checkpoint", str(published), memory=["24GiB"]).exception
-    assert isinstance(error, ConfigError) and error.message.startswith("stage: the layers of code2wav of graph qwen3_omni cannot")
+    assert isinstance(error, ConfigError) and error.message.startswith(
+        "stage: the layers of code2wav of graph qwen3_omni cannot"
+    )

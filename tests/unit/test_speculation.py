@@ -1,4 +1,6 @@
-"""The number of drafts that a pass verifies, by measured times: passes whose times are given by a function."""
+"""The number of drafts that a pass verifies, by measured times: passes whose times are given by a
+function.
+"""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,21 +11,37 @@ import pytest
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
-from fleet.drafts.figures.speculation import EAGLE3, OFF, SpeculationFigures, decode_speculation, encode_speculation
 from fleet.drafts.drafters import AskedDraft, Drafter, NgramDrafter
+from fleet.drafts.figures.speculation import (
+    EAGLE3,
+    OFF,
+    SpeculationFigures,
+    decode_speculation,
+    encode_speculation,
+)
+from fleet.drafts.pass_costs import (
+    BUCKETS,
+    FEWEST_BETWEEN,
+    FEWEST_MEASURES,
+    PassCosts,
+    PassTimes,
+    bucket_of,
+)
+from fleet.drafts.speculation import REST, Speculation
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
-from fleet.drafts.pass_costs import BUCKETS, FEWEST_BETWEEN, FEWEST_MEASURES, PassCosts, PassTimes, bucket_of
 from fleet.engine.torch.pass_queue import PassEntry
 from fleet.engine.torch.passes import PassDone
-from fleet.drafts.speculation import REST, Speculation
 
 NUM_PASSES, MOSTLY = 4000, 0.96
 """Every 32nd pass may measure another number, where that wastes little time."""
 
 
-def chosen(seconds: Callable[[int], float], share: float, most: int = 3, token_s: float = 0.0) -> list[int]:
-    """Return the drafts of each of many passes of one request, each draft accepted with a constant share.
+def chosen(
+    seconds: Callable[[int], float], share: float, most: int = 3, token_s: float = 0.0
+) -> list[int]:
+    """Return the drafts of each of many passes of one request, each draft accepted with a constant
+    share.
 
     `token_s`: time for the prompt for each token of the answer.
     """
@@ -67,17 +85,24 @@ def test_choice_follows_times_that_change() -> None:
         costs.add(1, count, 1.0 + per_draft * count)
         last.append(count)
     assert max(last[NUM_PASSES - 20 : NUM_PASSES - 10]) <= 3 and last[-1] == 3
-    assert next(at for at in range(NUM_PASSES, len(last)) if last[at : at + 10] == [3] * 10) < NUM_PASSES + 40 * FEWEST_BETWEEN
+    assert (
+        next(at for at in range(NUM_PASSES, len(last)) if last[at : at + 10] == [3] * 10)
+        < NUM_PASSES + 40 * FEWEST_BETWEEN
+    )
 
 
 def test_measures_that_take_longer_than_estimated_are_rarer() -> None:
-    """Drafts do not pay. A pass with drafts after many without takes long, since a head reads first what it has not read; batches
-    of several sizes have estimates of their own, which do not know it.
+    """Drafts do not pay. A pass with drafts after many without takes long, since a head reads first
+    what it has not read; batches of several sizes have estimates of their own, which do not know
+    it.
     """
     costs, without, lost_s, best_s = PassCosts(), 0, 0.0, 0.0
     for number in range(NUM_PASSES):
         size = 9 + number % 8
-        tokens, drafts = [size * each for each in (1.0, 1.3, 1.4, 1.45)], [size * count for count in range(4)]
+        tokens, drafts = (
+            [size * each for each in (1.0, 1.3, 1.4, 1.45)],
+            [size * count for count in range(4)],
+        )
         count = costs.choice(size, tokens, drafts)
         rows, plain_s = size + drafts[count], 0.014
         seconds = 0.008 + 0.006 * -(-rows // 16) + (0.06 if count and without > 8 else 0.0)
@@ -111,7 +136,9 @@ def test_other_numbers_are_tried_only_in_timed_passes() -> None:
 
 
 def test_all_drafts_are_verified_where_only_the_first_one_costs_time() -> None:
-    """A pass with drafts takes longer, however many they are: one that verifies few of them seems never to pay."""
+    """A pass with drafts takes longer, however many they are: one that verifies few of them seems
+    never to pay.
+    """
     numbers = chosen(lambda drafts: 1.0 + 0.5 * (drafts > 0), share=0.8)
     assert sum(number == 3 for number in numbers) > MOSTLY * NUM_PASSES
 
@@ -136,11 +163,27 @@ def test_time_of_a_number_is_between_those_that_are_known() -> None:
     assert times.of(1) == times.of(3) == times.of(7) == 1.0, "one measure is not enough"
     for _ in range(FEWEST_MEASURES):
         times.add(6, 9.0)
-    assert (times.of(1), times.of(2), times.of(3), times.of(6), times.of(9)) == (1.0, 1.0, 3.0, 9.0, 9.0)
+    assert (times.of(1), times.of(2), times.of(3), times.of(6), times.of(9)) == (
+        1.0,
+        1.0,
+        3.0,
+        9.0,
+        9.0,
+    )
 
 
 def test_numbers_of_rows_count_as_the_next_lower_one_that_is_kept() -> None:
-    assert [bucket_of(number) for number in (0, 1, 7, 8, 9, 17, 35, 36, 1000)] == [0, 1, 7, 8, 8, 16, 32, 36, BUCKETS[-1]]
+    assert [bucket_of(number) for number in (0, 1, 7, 8, 9, 17, 35, 36, 1000)] == [
+        0,
+        1,
+        7,
+        8,
+        8,
+        16,
+        32,
+        36,
+        BUCKETS[-1],
+    ]
 
 
 class CountedGuesses(Drafter):
@@ -194,18 +237,27 @@ def run_passes(
     num_requests: int = 1,
     num_tokens: int = 0,
 ) -> list[int]:
-    """Return the drafts of each pass. A pass takes 1 s, and so much more for each draft. `num_tokens`: of each answer."""
+    """Return the drafts of each pass. A pass takes 1 s, and so much more for each draft.
+    `num_tokens`: of each answer.
+    """
     task, drafts = cast(Any, Growing(num_tokens)), list[int]()
     requests = [RequestId(f"r{request}") for request in range(num_requests)]
     for _ in range(number):
         entries: list[tuple[RequestId, PassEntry[Any]]] = [
-            (request, PassEntry(task=task, extent=Extent(table=cast(PageTable, None), start=0, stop=1))) for request in requests
+            (
+                request,
+                PassEntry(task=task, extent=Extent(table=cast(PageTable, None), start=0, stop=1)),
+            )
+            for request in requests
         ]
-        entries = list(zip(requests, speculation.with_drafts(entries, cast(KVPool, task)), strict=True))
+        entries = list(
+            zip(requests, speculation.with_drafts(entries, cast(KVPool, task)), strict=True)
+        )
         num_drafts = [len(entry.extent.drafts) for _, entry in entries]
         drafts.append(sum(num_drafts))
         drawn: dict[int, Any] = {
-            id(entry.extent): [None] * (1 + len(list(takewhile(bool, (is_right() for _ in entry.extent.drafts)))))
+            id(entry.extent): [None]
+            * (1 + len(list(takewhile(bool, (is_right() for _ in entry.extent.drafts)))))
             for _, entry in entries
         }
         speculation.record(entries, PassDone(tapped={}, drawn=drawn), 1.0 + draft_s * drafts[-1])
@@ -213,8 +265,12 @@ def run_passes(
 
 
 def run_equal_passes(speculation: Speculation, number: int, *, accepts: bool) -> list[int]:
-    """The same where all drafts are right and take no time, or all are wrong, and a draft takes as long as a pass."""
-    return run_passes(speculation, number, is_right=lambda: accepts, draft_s=0.0 if accepts else 1.0)
+    """The same where all drafts are right and take no time, or all are wrong, and a draft takes as
+    long as a pass.
+    """
+    return run_passes(
+        speculation, number, is_right=lambda: accepts, draft_s=0.0 if accepts else 1.0
+    )
 
 
 def test_guesses_are_rarely_looked_for_while_none_is_worth_its_time() -> None:
@@ -224,11 +280,15 @@ def test_guesses_are_rarely_looked_for_while_none_is_worth_its_time() -> None:
     before = drafter.num_asked
     num_measures = sum(map(bool, run_equal_passes(speculation, 400, accepts=False)))
     assert num_measures <= 400 / FEWEST_BETWEEN
-    assert drafter.num_asked - before <= 400 / REST + (REST + 1) * num_measures + 1, "each measure is followed by a new attempt"
+    assert drafter.num_asked - before <= 400 / REST + (REST + 1) * num_measures + 1, (
+        "each measure is followed by a new attempt"
+    )
     run_equal_passes(speculation, 4000, accepts=True)
     before = drafter.num_asked
     drafts = run_equal_passes(speculation, 20, accepts=True)
-    assert drafts.count(3) >= 19 and drafter.num_asked - before == 20, "one of them may measure another number"
+    assert drafts.count(3) >= 19 and drafter.num_asked - before == 20, (
+        "one of them may measure another number"
+    )
 
 
 def test_guesses_for_other_numbers_of_requests_are_looked_for_meanwhile() -> None:
@@ -241,18 +301,32 @@ def test_guesses_for_other_numbers_of_requests_are_looked_for_meanwhile() -> Non
 
 
 @pytest.mark.parametrize(("num_tokens", "best"), [(0, 3), (38, 0), (80, 0)])
-def test_backlog_is_read_where_enough_of_an_average_answer_is_left(num_tokens: int, best: int) -> None:
+def test_backlog_is_read_where_enough_of_an_average_answer_is_left(
+    num_tokens: int, best: int
+) -> None:
     """Answers have 40 tokens on average, and a quarter of them is assumed to follow at least."""
     speculation, chance = Speculation({EAGLE3: BacklogGuesses()}, EAGLE3, 3), random.Random(1)
     for _ in range(FEWEST_MEASURES):
         speculation.close(RequestId("earlier"), cast(Any, Growing(40)), complete=True)
-    drafts = run_passes(speculation, 1000, is_right=lambda: chance.random() < 0.6, draft_s=0.05, num_tokens=num_tokens)
+    drafts = run_passes(
+        speculation,
+        1000,
+        is_right=lambda: chance.random() < 0.6,
+        draft_s=0.05,
+        num_tokens=num_tokens,
+    )
     assert drafts.count(best) > MOSTLY * len(drafts)
 
 
-@pytest.mark.parametrize(("rate", "draft_s", "best"), [(0.85, 0.35, 3), (0.9, 0.4, 3), (0.7, 0.25, 2)])
-def test_best_number_of_drafts_is_found_though_each_is_right_by_chance(rate: float, draft_s: float, best: int) -> None:
-    """`rate`: of drafts that are right after right ones. The best number is 3 to 10 % faster than the one below."""
+@pytest.mark.parametrize(
+    ("rate", "draft_s", "best"), [(0.85, 0.35, 3), (0.9, 0.4, 3), (0.7, 0.25, 2)]
+)
+def test_best_number_of_drafts_is_found_though_each_is_right_by_chance(
+    rate: float, draft_s: float, best: int
+) -> None:
+    """`rate`: of drafts that are right after right ones. The best number is 3 to 10 % faster than
+    the one below.
+    """
     speculation, chance = Speculation({"suffix": CountedGuesses()}, "suffix", 3), random.Random(1)
     drafts = run_passes(speculation, 3000, is_right=lambda: chance.random() < rate, draft_s=draft_s)
     assert drafts[500:].count(best) >= 0.7 * len(drafts[500:])
@@ -263,7 +337,9 @@ def test_rates_of_right_drafts_outlast_a_switch_and_begin_again_with_another_hea
     run_passes(speculation, 400, is_right=lambda: False, draft_s=0.3)
     speculation.use(OFF)
     speculation.use(EAGLE3)
-    assert sum(run_passes(speculation, 20, is_right=lambda: False, draft_s=0.3)) <= 3, "one pass may measure another number"
+    assert sum(run_passes(speculation, 20, is_right=lambda: False, draft_s=0.3)) <= 3, (
+        "one pass may measure another number"
+    )
     speculation.on_new_head(2)
     assert sum(run_passes(speculation, 20, is_right=lambda: True, draft_s=0.3)) >= 3 * 10
 
@@ -274,11 +350,15 @@ def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:
         speculation.use("eagle")
     assert speculation.figures().drafter == "ngram"
     speculation.use("off")
-    assert speculation.figures() == SpeculationFigures(drafter="off", drafted=(0, 0, 0), accepted=(0, 0, 0))
+    assert speculation.figures() == SpeculationFigures(
+        drafter="off", drafted=(0, 0, 0), accepted=(0, 0, 0)
+    )
 
 
 def test_figures_travel_as_text_and_those_of_another_version_are_none() -> None:
-    figures = SpeculationFigures(drafter="suffix", num_draws=10, drafted=(8, 4, 0), accepted=(6, 1, 0))
+    figures = SpeculationFigures(
+        drafter="suffix", num_draws=10, drafted=(8, 4, 0), accepted=(6, 1, 0)
+    )
     assert decode_speculation(encode_speculation(figures)) == figures
     assert figures.acceptance_length == 1.7 and figures.shares == (0.75, 0.25)
     assert decode_speculation("") is None and decode_speculation('{"drafter": 3}') is None

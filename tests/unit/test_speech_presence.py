@@ -81,7 +81,10 @@ def test_clip_without_speech_has_none(kind: str) -> None:
 
 
 def test_chords_are_rarely_taken_for_speech() -> None:
-    clips = [drawn(lambda chance: chords(chance, RATE_HZ, 4, chance.uniform(-40, -12))) for _ in range(20)]
+    clips = [
+        drawn(lambda chance: chords(chance, RATE_HZ, 4, chance.uniform(-40, -12)))
+        for _ in range(20)
+    ]
     assert sum(has_speech(clip, RATE_HZ) for clip in clips) <= 4
 
 
@@ -131,4 +134,6 @@ def test_clips_of_about_one_window_are_searched_whole(extra: int) -> None:
 
 def test_shortest_clips_have_no_speech() -> None:
     for length in (1, FRAME_SAMPLES - 1, FRAME_SAMPLES, 800):
-        assert not has_speech(drawn(lambda chance, n=length: noise(chance, RATE_HZ, n / RATE_HZ, -20)), RATE_HZ)
+        assert not has_speech(
+            drawn(lambda chance, n=length: noise(chance, RATE_HZ, n / RATE_HZ, -20)), RATE_HZ
+        )

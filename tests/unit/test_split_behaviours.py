@@ -1,4 +1,6 @@
-"""Behaviours of split prefill and decode, on doubles: roles and tickets. `fleet/docs/split.md` has a table of these tests."""
+"""Behaviours of split prefill and decode, on doubles: roles and tickets. `fleet/docs/split.md` has
+a table of these tests.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,14 @@ import pytest
 from fleet.config import load_config
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
-from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest, KVBlocks
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    TOKEN,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    KVBlocks,
+)
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.llm import Draws, Ticket
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, THINKER
@@ -40,7 +49,13 @@ def media_positions(request: EngineRequest, ids: np.ndarray) -> Sequence[int] | 
 
 
 def half(llm: LlmDouble, end_ids: Sequence[int] = (), *, prefill: bool) -> VllmEngine:
-    return VllmEngine(started(llm), frozenset(end_ids), row_positions=media_positions, piece_len=PIECE_LEN, hands_off=prefill)
+    return VllmEngine(
+        started(llm),
+        frozenset(end_ids),
+        row_positions=media_positions,
+        piece_len=PIECE_LEN,
+        hands_off=prefill,
+    )
 
 
 def engine_request(request_id: RequestId = REQUEST) -> EngineRequest:
@@ -63,7 +78,9 @@ def tokens_of(outputs: Sequence[EngineOutput], request_id: RequestId = REQUEST) 
     return [int(output.arrays[TOKEN][0]) for output in mine if TOKEN in output.arrays]
 
 
-def prefilled(llm: LlmDouble, request_id: RequestId = REQUEST, prompt: Sequence[int] = PROMPT) -> KVBlocks:
+def prefilled(
+    llm: LlmDouble, request_id: RequestId = REQUEST, prompt: Sequence[int] = PROMPT
+) -> KVBlocks:
     """Run a request's prefill half; return its ticket."""
     engine = half(llm, prefill=True)
     begin(engine, engine_request(request_id), prompt)
@@ -86,7 +103,11 @@ def answer() -> list[int]:
 
 def test_split_stage_has_a_prefill_and_a_decode_role() -> None:
     prefill, decode = load_config(None, ("stages.thinker.split={}",)).roles_of(THINKER)
-    assert (prefill.name, prefill.walks, prefill.next) == ("thinker.prefill", (PREFILL,), "thinker.decode")
+    assert (prefill.name, prefill.walks, prefill.next) == (
+        "thinker.prefill",
+        (PREFILL,),
+        "thinker.decode",
+    )
     assert (decode.name, decode.walks, decode.next) == ("thinker.decode", (DECODE,), None)
 
 
@@ -99,19 +120,28 @@ def test_each_split_stage_of_a_pipeline_hands_off_to_its_own_decode_half() -> No
     """More than one stage may be split."""
     roles = load_config(REPO / "configs" / "both_pd.yaml").roles()
     assert [(role.name, role.next) for role in roles] == [
-        ("thinker.prefill", "thinker.decode"), ("thinker.decode", None),
-        ("talker.prefill", "talker.decode"), ("talker.decode", None), ("code2wav", None),
-    ]  # fmt: skip
+        ("thinker.prefill", "thinker.decode"),
+        ("thinker.decode", None),
+        ("talker.prefill", "talker.decode"),
+        ("talker.decode", None),
+        ("code2wav", None),
+    ]
 
 
 def test_half_belongs_to_its_stage_by_name_and_not_by_position() -> None:
-    one = load_config(None, ("stages.code2wav.threads=1", "stages.thinker.split={}", "stages.talker.split={}"))
-    other = load_config(None, ("stages.talker.split={}", "stages.thinker.split={}", "stages.code2wav.threads=1"))
+    one = load_config(
+        None, ("stages.code2wav.threads=1", "stages.thinker.split={}", "stages.talker.split={}")
+    )
+    other = load_config(
+        None, ("stages.talker.split={}", "stages.thinker.split={}", "stages.code2wav.threads=1")
+    )
     assert one.roles() == other.roles()
 
 
 def test_sampling_given_once_applies_to_both_halves() -> None:
-    config = load_config(None, ("stages.thinker.split={}", "stages.thinker.sampling.temperature=0.4"))
+    config = load_config(
+        None, ("stages.thinker.split={}", "stages.thinker.sampling.temperature=0.4")
+    )
     halves = [config.for_role(role).stage(THINKER).sampling for role in config.roles_of(THINKER)]
     assert halves == [{"temperature": 0.4}, {"temperature": 0.4}]
     prefill, decode = RecordingLlm(), RecordingLlm()
@@ -120,10 +150,16 @@ def test_sampling_given_once_applies_to_both_halves() -> None:
     begin(engine, engine_request())
     engine.import_kv(REQUEST, blocks)
     run(engine)
-    assert prefill.draws[0].request.sampling == decode.draws[0].request.sampling == engine_request().sampling
+    assert (
+        prefill.draws[0].request.sampling
+        == decode.draws[0].request.sampling
+        == engine_request().sampling
+    )
 
 
-@pytest.mark.parametrize(("stage", "engine"), [("thinker", "torch"), ("talker", "torch"), ("thinker", "vllm")])
+@pytest.mark.parametrize(
+    ("stage", "engine"), [("thinker", "torch"), ("talker", "torch"), ("thinker", "vllm")]
+)
 def test_split_needs_no_further_settings(stage: str, engine: str) -> None:
     """Connector, role and buffers of a half follow from its stage and name."""
     settings = (f"stages.{stage}.engine={engine}", f"stages.{stage}.split={{}}")
@@ -139,7 +175,12 @@ def test_prefill_half_draws_one_token_without_end_conditions() -> None:
     begin(engine, request)
     run(engine)
     (draws,) = llm.draws
-    assert (draws.max_tokens, draws.end_ids, draws.hands_off, draws.ticket) == (1, frozenset(), True, None)
+    assert (draws.max_tokens, draws.end_ids, draws.hands_off, draws.ticket) == (
+        1,
+        frozenset(),
+        True,
+        None,
+    )
     assert draws.row_positions == list(range(30, 55)), "rows are wanted beside the ticket"
     assert request == engine_request(), "the request's own settings are unchanged"
 
@@ -189,9 +230,16 @@ class TicketLlm(LlmDouble):
 def test_ticket_reaches_the_decode_half_unchanged() -> None:
     """It names host, port and blocks of the prefill half; only vLLM reads it."""
     ticket: Ticket = {
-        "do_remote_prefill": True, "do_remote_decode": False, "remote_host": "10.0.0.7", "remote_port": 5601,
-        "remote_engine_id": "e", "remote_request_id": "r-1a2b3c4d", "remote_block_ids": [[1, 2], [5]], "tp_size": 1, "none": None,
-    }  # fmt: skip
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_host": "10.0.0.7",
+        "remote_port": 5601,
+        "remote_engine_id": "e",
+        "remote_request_id": "r-1a2b3c4d",
+        "remote_block_ids": [[1, 2], [5]],
+        "tp_size": 1,
+        "none": None,
+    }
     blocks = prefilled(TicketLlm(ticket=ticket))
     decode = RecordingLlm()
     engine = half(decode, prefill=False)
@@ -230,7 +278,9 @@ def test_ticket_is_dropped_with_its_aborted_request() -> None:
         engine.abort(REQUEST)
     begin(engine, engine_request())
     engine.step()
-    assert [draws.ticket for draws in llm.draws] == [None], "the next request of this name computes its prompt"
+    assert [draws.ticket for draws in llm.draws] == [None], (
+        "the next request of this name computes its prompt"
+    )
 
 
 def test_ticket_of_an_unknown_request_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""Prompt and answer of a split Thinker as the Talker reads them, on doubles. `fleet/docs/split.md` has a table of these tests."""
+"""Prompt and answer of a split Thinker as the Talker reads them, on doubles. `fleet/docs/split.md`
+has a table of these tests.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +25,16 @@ from fleet.stages.stop_strings import StopDetector
 from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
 from fleet.worker.task import Task
 from tests.contract.llm_double import LlmDouble, rows_of
-from tests.unit.test_split_behaviours import MEDIA_ID, PROMPT, REQUEST, begin, engine_request, half, run, tokens_of
+from tests.unit.test_split_behaviours import (
+    MEDIA_ID,
+    PROMPT,
+    REQUEST,
+    begin,
+    engine_request,
+    half,
+    run,
+    tokens_of,
+)
 
 TEXT, THOUGHT, CODES = EdgeName("text"), EdgeName("thought"), EdgeName("codes")
 START, SYSTEM, USER, ASSISTANT, LINE = 1, 2, 3, 4, 5
@@ -41,20 +52,30 @@ def never_loaded() -> Tokenizer:
     raise AssertionError("without stop strings nothing is detokenized")
 
 
-SPEC = RequestSpec(id=REQUEST, graph="qwen3_omni", prompt_ids=PROMPT, outputs=(TEXT, EdgeName("audio")))
+SPEC = RequestSpec(
+    id=REQUEST, graph="qwen3_omni", prompt_ids=PROMPT, outputs=(TEXT, EdgeName("audio"))
+)
 
 
 def thinker() -> ThinkerAdapter:
     return ThinkerAdapter(SPEC, None, lambda _clips: {}, StopDetector((), never_loaded))
 
 
-def thought_of(outputs: Sequence[EngineOutput], logged: EdgeLog | None = None, *, imported: bool = False) -> list[Draft]:
+def thought_of(
+    outputs: Sequence[EngineOutput], logged: EdgeLog | None = None, *, imported: bool = False
+) -> list[Draft]:
     """Return the chunks to the Talker that these outputs release."""
     edge = OutboundEdge(QWEN3_OMNI.edge(THOUGHT), EACH, 256, writes_markers=True, logged=logged)
     task = Task(
-        spec=SPEC, stage=THINKER, epoch=Epoch(1), adapter=thinker(), inbound={}, outbound={THOUGHT: edge}, producers={},
+        spec=SPEC,
+        stage=THINKER,
+        epoch=Epoch(1),
+        adapter=thinker(),
+        inbound={},
+        outbound={THOUGHT: edge},
+        producers={},
         strides={},
-    )  # fmt: skip
+    )
     if imported:
         task.skip_walks([PREFILL])
     for output in outputs:
@@ -63,8 +84,13 @@ def thought_of(outputs: Sequence[EngineOutput], logged: EdgeLog | None = None, *
 
 
 def log_of(drafts: Sequence[Draft], *, remote: bool = False) -> EdgeLog:
-    with_rows = {draft.index for draft in drafts if "rows" in draft.arrays} if remote else set[int]()
-    rows, walks = [len(draft.arrays["ids"]) for draft in drafts], [draft.producer_walk for draft in drafts]
+    with_rows = (
+        {draft.index for draft in drafts if "rows" in draft.arrays} if remote else set[int]()
+    )
+    rows, walks = (
+        [len(draft.arrays["ids"]) for draft in drafts],
+        [draft.producer_walk for draft in drafts],
+    )
     return EdgeLog(rows=rows, walks=walks, remote=with_rows)
 
 
@@ -102,7 +128,9 @@ def test_prompt_that_the_decode_half_recomputes_is_released_once(answer: list[in
     second = thought_of(after, log_of(first, remote=True))
     again = [draft for draft in second if draft.is_logged]
     assert ids_of([draft for draft in second if not draft.is_logged]) == answer[:-1]
-    assert [draft.index for draft in again] == [0, 1] and not any("ids" in draft.arrays for draft in again)
+    assert [draft.index for draft in again] == [0, 1] and not any(
+        "ids" in draft.arrays for draft in again
+    )
     for draft in again:
         assert (draft.arrays["rows"] == first[draft.index].arrays["rows"]).all()
 
@@ -125,16 +153,27 @@ class ReversingLlm(LlmDouble):
 
 def test_rows_are_matched_by_request_and_not_by_order() -> None:
     """Two prompts are computed in the same steps."""
-    prompts = {RequestId("a"): PROMPT, RequestId("b"): (*range(100, 140), *[MEDIA_ID] * 3, *range(10, 30))}
+    prompts = {
+        RequestId("a"): PROMPT,
+        RequestId("b"): (*range(100, 140), *[MEDIA_ID] * 3, *range(10, 30)),
+    }
     engine = half(ReversingLlm(), prefill=False)
     for request_id, prompt in prompts.items():
         begin(engine, engine_request(request_id), prompt)
     outputs = run(engine)
     for request_id, prompt in prompts.items():
-        mine = [output.arrays for output in outputs if output.request_id == request_id and "rows" in output.arrays]
+        mine = [
+            output.arrays
+            for output in outputs
+            if output.request_id == request_id and "rows" in output.arrays
+        ]
         positions = np.concatenate([arrays["row_positions"] for arrays in mine])
-        assert positions.tolist() == [place for place, token in enumerate(prompt) if token == MEDIA_ID]
-        assert (np.concatenate([arrays["rows"] for arrays in mine]) == rows_of(prompt, positions)).all()
+        assert positions.tolist() == [
+            place for place, token in enumerate(prompt) if token == MEDIA_ID
+        ]
+        assert (
+            np.concatenate([arrays["rows"] for arrays in mine]) == rows_of(prompt, positions)
+        ).all()
 
 
 SYSTEM_TURN = (START, SYSTEM, LINE, 20, 21, 22)
@@ -145,15 +184,23 @@ CHAT = (*SYSTEM_TURN, *USER_TURNS[0], *HEADER, 50, *USER_TURNS[1], *HEADER)
 
 def talker(prompt: Sequence[int] = CHAT, max_tokens: int = 64) -> TalkerAdapter:
     sampling = {TALKER: Sampling(max_tokens=max_tokens)}
-    return TalkerAdapter(RequestSpec(id=REQUEST, graph="qwen3_omni", prompt_ids=tuple(prompt), sampling=sampling), ROLES)
+    return TalkerAdapter(
+        RequestSpec(id=REQUEST, graph="qwen3_omni", prompt_ids=tuple(prompt), sampling=sampling),
+        ROLES,
+    )
 
 
 def chunk(start: int, stop: int) -> Arrays:
     """Return the chunk of the positions up to `stop`, with rows that are their positions."""
-    positions = np.array([place for place in range(start, stop) if CHAT[place] == MEDIA_ID], np.int32)
+    positions = np.array(
+        [place for place in range(start, stop) if CHAT[place] == MEDIA_ID], np.int32
+    )
     arrays: dict[str, np.ndarray] = {"ids": np.array(CHAT[start:stop], np.int32)}
     if len(positions):
-        arrays |= {"row_positions": positions, "rows": np.stack([positions, positions], axis=1).astype(np.float32)}
+        arrays |= {
+            "row_positions": positions,
+            "rows": np.stack([positions, positions], axis=1).astype(np.float32),
+        }
     return arrays
 
 
@@ -170,13 +217,19 @@ def test_talker_reads_the_same_rows_however_the_prompt_is_cut(cut: int) -> None:
     fed: list[int] = []
     rows: dict[int, float] = {}
     for start in range(0, len(CHAT), cut):
-        (piece,) = adapter.consume(THOUGHT, PREFILL, chunk(start, min(start + cut, len(CHAT))), final=False)
-        for index, row in zip(piece.arrays.get("row_index", ()), piece.arrays.get("rows", ()), strict=True):
+        (piece,) = adapter.consume(
+            THOUGHT, PREFILL, chunk(start, min(start + cut, len(CHAT))), final=False
+        )
+        for index, row in zip(
+            piece.arrays.get("row_index", ()), piece.arrays.get("rows", ()), strict=True
+        ):
             rows[len(fed) + int(index)] = float(row[0])
         fed += piece.arrays["ids"].tolist()
     assert fed == [token for turn in USER_TURNS for token in turn]
     media = [place for place, token in enumerate(CHAT) if token == MEDIA_ID]
-    assert [(fed[at], row) for at, row in sorted(rows.items())] == [(MEDIA_ID, place) for place in media]
+    assert [(fed[at], row) for at, row in sorted(rows.items())] == [
+        (MEDIA_ID, place) for place in media
+    ]
 
 
 def corrupt(name: str) -> Arrays:
@@ -193,7 +246,10 @@ def corrupt(name: str) -> Arrays:
     return whole
 
 
-@pytest.mark.parametrize("name", ["other ids", "positions before the chunk", "positions after the chunk", "rows are missing"])
+@pytest.mark.parametrize(
+    "name",
+    ["other ids", "positions before the chunk", "positions after the chunk", "rows are missing"],
+)
 def test_corrupt_prefill_output_fails_the_request(name: str) -> None:
     """Speech without the prompt's media would be wrong and not be noticed."""
     with pytest.raises(ChunkOrderError, match="edge thought"):
@@ -203,8 +259,16 @@ def test_corrupt_prefill_output_fails_the_request(name: str) -> None:
 def test_codes_are_joined_along_frames_with_a_row_of_16_per_frame() -> None:
     frames = np.arange(6 * 16, dtype=np.int32).reshape(6, 16)
     adapter, edge = talker(), OutboundEdge(QWEN3_OMNI.edge(CODES), EACH, 64, writes_markers=True)
-    outputs = [EngineOutput(request_id=REQUEST, walk=DECODE, arrays={"codes": frame[None]}) for frame in frames]
-    drafts = [draft for output in outputs for item in adapter.produce(output) for draft in edge.offer(item)]
+    outputs = [
+        EngineOutput(request_id=REQUEST, walk=DECODE, arrays={"codes": frame[None]})
+        for frame in frames
+    ]
+    drafts = [
+        draft
+        for output in outputs
+        for item in adapter.produce(output)
+        for draft in edge.offer(item)
+    ]
     assert (np.concatenate([draft.arrays["codes"] for draft in drafts]) == frames).all()
 
 

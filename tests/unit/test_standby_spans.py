@@ -20,9 +20,13 @@ def unused(*loaded: str) -> list[RouteHop]:
 
 
 def test_worker_without_a_span_loads_the_one_that_no_other_has() -> None:
-    assert [(hop.worker, hop.span) for hop in choose_standby_spans(SPANS, unused("0:3", "", "8:output", ""))] == [
-        ("w1", "4:7"), ("w3", "0:3"),
-    ]  # fmt: skip
+    assert [
+        (hop.worker, hop.span)
+        for hop in choose_standby_spans(SPANS, unused("0:3", "", "8:output", ""))
+    ] == [
+        ("w1", "4:7"),
+        ("w3", "0:3"),
+    ]
 
 
 def test_worker_with_a_span_of_an_earlier_division_loads_another() -> None:
@@ -30,9 +34,13 @@ def test_worker_with_a_span_of_an_earlier_division_loads_another() -> None:
 
 
 @given(loaded=st.lists(st.sampled_from(("", "0:5", *SPANS)), max_size=8))
-def test_workers_keep_spans_of_the_route_and_the_others_even_out_the_copies(loaded: list[str]) -> None:
+def test_workers_keep_spans_of_the_route_and_the_others_even_out_the_copies(
+    loaded: list[str],
+) -> None:
     chosen = choose_standby_spans(SPANS, unused(*loaded))
-    assert {hop.worker for hop in chosen} == {f"w{number}" for number, span in enumerate(loaded) if span not in SPANS}
+    assert {hop.worker for hop in chosen} == {
+        f"w{number}" for number, span in enumerate(loaded) if span not in SPANS
+    }
     before = Counter(span for span in loaded if span in SPANS)
     after = before + Counter(hop.span for hop in chosen)
     if chosen:

@@ -1,4 +1,5 @@
-"""Number of operations of a decode step at the published numbers of layers and experts: independent of the batch.
+"""Number of operations of a decode step at the published numbers of layers and experts: independent
+of the batch.
 
 Each operation of torch that computes is a kernel on a GPU; views are not counted.
 """
@@ -41,7 +42,13 @@ class OperationCount(TorchDispatchMode):
         super().__init__()
         self.total = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
         self.total += not func.is_view
         return func(*args, **(kwargs or {}))
 
@@ -59,15 +66,29 @@ def make_talker(model: Model, experts: Experts) -> Program:
     return Talker(*model, experts, 4096, tiled=False)
 
 
-def count_decode_step(program: Program, num_requests: int, runner_of: Callable[[Program, KVPool], PassRunner[GraphTask]]) -> int:
+def count_decode_step(
+    program: Program,
+    num_requests: int,
+    runner_of: Callable[[Program, KVPool], PassRunner[GraphTask]],
+) -> int:
     """Return the operations of one step in which every request makes its second draw."""
-    pool = KVPool(program.kv_shape, num_pages=64, page_size=64, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KVPool(
+        program.kv_shape,
+        num_pages=64,
+        page_size=64,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
     limits = LoopLimits(max_batch=MAX_BATCH, prefill_chunk_tokens=64)
     engine = LMEngine(program, pool, LocalPasses(runner_of(program, pool)), limits)
     for number in range(num_requests):
         request = RequestId(str(number))
         params = {NUM_POSITIONS: "64", VOICE: "chelsie"}
-        engine.submit(EngineRequest(request_id=request, sampling=replace(SAMPLING, seed=number), params=params))
+        engine.submit(
+            EngineRequest(
+                request_id=request, sampling=replace(SAMPLING, seed=number), params=params
+            )
+        )
         ids = np.random.default_rng(number).integers(5, 500, 4, dtype=np.int32)
         # the Thinker reads ids only; the Talker speaks those beside a header
         arrays = {"ids": ids, "header": ids[:3]} if isinstance(program, Talker) else {"ids": ids}
@@ -84,7 +105,9 @@ def test_decode_step_of_32_requests_has_as_many_operations_as_of_one(
 ) -> None:
     program, twin = make(model, grouped_products), make(model, looped_experts)
     one, many = (
-        count_decode_step(program, size, lambda program, pool: GraphRunner(program, pool, [1, MAX_BATCH]))
+        count_decode_step(
+            program, size, lambda program, pool: GraphRunner(program, pool, [1, MAX_BATCH])
+        )
         for size in (1, MAX_BATCH)
     )
     slow = count_decode_step(twin, MAX_BATCH, FastRunner)

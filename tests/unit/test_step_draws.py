@@ -1,4 +1,6 @@
-"""Draws of a decode step by tensors equal the twin's, in rows of equal and of different parameters."""
+"""Draws of a decode step by tensors equal the twin's, in rows of equal and of different
+parameters.
+"""
 
 from itertools import product
 
@@ -24,7 +26,13 @@ ENDS_V = torch.tensor([token in ENDS for token in range(NUM_IDS)])
 
 
 def make_buffers(num_rows: int) -> tuple[KVPool, StepBuffers]:
-    pool = KVPool(KVShape(num_layers=1, num_kv_heads=1, head_dim=1), num_pages=32, page_size=4, dtype=torch.float32, device=CPU)
+    pool = KVPool(
+        KVShape(num_layers=1, num_kv_heads=1, head_dim=1),
+        num_pages=32,
+        page_size=4,
+        dtype=torch.float32,
+        device=CPU,
+    )
     shape = StepShape(hidden_size=HIDDEN, num_codes=2, num_ids=NUM_IDS, salt=SALT)
     return pool, StepBuffers(shape, pool, num_rows, pool.num_pages)
 
@@ -33,7 +41,10 @@ def extents_of(pool: KVPool, starts: list[int]) -> list[Extent]:
     tables = [pool.open_table() for _ in starts]
     for table, start in zip(tables, starts, strict=True):
         assert pool.grow(table, start + 1)
-    return [Extent(table=table, start=start, stop=start + 1) for table, start in zip(tables, starts, strict=True)]
+    return [
+        Extent(table=table, start=start, stop=start + 1)
+        for table, start in zip(tables, starts, strict=True)
+    ]
 
 
 def logits(num_rows: int, seed: int = 0) -> Tensor:
@@ -43,7 +54,9 @@ def logits(num_rows: int, seed: int = 0) -> Tensor:
 def plan(sampling: Sampling, index: int, counts: TokenCounts | None = None) -> RowSampling:
     banned = frozenset[int]() if sampling.may_end(index) else ENDS
     key = noise_key(sampling.seed, SALT, 0, index)
-    return RowSampling(sampling=sampling, noise_key=key, counts=counts or TokenCounts(), banned=banned)
+    return RowSampling(
+        sampling=sampling, noise_key=key, counts=counts or TokenCounts(), banned=banned
+    )
 
 
 def drawn_as_twin(plans: list[RowSampling], num_rows: int, scores: Tensor) -> None:
@@ -63,8 +76,16 @@ def mixed_plans() -> list[RowSampling]:
     for token in (2, 2, 40, 41):
         counts.add(token)
     every = [
-        Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition, seed=7 - 3 * seed)
-        for seed, (temperature, top_k, top_p, repetition) in enumerate(product((0.0, 0.8), (0, 5), (1.0, 0.7), (1.0, 1.4)))
+        Sampling(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition,
+            seed=7 - 3 * seed,
+        )
+        for seed, (temperature, top_k, top_p, repetition) in enumerate(
+            product((0.0, 0.8), (0, 5), (1.0, 0.7), (1.0, 1.4))
+        )
     ]
     every += [
         Sampling(frequency_penalty=0.7, presence_penalty=0.4),
@@ -84,12 +105,17 @@ def test_draw_of_a_padded_step_leaves_no_trace_in_the_next_one() -> None:
     pool, buffers = make_buffers(4)
     counts = TokenCounts([int(logits(1).argmax())])
     penalised = plan(Sampling(repetition_penalty=9.0, temperature=1.0, top_k=1), 0, counts)
-    buffers.fill(torch.full((3, HIDDEN), torch.nan), extents_of(pool, [2, 5, 9]), [penalised] * 3, [4, 5, 6])
+    buffers.fill(
+        torch.full((3, HIDDEN), torch.nan), extents_of(pool, [2, 5, 9]), [penalised] * 3, [4, 5, 6]
+    )
     greedy = plan(Sampling(), 0)
     buffers.fill(torch.ones(1, HIDDEN), extents_of(pool, [1]), [greedy], [0])
     inputs = buffers.inputs
     scores = logits(1).expand(4, -1)
-    assert draw_rows(scores, inputs.draws, never_V=NOTHING, ends_V=NOTHING).tolist() == [int(scores[0].argmax())] * 4
+    assert (
+        draw_rows(scores, inputs.draws, never_V=NOTHING, ends_V=NOTHING).tolist()
+        == [int(scores[0].argmax())] * 4
+    )
     assert inputs.rows_BH.tolist() == [[1.0] * HIDDEN] + [[0.0] * HIDDEN] * 3
     scratch = pool.scratch_page
     assert inputs.slots_B[1:].tolist() == [scratch * pool.page_size] * 3
@@ -112,7 +138,12 @@ def test_rows_that_are_not_finite_are_reported() -> None:
     scores = logits(3)
     scores[1, 7], scores[2, 8] = torch.nan, torch.inf
     pool, buffers = make_buffers(3)
-    buffers.fill(torch.zeros(3, HIDDEN), extents_of(pool, [0] * 3), [plan(Sampling(temperature=1.0), 0)] * 3, [0] * 3)
+    buffers.fill(
+        torch.zeros(3, HIDDEN),
+        extents_of(pool, [0] * 3),
+        [plan(Sampling(temperature=1.0), 0)] * 3,
+        [0] * 3,
+    )
     made = draw_rows(scores, buffers.inputs.draws, never_V=NOTHING, ends_V=NOTHING).tolist()
     assert made[0] >= 0 and made[1:] == [-1, -1]
 
@@ -129,12 +160,17 @@ def test_noise_keys_of_many_draws_equal_single_ones() -> None:
     seeds, indices = [0, -5, 1 << 70, 123], [0, 9, 100_000, 3]
     keys = noise_keys(seeds, SALT, 3, indices)
     for row, (seed, index) in enumerate(zip(seeds, indices, strict=True)):
-        assert keys[row].tolist() == [noise_key(seed, SALT, codebook, index) for codebook in range(3)]
+        assert keys[row].tolist() == [
+            noise_key(seed, SALT, codebook, index) for codebook in range(3)
+        ]
 
 
 def test_noise_of_keys_in_halves_equals_that_of_whole_keys() -> None:
     keys = [noise_key(1, 2, 3, index) for index in range(6)]
-    low, high = (torch.tensor(half).view(2, 3) for half in ([key & 0xFFFFFFFF for key in keys], [key >> 32 for key in keys]))
+    low, high = (
+        torch.tensor(half).view(2, 3)
+        for half in ([key & 0xFFFFFFFF for key in keys], [key >> 32 for key in keys])
+    )
     assert torch.equal(gumbel_of_halves(low, high, 20).view(6, 20), gumbel(keys, 20, CPU))
 
 
@@ -148,6 +184,10 @@ def test_dense_counts_follow_later_draws() -> None:
     assert msgspec.structs.replace(plan(Sampling(), 0), counts=counts).penalised is False
 
 
-@pytest.mark.parametrize(("max_batch", "buckets"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32])])
-def test_buckets_are_powers_of_two_and_the_largest_batch(max_batch: int, buckets: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("max_batch", "buckets"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (32, [1, 2, 4, 8, 16, 32])]
+)
+def test_buckets_are_powers_of_two_and_the_largest_batch(
+    max_batch: int, buckets: list[int]
+) -> None:
     assert buckets_up_to(max_batch) == buckets

@@ -1,4 +1,6 @@
-"""The trainer's engine: samples are acknowledged after a durable checkpoint, once, and a successor continues there."""
+"""The trainer's engine: samples are acknowledged after a durable checkpoint, once, and a successor
+continues there.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,18 +16,26 @@ from fleet.core.captures import LAST_ROWS, TAPS
 from fleet.core.errors import ConfigError, SampleRefused
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
-from fleet.drafts.figures.training import DraftVersion
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.graphs.training import PUBLISH
 from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.files import load_head
 from fleet.drafts.eagle3.head import Eagle3Head
-from fleet.drafts.trainer.engine import ANSWER_START, CHECKPOINTS, VERSION, VERSIONS, WINDOWS, TrainerEngine, TrainingSchedule
+from fleet.drafts.figures.training import DraftVersion
+from fleet.drafts.trainer.engine import (
+    ANSWER_START,
+    CHECKPOINTS,
+    VERSION,
+    VERSIONS,
+    WINDOWS,
+    TrainerEngine,
+    TrainingSchedule,
+)
 from fleet.drafts.trainer.records import LocalRecords
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
 from fleet.drafts.trainer.state import MOMENTS_FILE, read_samples
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
+from fleet.graphs.training import PUBLISH
 from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, make_trainer
 
 TRAIN = Walk("train")
@@ -67,30 +77,53 @@ class TrainerBench:
             TargetParts(embed=target.model.embed_tokens, head=target.lm_head),
             TrainerSettings(window_samples=2, batch_samples=1, num_steps=3),
             ReplayBuffer(max_samples=8, max_bytes=self.max_bytes),
-        )  # fmt: skip
+        )
         schedule = TrainingSchedule(
-            num_slots=self.num_slots, window_samples=2, passes=self.passes, checkpoint_windows=self.checkpoint_windows,
-            held_out=self.held_out, margin=self.margin,
-        )  # fmt: skip
+            num_slots=self.num_slots,
+            window_samples=2,
+            passes=self.passes,
+            checkpoint_windows=self.checkpoint_windows,
+            held_out=self.held_out,
+            margin=self.margin,
+        )
         engine = TrainerEngine(trainer, schedule, self.folder, self.clock)
         engine.begin(self.records)
         return engine
 
     def send(
-        self, name: str, sample: DraftSample, engine: TrainerEngine | None = None, publish: str = "",
+        self,
+        name: str,
+        sample: DraftSample,
+        engine: TrainerEngine | None = None,
+        publish: str = "",
         parts: Mapping[str, NDArray[Any]] | None = None,
-    ) -> None:  # fmt: skip
-        """Feed a sample in two chunks, as the request `name`. `parts`: arrays of each chunk in place of its own."""
+    ) -> None:
+        """Feed a sample in two chunks, as the request `name`. `parts`: arrays of each chunk in
+        place of its own.
+        """
         engine = engine or self.engine
         params = {ANSWER_START: str(sample.answer_start), PUBLISH: publish}
         engine.submit(EngineRequest(request_id=RequestId(name), sampling=Sampling(), params=params))
         assert sample.last_NH is not None
-        rows = {"ids": sample.ids_N.int().numpy(), TAPS: sample.taps_NT.numpy(), LAST_ROWS: sample.last_NH.numpy()}
+        rows = {
+            "ids": sample.ids_N.int().numpy(),
+            TAPS: sample.taps_NT.numpy(),
+            LAST_ROWS: sample.last_NH.numpy(),
+        }
         target = np.frombuffer(bytes.fromhex(TARGET), np.uint8)
-        shared = {"layer_ids": np.array(sample.layer_ids, np.int32), "target": target, **(parts or {})}
+        shared = {
+            "layer_ids": np.array(sample.layer_ids, np.int32),
+            "target": target,
+            **(parts or {}),
+        }
         for start, stop in ((0, 7), (7, len(sample.ids_N))):
-            arrays: dict[str, NDArray[Any]] = {key: value[start:stop] for key, value in rows.items()} | shared
-            engine.feed(RequestId(name), EngineInput(walk=TRAIN, arrays=arrays, final=stop == len(sample.ids_N)))
+            arrays: dict[str, NDArray[Any]] = {
+                key: value[start:stop] for key, value in rows.items()
+            } | shared
+            engine.feed(
+                RequestId(name),
+                EngineInput(walk=TRAIN, arrays=arrays, final=stop == len(sample.ids_N)),
+            )
 
     def run(self, engine: TrainerEngine | None = None) -> list[EngineOutput]:
         """Step until nothing is ready, and nothing runs in the thread."""
@@ -115,7 +148,9 @@ def test_sample_is_acknowledged_after_a_checkpoint_that_contains_it(tmp_path: Pa
     assert not names(bench.run()) and bench.records.checkpoint() == "", "further samples may come"
     bench.clock.now_s += 1
     acknowledged = bench.run()
-    assert names(acknowledged) == ["s0", "s1"] and all(output.arrays[WINDOWS] == 1 for output in acknowledged)
+    assert names(acknowledged) == ["s0", "s1"] and all(
+        output.arrays[WINDOWS] == 1 for output in acknowledged
+    )
     assert (tmp_path / CHECKPOINTS / bench.records.checkpoint()).is_dir()
     assert bench.engine.stats().running == 0
 
@@ -232,7 +267,9 @@ def test_version_has_the_bytes_of_the_checkpoint_and_a_number(tmp_path: Path) ->
     head = load_head(tmp_path / VERSIONS / version.sha256, target_hash=TARGET)
     assert all(
         np.array_equal(one.detach(), other.detach())
-        for one, other in zip(head.parameters(), bench.engine._trainer.head.parameters(), strict=True)  # pyright: ignore
+        for one, other in zip(
+            head.parameters(), bench.engine._trainer.head.parameters(), strict=True
+        )  # pyright: ignore
     )
 
 
@@ -243,7 +280,9 @@ def test_held_out_samples_are_acknowledged_and_never_trained_on(tmp_path: Path) 
     bench.clock.now_s += 1
     assert len(names(bench.run())) == 4
     figures = bench.engine.stats().training
-    assert figures is not None and figures.held_out and figures.replay_samples == 4 - figures.held_out
+    assert (
+        figures is not None and figures.held_out and figures.replay_samples == 4 - figures.held_out
+    )
     (version,) = bench.records.versions
     assert version.acceptance is not None
 
@@ -260,11 +299,15 @@ def test_aborted_sample_leaves_nothing(tmp_path: Path) -> None:
 
 def test_capacity_below_a_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="raise stages.trainer.max_batch"):
-        TrainingSchedule(num_slots=3, window_samples=4, passes=1, checkpoint_windows=1, held_out=0.0)
+        TrainingSchedule(
+            num_slots=3, window_samples=4, passes=1, checkpoint_windows=1, held_out=0.0
+        )
 
 
 def test_half_of_the_slots_are_acknowledged_before_further_windows(tmp_path: Path) -> None:
-    """So sources send new samples while the trainer computes the other windows that these are worth."""
+    """So sources send new samples while the trainer computes the other windows that these are
+    worth.
+    """
     bench = TrainerBench(tmp_path, num_slots=4, passes=4)
     for number, sample in enumerate(texts(2)):
         bench.send(f"s{number}", sample)
@@ -287,14 +330,18 @@ def test_nothing_is_due_while_another_sample_arrives(tmp_path: Path) -> None:
     bench = TrainerBench(tmp_path)
     bench.send("s0", texts(1)[0])
     assert 0 < bench.engine.due_in_s() < math.inf
-    bench.engine.submit(EngineRequest(request_id=RequestId("s1"), sampling=Sampling(), params={ANSWER_START: "1"}))
+    bench.engine.submit(
+        EngineRequest(request_id=RequestId("s1"), sampling=Sampling(), params={ANSWER_START: "1"})
+    )
     bench.clock.now_s += 1
     assert not bench.engine.is_ready() and bench.engine.due_in_s() == math.inf
     bench.engine.abort(RequestId("s1"))
     assert bench.engine.due_in_s() == 0 and names(bench.run()) == ["s0"]
 
 
-def test_full_disk_delays_the_acknowledgement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_delays_the_acknowledgement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench = TrainerBench(tmp_path)
     bench.send("s0", texts(1)[0])
     bench.clock.now_s += 1
@@ -357,7 +404,9 @@ def test_checkpoint_without_a_new_window_has_the_files_of_the_last_one(tmp_path:
     assert names(bench.run(successor)) == ["s1"], "the state can be read"
 
 
-def test_checkpoint_names_each_new_sample_in_one_window_also_after_a_restart(tmp_path: Path) -> None:
+def test_checkpoint_names_each_new_sample_in_one_window_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
     bench = TrainerBench(tmp_path, checkpoint_windows=1, passes=3)
     for number, sample in enumerate(texts(4)):
         bench.send(f"s{number}", sample)
@@ -371,7 +420,9 @@ def test_checkpoint_names_each_new_sample_in_one_window_also_after_a_restart(tmp
     assert sorted(names(bench.run(successor))) == ["s3", "s4", "s5"]
     samples = read_samples(tmp_path / CHECKPOINTS / bench.records.checkpoint())
     new = [each for window in samples.windows for each in window]
-    assert sorted(new) == [f"s{number}" for number in range(6)] and set(samples.contained) == set(new)
+    assert sorted(new) == [f"s{number}" for number in range(6)] and set(samples.contained) == set(
+        new
+    )
     figures = successor.stats().training
     assert figures is not None and samples.first + len(samples.windows) - 1 == figures.windows
 
@@ -397,7 +448,11 @@ def test_b13_version_that_is_no_better_is_kept_and_not_promoted(tmp_path: Path) 
     bench.engine._trainer.reset()  # pyright: ignore[reportPrivateUsage]
     bench.records.present = good
     bench.engine._schedule = replace(bench.engine._schedule, passes=1)  # pyright: ignore[reportPrivateUsage]
-    assert published(bench, 1) != good and bench.records.present == good and len(bench.records.versions) == 2
+    assert (
+        published(bench, 1) != good
+        and bench.records.present == good
+        and len(bench.records.versions) == 2
+    )
 
 
 def test_b13_no_version_is_promoted_unless_the_operator_wants_it(tmp_path: Path) -> None:

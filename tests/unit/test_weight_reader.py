@@ -35,7 +35,9 @@ def test_weights_are_copied_out_of_their_file_which_does_not_stay_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "model.safetensors"
-    written = {f"expert.{n}": torch.full((WEIGHT_BYTES // 4,), float(n)) for n in range(NUM_WEIGHTS)}
+    written = {
+        f"expert.{n}": torch.full((WEIGHT_BYTES // 4,), float(n)) for n in range(NUM_WEIGHTS)
+    }
     save_file(written, file)
     monkeypatch.setattr(checkpoint, "MAX_MAPPED_BYTES", LIMIT_BYTES)
     weights = reader(tmp_path)
@@ -45,20 +47,30 @@ def test_weights_are_copied_out_of_their_file_which_does_not_stay_in_memory(
         weights.read_into(place, f"expert.{number}")
         resident.append(resident_bytes(file))
     assert torch.equal(out, torch.stack(list(written.values())))
-    assert 0 < max(resident) <= LIMIT_BYTES + 3 * WEIGHT_BYTES  # the last weight, and pages that the kernel read ahead
+    # the last weight, and pages that the kernel read ahead
+    assert 0 < max(resident) <= LIMIT_BYTES + 3 * WEIGHT_BYTES
     assert weights.names == list(written)
 
 
 def test_joined_and_stacked_weights_equal_those_read_one_by_one(tmp_path: Path) -> None:
-    written = {"q": torch.randn(4, 3).half(), "k": torch.randn(2, 3).half(), "v": torch.randn(2, 3).half()}
+    written = {
+        "q": torch.randn(4, 3).half(),
+        "k": torch.randn(2, 3).half(),
+        "v": torch.randn(2, 3).half(),
+    }
     save_file(written, tmp_path / "model.safetensors")
     weights = reader(tmp_path)
     assert torch.equal(weights.joined(["q", "k", "v"]), torch.cat(list(written.values())).float())
-    assert torch.equal(weights.stacked(["k", "v"]), torch.stack([written["k"], written["v"]]).float())
+    assert torch.equal(
+        weights.stacked(["k", "v"]), torch.stack([written["k"], written["v"]]).float()
+    )
 
 
 def test_progress_is_the_share_of_the_expected_weights(tmp_path: Path) -> None:
-    save_file({"a": torch.zeros(4, 3), "b": torch.zeros(4), "other": torch.zeros(100)}, tmp_path / "model.safetensors")
+    save_file(
+        {"a": torch.zeros(4, 3), "b": torch.zeros(4), "other": torch.zeros(100)},
+        tmp_path / "model.safetensors",
+    )
     weights, shares = reader(tmp_path), list[float]()
     weights.report_to(shares.append, ["a", "b"])
     weights.get("a")
@@ -84,5 +96,7 @@ def test_loading_is_logged_at_most_every_few_seconds(caplog: pytest.LogCaptureFi
 def test_weight_of_another_shape_than_configured_is_refused_by_name(tmp_path: Path) -> None:
     save_file({"down": torch.zeros(4, 3)}, tmp_path / "model.safetensors")
     weights = reader(tmp_path)
-    with pytest.raises(ConfigError, match=r"down has the shape \(4, 3\), the configuration means \(4, 5\)"):
+    with pytest.raises(
+        ConfigError, match=r"down has the shape \(4, 3\), the configuration means \(4, 5\)"
+    ):
         weights.read_into(weights.empty((4, 5)), "down")

@@ -1,4 +1,6 @@
-"""Tests of whole fleets on vLLM itself, collected only where it is installed; `bash tests/vllm/run.sh` installs it."""
+"""Tests of whole fleets on vLLM itself, collected only where it is installed; `bash
+tests/vllm/run.sh` installs it.
+"""
 
 from importlib.util import find_spec
 

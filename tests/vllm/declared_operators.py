@@ -1,8 +1,9 @@
 """Import hook that lets a CUDA build of torchvision be imported beside a CPU build of torch.
 
-Where no CPU build of torchvision can be had, its compiled library cannot be loaded, and importing it fails at the first of the
-operators that it adds gradients or shapes to. Their schemas are declared before it is imported; nothing here calls them. A `.pth`
-file of the test environment imports this module in every process, because vLLM inspects models in processes of its own.
+Where no CPU build of torchvision can be had, its compiled library cannot be loaded, and importing
+it fails at the first of the operators that it adds gradients or shapes to. Their schemas are
+declared before it is imported; nothing here calls them. A `.pth` file of the test environment
+imports this module in every process, because vLLM inspects models in processes of its own.
 """
 
 import importlib.util
@@ -18,9 +19,13 @@ roi_pool _roi_pool_backward ps_roi_pool _ps_roi_pool_backward deform_conv2d _def
 
 
 class DeclareFirst:
-    """Finder that finds nothing: it declares the operators when torchvision is about to be imported."""
+    """Finder that finds nothing: it declares the operators when torchvision is about to be
+    imported.
+    """
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if name == "torchvision":
             sys.meta_path.remove(self)
             declare()

@@ -1,6 +1,8 @@
-"""Answers of vLLM with a draft head, on a CPU. Run as a module: it reads its work from stdin, and prints a report.
+"""Answers of vLLM with a draft head, on a CPU. Run as a module: it reads its work from stdin, and
+prints a report.
 
-Arguments: the checkpoint's folder and the head's. A process can have one engine of vLLM, so it is no test module itself.
+Arguments: the checkpoint's folder and the head's. A process can have one engine of vLLM, so it is
+no test module itself.
 """
 
 import os
@@ -11,9 +13,11 @@ import msgspec
 
 
 class DraftedWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Prompts to answer greedily with at most `num_tokens` tokens each, and the number of drafts in a pass.
+    """Prompts to answer greedily with at most `num_tokens` tokens each, and the number of drafts in
+    a pass.
 
-    `end_id`: ends an answer. With `ignore_eos`, vLLM would draw it and continue, while Fleet and `transformers` do not draw it.
+    `end_id`: ends an answer. With `ignore_eos`, vLLM would draw it and continue, while Fleet and
+    `transformers` do not draw it.
     """
 
     prompts: list[list[int]]
@@ -23,7 +27,9 @@ class DraftedWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftedAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens` of each answer; `shares`: of the passes with drafts, in which the draft at each position was accepted."""
+    """`tokens` of each answer; `shares`: of the passes with drafts, in which the draft at each
+    position was accepted.
+    """
 
     tokens: list[list[int]]
     shares: list[float]
@@ -36,12 +42,27 @@ def answer(checkpoint: Path, head: Path, work: DraftedWork) -> DraftedAnswers:
     from vllm.v1.metrics.reader import Counter, Vector
 
     llm = LLM(
-        model=str(checkpoint), skip_tokenizer_init=True, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=4,
-        kv_cache_memory_bytes=64 << 20, block_size=32, disable_log_stats=False,
-        speculative_config={"method": "eagle3", "model": str(head), "num_speculative_tokens": work.num_drafts},
-    )  # fmt: skip
-    sampling = SamplingParams(temperature=0.0, max_tokens=work.num_tokens, stop_token_ids=[work.end_id], detokenize=False)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in work.prompts], sampling, use_tqdm=False)
+        model=str(checkpoint),
+        skip_tokenizer_init=True,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=4,
+        kv_cache_memory_bytes=64 << 20,
+        block_size=32,
+        disable_log_stats=False,
+        speculative_config={
+            "method": "eagle3",
+            "model": str(head),
+            "num_speculative_tokens": work.num_drafts,
+        },
+    )
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=work.num_tokens, stop_token_ids=[work.end_id], detokenize=False
+    )
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in work.prompts], sampling, use_tqdm=False
+    )
     metrics = {metric.name: metric for metric in llm.get_metrics()}
     num_passes = metrics["vllm:spec_decode_num_drafts"]
     accepted = metrics["vllm:spec_decode_num_accepted_tokens_per_pos"]

@@ -6,8 +6,19 @@ from tests.e2e.fleets import ProcessFleet
 from tests.support import REPO
 
 TEXT_FILE = ("--config", str(REPO / "configs" / "text.yaml"))
-ON_VLLM = ("checkpoint=tiny", "engine=vllm", "device=cpu", "transfer.kind=redis", "web.port=0", "stages.lm.vllm.kv_mib=64")
-SPLIT = ("stages.lm.split.prefill.replicas=1", "stages.lm.split.decode.replicas=1", "transfer.kind=nixl")
+ON_VLLM = (
+    "checkpoint=tiny",
+    "engine=vllm",
+    "device=cpu",
+    "transfer.kind=redis",
+    "web.port=0",
+    "stages.lm.vllm.kv_mib=64",
+)
+SPLIT = (
+    "stages.lm.split.prefill.replicas=1",
+    "stages.lm.split.decode.replicas=1",
+    "transfer.kind=nixl",
+)
 
 
 def openai_client(fleet: ProcessFleet) -> AsyncOpenAI:

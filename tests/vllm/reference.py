@@ -1,4 +1,6 @@
-"""Greedy answers of a causal language model by `transformers` in float32, and how far each of its tokens was from another."""
+"""Greedy answers of a causal language model by `transformers` in float32, and how far each of its
+tokens was from another.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +18,9 @@ TIE = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceText:
-    """A greedy answer. `prefixes`: its text after each token; `margins`: of each token, from the highest logit to the second."""
+    """A greedy answer. `prefixes`: its text after each token; `margins`: of each token, from the
+    highest logit to the second.
+    """
 
     prefixes: Sequence[str]
     margins: Sequence[float]
@@ -26,10 +30,15 @@ class ReferenceText:
         return len(self.prefixes)
 
     def divergence(self, text: str, num_tokens: int) -> float | None:
-        """Return the margin of the first token in which another answer differs, None if the answers are equal."""
+        """Return the margin of the first token in which another answer differs, None if the answers
+        are equal.
+        """
         if (text, num_tokens) == (self.prefixes[-1], self.num_tokens):
             return None
-        first = next((place for place, prefix in enumerate(self.prefixes) if not text.startswith(prefix)), self.num_tokens - 1)
+        first = next(
+            (place for place, prefix in enumerate(self.prefixes) if not text.startswith(prefix)),
+            self.num_tokens - 1,
+        )
         return self.margins[first]
 
 
@@ -43,7 +52,9 @@ class ReferenceModel:
     def num_tokens(self, prompt: str) -> int:
         return int(self._encode(prompt)["input_ids"].shape[1])
 
-    def answer(self, prompt: str, max_tokens: int, *, penalty: float = 0.0, ignore_eos: bool = False) -> ReferenceText:
+    def answer(
+        self, prompt: str, max_tokens: int, *, penalty: float = 0.0, ignore_eos: bool = False
+    ) -> ReferenceText:
         """Answer one prompt. `penalty`: both the frequency and the presence penalty."""
         encoded = self._encode(prompt)
         num_prompt = encoded["input_ids"].shape[1]
@@ -59,18 +70,25 @@ class ReferenceModel:
         ids = made.sequences[0, num_prompt:].tolist()
         top_T2 = torch.stack(made.scores)[:, 0].topk(2).values
         return ReferenceText(
-            prefixes=[self._tokenizer.decode(ids[: end + 1], skip_special_tokens=True) for end in range(len(ids))],
+            prefixes=[
+                self._tokenizer.decode(ids[: end + 1], skip_special_tokens=True)
+                for end in range(len(ids))
+            ],
             margins=((top_T2[:, 0] - top_T2[:, 1]) / top_T2[:, 0].abs()).tolist(),
         )
 
     def _encode(self, prompt: str) -> Any:
         chat = [{"role": "user", "content": prompt}]
-        return self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        return self._tokenizer.apply_chat_template(
+            chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Penalties:
-    """Subtracts OpenAI's frequency and presence penalties, both of size `penalty`, for the tokens after the prompt."""
+    """Subtracts OpenAI's frequency and presence penalties, both of size `penalty`, for the tokens
+    after the prompt.
+    """
 
     num_prompt: int
     penalty: float

@@ -1,4 +1,6 @@
-"""Clients that leave a split vLLM at any moment: both halves end with no request and no KV page in use."""
+"""Clients that leave a split vLLM at any moment: both halves end with no request and no KV page in
+use.
+"""
 
 import asyncio
 import random
@@ -10,9 +12,9 @@ import pytest
 from openai import AsyncOpenAI, AsyncStream
 from openai.types.chat import ChatCompletionChunk
 
+from fleet.core.hand_off import VLLM_LEASE_S
 from fleet.lab.client.client import ApiClient, ResourcesInUse
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.core.hand_off import VLLM_LEASE_S
 from tests.e2e.fleets import fleet_up
 from tests.support import wait_until
 from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
@@ -21,13 +23,17 @@ NUM_REQUESTS, NUM_IN_SHORT = 1000, 100
 CONCURRENCY = 8
 MAX_TOKENS = 200
 MAX_STAY_S = 1.5
-"""A client stays for a time between 0 and this: from before the prompt is computed until after the hand-over."""
+"""A client stays for a time between 0 and this: from before the prompt is computed until after the
+hand-over.
+"""
 EMPTY = ResourcesInUse(tasks=0, pages=0, slots=0)
 WORDS = " ".join(PROMPTS).split()
 
 
 async def leave_after(client: AsyncOpenAI, model: str, rng: random.Random) -> str:
-    """Ask for an answer of MAX_TOKENS, and close the connection after a random time; return when that was."""
+    """Ask for an answer of MAX_TOKENS, and close the connection after a random time; return when
+    that was.
+    """
     question = " ".join(rng.choices(WORDS, k=rng.randint(1, 150)))
     pieces: list[str] = []
     try:
@@ -77,8 +83,12 @@ def resources(api: ApiClient, found: list[ResourcesInUse]) -> bool:
 
 
 @pytest.mark.timeout(1200)
-async def test_clients_that_leave_free_both_halves(tmp_path: Path, capsys: pytest.CaptureFixture[str], *, thorough: bool) -> None:
-    """Pages that the decode half did not ask for are held for vLLM's lease. Duration: 1,000 requests take some minutes."""
+async def test_clients_that_leave_free_both_halves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], *, thorough: bool
+) -> None:
+    """Pages that the decode half did not ask for are held for vLLM's lease. Duration: 1,000
+    requests take some minutes.
+    """
     number = NUM_REQUESTS if thorough else NUM_IN_SHORT
     with fleet_up(tmp_path, *ON_VLLM, *SPLIT, "edges.text.credits=2", options=TEXT_FILE) as fleet:
         busy, ended = list[ResourcesInUse](), asyncio.Event()
@@ -89,9 +99,18 @@ async def test_clients_that_leave_free_both_halves(tmp_path: Path, capsys: pytes
         await watching
         started = asyncio.get_running_loop().time()
         found: list[ResourcesInUse] = []
-        wait_until(lambda: resources(fleet.api, found), "both halves to hold nothing", timeout_s=VLLM_LEASE_S + 5)
+        wait_until(
+            lambda: resources(fleet.api, found),
+            "both halves to hold nothing",
+            timeout_s=VLLM_LEASE_S + 5,
+        )
         took_s = asyncio.get_running_loop().time() - started
         with capsys.disabled():
-            print(f"\n{dict(counts)}: at most {max(one.pages for one in busy)} pages, {found[-1]} after {took_s:.1f} s")
-        assert min(counts["left in the answer"], counts["left before the first token"]) >= number // 20
+            print(
+                f"\n{dict(counts)}: at most {max(one.pages for one in busy)} pages, {found[-1]} "
+                f"after {took_s:.1f} s"
+            )
+        assert (
+            min(counts["left in the answer"], counts["left before the first token"]) >= number // 20
+        )
         assert max(one.pages for one in busy) > 0 and max(one.tasks for one in busy) > 1

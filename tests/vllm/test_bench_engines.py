@@ -1,4 +1,6 @@
-"""The engine benchmark on the tiny model: the report is complete. No number is checked against a target."""
+"""The engine benchmark on the tiny model: the report is complete. No number is checked against a
+target.
+"""
 
 from pathlib import Path
 
@@ -13,15 +15,37 @@ from tests.support import set_options
 
 
 @pytest.mark.timeout(600)
-def test_engine_benchmark_reports_every_engine_at_every_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"BATCHES": (1, 3), "FLEET_BATCHES": (3,), "NUM_TOKENS": 8, "NUM_RUNS": 2}.items():
+def test_engine_benchmark_reports_every_engine_at_every_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "BATCHES": (1, 3),
+        "FLEET_BATCHES": (3,),
+        "NUM_TOKENS": 8,
+        "NUM_RUNS": 2,
+    }.items():
         monkeypatch.setattr(engines, name, value)
     settings = set_options("graph=text", "device=cpu", f"data_dir={tmp_path}")
-    assert run(["--engines", *settings, "--json", str(tmp_path / "out.json"), "--png", str(tmp_path / "out.png")]) == 0
+    assert (
+        run(
+            [
+                "--engines",
+                *settings,
+                "--json",
+                str(tmp_path / "out.json"),
+                "--png",
+                str(tmp_path / "out.png"),
+            ]
+        )
+        == 0
+    )
     file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=BenchFile)
     found = file.report.engines
     assert found is not None and found.num_equal == found.num_answers == 8
     measured = {(speed.name, speed.batch): speed for speed in found.speeds}
     assert measured.keys() == {(TORCH, 1), (TORCH, 3), (VLLM, 1), (VLLM, 3), (ON_VLLM, 3)}
-    assert all(speed.num_tokens == 8 * speed.batch and len(speed.seconds) == 1 for speed in measured.values())
+    assert all(
+        speed.num_tokens == 8 * speed.batch and len(speed.seconds) == 1
+        for speed in measured.values()
+    )
     assert len(file.met) == 3

@@ -1,4 +1,6 @@
-"""A vLLM worker killed in the middle of answers, greedy and sampled: another one continues them exactly."""
+"""A vLLM worker killed in the middle of answers, greedy and sampled: another one continues them
+exactly.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -18,7 +20,10 @@ from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
 
 MAX_TOKENS, KILLED_AFTER = 300, 20
 CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("Hello, who are you?", {"temperature": 0.0, "frequency_penalty": 0.5, "presence_penalty": 0.5}),
+    (
+        "Hello, who are you?",
+        {"temperature": 0.0, "frequency_penalty": 0.5, "presence_penalty": 0.5},
+    ),
     ("Count from one to ten.", {"temperature": 0.0}),
     ("Say good night.", {"temperature": 0.9, "seed": 7}),
     ("Why do cats purr?", {"temperature": 0.9, "seed": 8, "top_p": 0.9, "presence_penalty": 0.5}),
@@ -26,7 +31,10 @@ CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 
 async def stream_answer(
-    client: AsyncOpenAI, model: str, number: int, disturb: Callable[[RequestId], None] = lambda _: None
+    client: AsyncOpenAI,
+    model: str,
+    number: int,
+    disturb: Callable[[RequestId], None] = lambda _: None,
 ) -> str:
     """Return the answer to a call; `disturb` is called with its request in the middle of it."""
     question, sampling = CALLS[number]
@@ -62,14 +70,28 @@ def kill_owner(control: redis.Redis, request: RequestId) -> tuple[WorkerId, Work
 
 @pytest.mark.parametrize(
     ("role", "replicas"),
-    [("lm", ("stages.lm.replicas=2",)), ("lm.decode", (*SPLIT, "stages.lm.split.decode.replicas=2"))],
+    [
+        ("lm", ("stages.lm.replicas=2",)),
+        ("lm.decode", (*SPLIT, "stages.lm.split.decode.replicas=2")),
+    ],
     ids=["whole", "split"],
 )
-async def test_answers_of_a_killed_worker_continue_unchanged(tmp_path: Path, role: str, replicas: tuple[str, ...]) -> None:
-    """With two credits the worker is never further than that ahead of the client, so the answer is under way when it dies."""
+async def test_answers_of_a_killed_worker_continue_unchanged(
+    tmp_path: Path, role: str, replicas: tuple[str, ...]
+) -> None:
+    """With two credits the worker is never further than that ahead of the client, so the answer is
+    under way when it dies.
+    """
     settings = (*ON_VLLM, *replicas, "edges.text.credits=2", "lease.worker_ttl_s=3600")
-    with fleet_up(tmp_path, *settings, options=TEXT_FILE) as fleet, connect(fleet.redis_url) as control:
-        wait_until(lambda: sum(worker.startswith(f"{role}@") for worker in worker_ids(control)) == 2, "both workers", START_S)
+    with (
+        fleet_up(tmp_path, *settings, options=TEXT_FILE) as fleet,
+        connect(fleet.redis_url) as control,
+    ):
+        wait_until(
+            lambda: sum(worker.startswith(f"{role}@") for worker in worker_ids(control)) == 2,
+            "both workers",
+            START_S,
+        )
         owners: list[tuple[WorkerId, WorkerId]] = []
 
         def kill(request: RequestId) -> None:
@@ -77,7 +99,9 @@ async def test_answers_of_a_killed_worker_continue_unchanged(tmp_path: Path, rol
 
         async with openai_client(fleet) as client:
             model = (await client.models.list()).data[0].id
-            undisturbed = [await stream_answer(client, model, number) for number in range(len(CALLS))]
+            undisturbed = [
+                await stream_answer(client, model, number) for number in range(len(CALLS))
+            ]
             disturbed = await asyncio.gather(
                 stream_answer(client, model, 0, kill),
                 *(stream_answer(client, model, number) for number in range(1, len(CALLS))),

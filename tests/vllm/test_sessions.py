@@ -1,4 +1,6 @@
-"""Turns of a session on two workers with vLLM: each goes to the worker whose prefix cache has the one before."""
+"""Turns of a session on two workers with vLLM: each goes to the worker whose prefix cache has the
+one before.
+"""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +18,9 @@ BLOCK = 32
 SAID = "Tell me again, in other words, what was said before. " * 4
 
 
-async def take_turn(client: AsyncOpenAI, messages: list[ChatCompletionMessageParam], session: str) -> int:
+async def take_turn(
+    client: AsyncOpenAI, messages: list[ChatCompletionMessageParam], session: str
+) -> int:
     """Add an answer to the messages; return how many tokens of the prompt were cached."""
     model = (await client.models.list()).data[0].id
     answer = await client.chat.completions.create(
@@ -28,12 +32,17 @@ async def take_turn(client: AsyncOpenAI, messages: list[ChatCompletionMessagePar
 
 
 async def test_turns_of_a_session_reuse_the_blocks_of_their_worker(tmp_path: Path) -> None:
-    """Six conversations side by side, three on each worker: placed at random, half of their turns would miss their blocks."""
+    """Six conversations side by side, three on each worker: placed at random, half of their turns
+    would miss their blocks.
+    """
     names = [f"session-{number}" for number in range(6)]
     talks: dict[str, list[ChatCompletionMessageParam]] = {name: [] for name in names}
     settings = (*ON_VLLM, "stages.lm.replicas=2", "stages.lm.max_batch=3")
     with fleet_up(tmp_path, *settings, options=TEXT_FILE) as fleet:
-        async with openai_client(fleet) as client, redis.asyncio.from_url(fleet.redis_url) as control:
+        async with (
+            openai_client(fleet) as client,
+            redis.asyncio.from_url(fleet.redis_url) as control,
+        ):
 
             async def none_live() -> bool:
                 return not await control.scard(keys.LIVE)
@@ -41,7 +50,9 @@ async def test_turns_of_a_session_reuse_the_blocks_of_their_worker(tmp_path: Pat
             for turn in range(4):
                 for name, messages in talks.items():
                     messages.append({"role": "user", "content": f"{name}, {turn}. {SAID}"})
-                cached = await asyncio.gather(*(take_turn(client, messages, name) for name, messages in talks.items()))
+                cached = await asyncio.gather(
+                    *(take_turn(client, messages, name) for name, messages in talks.items())
+                )
                 assert all(num_cached % BLOCK == 0 for num_cached in cached), cached
                 assert min(cached) >= turn * BLOCK, (turn, cached)
                 await await_until(none_live, "the slots of the answers to be free")

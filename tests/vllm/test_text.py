@@ -1,4 +1,6 @@
-"""The `text` graph on vLLM in real processes, through the `openai` client, compared with `transformers`."""
+"""The `text` graph on vLLM in real processes, through the `openai` client, compared with
+`transformers`.
+"""
 
 import asyncio
 import random
@@ -15,13 +17,19 @@ from tests.vllm.reference import TIE, ReferenceModel, ReferenceText
 
 MAX_TOKENS = 24
 WORDS = " ".join(PROMPTS).split()
-QUESTIONS = [" ".join(random.Random(number).choices(WORDS, k=1 + number * number)) for number in range(20)]
+QUESTIONS = [
+    " ".join(random.Random(number).choices(WORDS, k=1 + number * number)) for number in range(20)
+]
 """From one word to several prefill chunks, more of them than the worker has slots."""
 
 
 @pytest.fixture(scope="module", params=[(), SPLIT], ids=["whole", "split"])
-def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessFleet]:
-    with fleet_up(tmp_path_factory.mktemp("vllm"), *ON_VLLM, *request.param, options=TEXT_FILE) as fleet:
+def fleet(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProcessFleet]:
+    with fleet_up(
+        tmp_path_factory.mktemp("vllm"), *ON_VLLM, *request.param, options=TEXT_FILE
+    ) as fleet:
         yield fleet
 
 
@@ -46,13 +54,21 @@ async def ask(client: AsyncOpenAI, question: str, penalty: float = 0.0) -> tuple
 
 
 def assert_same_or_tied(
-    capsys: pytest.CaptureFixture[str], name: str, answers: list[tuple[str, int]], expected: list[ReferenceText]
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    answers: list[tuple[str, int]],
+    expected: list[ReferenceText],
 ) -> None:
-    """Compare answers token by token; one may diverge only where two tokens were tied. Print how many did."""
+    """Compare answers token by token; one may diverge only where two tokens were tied. Print how
+    many did.
+    """
     margins = [one.divergence(*answer) for answer, one in zip(answers, expected, strict=True)]
     diverged = [margin for margin in margins if margin is not None]
     with capsys.disabled():
-        print(f"\n{name}: {len(diverged)} of {len(answers)} answers diverge from transformers at a tie below {TIE:g}")
+        print(
+            f"\n{name}: {len(diverged)} of {len(answers)} answers diverge from transformers at "
+            f"a tie below {TIE:g}"
+        )
     assert [margin for margin in diverged if margin >= TIE] == []
 
 
@@ -64,7 +80,9 @@ async def test_greedy_answers_equal_transformers_alone_and_batched(
     lengths = [reference.num_tokens(question) for question in QUESTIONS]
     assert min(lengths) < 32 and max(lengths) > 2 * 256, "from less than a block to several chunks"
     first, second = (one.prefixes[-1] for one in expected[:2])
-    assert (expected[0].divergence(second, MAX_TOKENS) or 0.0) > TIE, f"the answers depend on the prompts: {first!r}, {second!r}"
+    assert (expected[0].divergence(second, MAX_TOKENS) or 0.0) > TIE, (
+        f"the answers depend on the prompts: {first!r}, {second!r}"
+    )
     async with openai_client(fleet) as client:
         batched = await asyncio.gather(*(ask(client, question) for question in QUESTIONS))
         alone = [await ask(client, question) for question in QUESTIONS]
@@ -77,8 +95,11 @@ async def test_penalties_count_the_tokens_of_the_answer_alone(
 ) -> None:
     expected = [reference.answer(question, MAX_TOKENS, penalty=1.5) for question in QUESTIONS[:4]]
     assert all(
-        one.prefixes[-1] != reference.answer(q, MAX_TOKENS).prefixes[-1] for one, q in zip(expected, QUESTIONS, strict=False)
+        one.prefixes[-1] != reference.answer(q, MAX_TOKENS).prefixes[-1]
+        for one, q in zip(expected, QUESTIONS, strict=False)
     )
     async with openai_client(fleet) as client:
-        answers = await asyncio.gather(*(ask(client, question, penalty=1.5) for question in QUESTIONS[:4]))
+        answers = await asyncio.gather(
+            *(ask(client, question, penalty=1.5) for question in QUESTIONS[:4])
+        )
     assert_same_or_tied(capsys, "with penalties", answers, expected)

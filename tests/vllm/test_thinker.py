@@ -1,4 +1,6 @@
-"""The Thinker on vLLM against the torch engine, which is compared with `transformers` elsewhere: positions, rows and tokens."""
+"""The Thinker on vLLM against the torch engine, which is compared with `transformers` elsewhere:
+positions, rows and tokens.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +22,10 @@ from fleet.stages.qwen3_omni import thinker
 HOP, FRAMES_PER_CHUNK = 160, 100
 """Samples of a frame, and frames that the encoder computes together: 13 positions."""
 CLOSE = 1e-4
-"""Rows are about 8 at most, and those of other positions differ by about 1. Both engines compute in float32, in another order: by
-the number of threads and the other requests of a step, up to 2.2e-5 was measured."""
+"""Rows are about 8 at most, and those of other positions differ by about 1. Both engines compute in
+float32, in another order: by the number of threads and the other requests of a step, up to 2.2e-5
+was measured.
+"""
 TEXT_IDS = range(20, 500)
 
 
@@ -73,18 +77,28 @@ def engines(tiny_checkpoint: Path) -> tuple[Engine, Engine]:
 
 @pytest.fixture(scope="module")
 def asker(tiny_checkpoint: Path) -> Asker:
-    return Asker(read_config(tiny_checkpoint).thinker_config.audio_token_id, thinker.feature_extractor(tiny_checkpoint))
+    return Asker(
+        read_config(tiny_checkpoint).thinker_config.audio_token_id,
+        thinker.feature_extractor(tiny_checkpoint),
+    )
 
 
 def run(
-    engine: Engine, prompts: Sequence[Arrays], sampling: Sequence[Sampling], known: Sequence[Sequence[int]] = ()
+    engine: Engine,
+    prompts: Sequence[Arrays],
+    sampling: Sequence[Sampling],
+    known: Sequence[Sequence[int]] = (),
 ) -> list[Answered]:
     """Run all requests together; `known`: the tokens that an earlier owner drew of each."""
     for number, (arrays, parameters) in enumerate(zip(prompts, sampling, strict=True)):
         request_id = RequestId(str(number))
         history = {TOKEN: np.array(known[number], np.int32)} if known else {}
         params = {NUM_POSITIONS: "1024", WITH_ROWS: "yes"}
-        engine.submit(EngineRequest(request_id=request_id, sampling=parameters, params=params, history=history))
+        engine.submit(
+            EngineRequest(
+                request_id=request_id, sampling=parameters, params=params, history=history
+            )
+        )
         engine.feed(request_id, EngineInput(walk=PREFILL, arrays=arrays, final=True))
     answered = [Answered() for _ in prompts]
     while engine.is_ready():
@@ -113,29 +127,45 @@ def assert_alike(on_vllm: Sequence[Answered], on_torch: Sequence[Answered]) -> N
 def test_clips_of_every_length_in_frames_and_hops_have_equal_positions_and_rows(
     engines: tuple[Engine, Engine], asker: Asker
 ) -> None:
-    """Every number of frames modulo a chunk of the encoder, with every kind of remainder of a hop in turn."""
+    """Every number of frames modulo a chunk of the encoder, with every kind of remainder of a hop
+    in turn.
+    """
     remainders = (0, 1, 79, 80, 159)
-    lengths = [8000 + HOP * frames + remainders[frames % len(remainders)] for frames in range(FRAMES_PER_CHUNK)]
+    lengths = [
+        8000 + HOP * frames + remainders[frames % len(remainders)]
+        for frames in range(FRAMES_PER_CHUNK)
+    ]
     prompts = [asker.prompt(seed, length) for seed, length in enumerate(lengths)]
     on_vllm, on_torch = (run(engine, prompts, greedy(len(prompts), 2)) for engine in engines)
     assert_alike(on_vllm, on_torch)
     assert len({len(one.positions) for one in on_torch}) == 14, "from 7 to 20 positions"
 
 
-def test_prompts_of_text_and_several_clips_have_equal_rows_and_tokens(engines: tuple[Engine, Engine], asker: Asker) -> None:
-    prompts = [asker.prompt(1), asker.prompt(2, 9000, 41011), asker.prompt(3, 80077), asker.prompt(4, 16000, 16000, 5000)]
+def test_prompts_of_text_and_several_clips_have_equal_rows_and_tokens(
+    engines: tuple[Engine, Engine], asker: Asker
+) -> None:
+    prompts = [
+        asker.prompt(1),
+        asker.prompt(2, 9000, 41011),
+        asker.prompt(3, 80077),
+        asker.prompt(4, 16000, 16000, 5000),
+    ]
     on_vllm, on_torch = (run(engine, prompts, greedy(len(prompts), 40)) for engine in engines)
     assert_alike(on_vllm, on_torch)
 
 
-def test_positions_from_the_prefix_cache_have_rows(engines: tuple[Engine, Engine], asker: Asker) -> None:
+def test_positions_from_the_prefix_cache_have_rows(
+    engines: tuple[Engine, Engine], asker: Asker
+) -> None:
     prompts = [asker.prompt(11, 60000), asker.prompt(12, 30011, 30000)]
     first, again = (run(engines[0], prompts, greedy(2, 8)) for _ in range(2))
     assert all(one.num_reused >= 32 for one in again)
     assert_alike(again, first)
 
 
-def test_sampled_answers_equal_those_of_torch_and_continue_unchanged(engines: tuple[Engine, Engine], asker: Asker) -> None:
+def test_sampled_answers_equal_those_of_torch_and_continue_unchanged(
+    engines: tuple[Engine, Engine], asker: Asker
+) -> None:
     prompts = [asker.prompt(seed, *([20000] * (seed % 2))) for seed in range(8)]
     sampling = [
         Sampling(
@@ -165,9 +195,13 @@ def test_prompt_with_other_positions_than_its_clips_is_refused_and_others_contin
     bad = {**good, "ids": good["ids"][good["ids"] != asker.audio_id]}
     for name, arrays in (("good", good), ("bad", bad)):
         params = {NUM_POSITIONS: "1024", WITH_ROWS: "yes"}
-        engine.submit(EngineRequest(request_id=RequestId(name), sampling=greedy(1, 4)[0], params=params))
+        engine.submit(
+            EngineRequest(request_id=RequestId(name), sampling=greedy(1, 4)[0], params=params)
+        )
         engine.feed(RequestId(name), EngineInput(walk=PREFILL, arrays=arrays, final=True))
     outputs = [output for _ in range(20) for output in engine.step()]
     [error] = [output.error for output in outputs if output.request_id == "bad"]
-    assert error is not None and "the prompt has 0 audio positions, its clips have 13" in error.message
+    assert (
+        error is not None and "the prompt has 0 audio positions, its clips have 13" in error.message
+    )
     assert [output for output in outputs if output.request_id == "good"][-1].final

@@ -1,4 +1,5 @@
-"""The Thinker on vLLM over two processes of one worker, on a CPU. Run as a module: it answers, loses a rank, and prints a report.
+"""The Thinker on vLLM over two processes of one worker, on a CPU. Run as a module: it answers,
+loses a rank, and prints a report.
 
 Arguments: the checkpoint's folder. vLLM imports it in each rank, so it is no test module itself.
 """
@@ -24,7 +25,9 @@ PATIENCE_S = 60.0
 
 
 class RanksReport(msgspec.Struct):
-    """`tokens` of each answer; `num_ranks` that ran; the error of the engine's check after one of them was killed."""
+    """`tokens` of each answer; `num_ranks` that ran; the error of the engine's check after one of
+    them was killed.
+    """
 
     tokens: list[list[int]]
     num_ranks: int
@@ -47,14 +50,18 @@ def answers(engine: Engine) -> list[list[int]]:
     for number, ids in enumerate(PROMPTS):
         params = {NUM_POSITIONS: "512", WITH_ROWS: "yes"}
         sampling = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
-        engine.submit(EngineRequest(request_id=RequestId(str(number)), sampling=sampling, params=params))
+        engine.submit(
+            EngineRequest(request_id=RequestId(str(number)), sampling=sampling, params=params)
+        )
         arrays = {"ids": np.array(ids, np.int32)}
         engine.feed(RequestId(str(number)), EngineInput(walk=PREFILL, arrays=arrays, final=True))
     tokens: list[list[int]] = [[] for _ in PROMPTS]
     while engine.is_ready():
         for output in engine.step():
             assert output.error is None, output.error
-            tokens[int(output.request_id)] += output.arrays.get(TOKEN, np.empty(0, np.int32)).tolist()
+            tokens[int(output.request_id)] += output.arrays.get(
+                TOKEN, np.empty(0, np.int32)
+            ).tolist()
     return tokens
 
 
@@ -71,7 +78,9 @@ def error_of_check(engine: Engine) -> str:
 def main(checkpoint: Path) -> None:
     engine = build(checkpoint, "vllm", num_ranks=2)
     tokens = answers(engine)
-    ranks = [child for child in psutil.Process().children() if "Worker" in " ".join(child.cmdline())]
+    ranks = [
+        child for child in psutil.Process().children() if "Worker" in " ".join(child.cmdline())
+    ]
     ranks[1].kill()
     report = RanksReport(tokens=tokens, num_ranks=len(ranks), error=error_of_check(engine))
     print(msgspec.json.encode(report).decode(), flush=True)

@@ -1,6 +1,8 @@
-"""Attacks on a gateway's connections over plain sockets: single ones, and several of them in threads.
+"""Attacks on a gateway's connections over plain sockets: single ones, and several of them in
+threads.
 
-An attack returns the open sockets or what the gateway said; it never waits for more than `PATIENCE_S`.
+An attack returns the open sockets or what the gateway said; it never waits for more than
+`PATIENCE_S`.
 """
 
 import json
@@ -12,7 +14,9 @@ from dataclasses import dataclass
 
 PATIENCE_S = 10.0
 PIECE_BYTES = 64 * 1024
-HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+HEAD = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+)
 UPGRADE = (
     b"host: 127.0.0.1\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13\r\n"
     b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -35,7 +39,9 @@ class AttackTarget:
         return AttackTarget(host, int(port), key)
 
     def connect(self, *, receive_buffer: int | None = None) -> socket.socket:
-        """Connect. With a small `receive_buffer` a client that does not read blocks the gateway sooner."""
+        """Connect. With a small `receive_buffer` a client that does not read blocks the gateway
+        sooner.
+        """
         wire = socket.socket()
         wire.settimeout(PATIENCE_S)
         if receive_buffer is not None:
@@ -69,8 +75,11 @@ def read_up_to(wire: socket.socket, wanted: bytes) -> bytes:
     return received
 
 
-def flood(target: AttackTarget, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
-    """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are sent.
+def flood(
+    target: AttackTarget, beginning: bytes, repeated: bytes, max_bytes: int = 8 * 1024 * 1024
+) -> tuple[int, bytes]:
+    """Send a beginning, then `repeated` until the gateway ends the connection or `max_bytes` are
+    sent.
 
     Return the number of bytes sent, and the response until then.
     """
@@ -89,7 +98,9 @@ def flood(target: AttackTarget, beginning: bytes, repeated: bytes, max_bytes: in
 
 
 def header_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
-    return flood(target, b"GET /health HTTP/1.1\r\n", b"x-filler: " + b"a" * 1000 + b"\r\n", max_bytes)
+    return flood(
+        target, b"GET /health HTTP/1.1\r\n", b"x-filler: " + b"a" * 1000 + b"\r\n", max_bytes
+    )
 
 
 def trailer_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
@@ -97,17 +108,28 @@ def trailer_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tup
     return flood(target, beginning, b"x-filler: " + b"a" * 1000 + b"\r\n", max_bytes)
 
 
-def chunk_extension_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
-    return flood(target, HEAD + target.authorization + b"transfer-encoding: chunked\r\n\r\n2;x=", b"a" * 1000, max_bytes)
+def chunk_extension_flood(
+    target: AttackTarget, max_bytes: int = 8 * 1024 * 1024
+) -> tuple[int, bytes]:
+    return flood(
+        target,
+        HEAD + target.authorization + b"transfer-encoding: chunked\r\n\r\n2;x=",
+        b"a" * 1000,
+        max_bytes,
+    )
 
 
 def pipeline_flood(target: AttackTarget, max_bytes: int = 8 * 1024 * 1024) -> tuple[int, bytes]:
     """Send endless requests behind one with an endless answer."""
-    beginning = b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n" + target.authorization + b"\r\n"
+    beginning = (
+        b"GET /console/events HTTP/1.1\r\nhost: 127.0.0.1\r\n" + target.authorization + b"\r\n"
+    )
     return flood(target, beginning, b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n", max_bytes)
 
 
-def half_open(target: AttackTarget, count: int, sent: bytes = b"GET /health HTTP/1.1\r\nhost: ") -> list[socket.socket]:
+def half_open(
+    target: AttackTarget, count: int, sent: bytes = b"GET /health HTTP/1.1\r\nhost: "
+) -> list[socket.socket]:
     """Open connections with an unfinished head; the caller closes them."""
     wires: list[socket.socket] = []
     for _ in range(count):
@@ -142,7 +164,9 @@ def unread_stream(target: AttackTarget, body: dict[str, object]) -> socket.socke
     return wire
 
 
-def open_websocket(target: AttackTarget, address: bytes = b"/v1/realtime", *, receive_buffer: int | None = None) -> socket.socket:
+def open_websocket(
+    target: AttackTarget, address: bytes = b"/v1/realtime", *, receive_buffer: int | None = None
+) -> socket.socket:
     """Send a WebSocket handshake and nothing else; the caller closes it."""
     wire = target.connect(receive_buffer=receive_buffer)
     wire.sendall(b"GET " + address + b" HTTP/1.1\r\n" + UPGRADE + target.authorization + b"\r\n")
@@ -156,7 +180,9 @@ def long_websocket_address(target: AttackTarget, num_bytes: int = 10_000) -> byt
 
 
 def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:
-    """Send up to `max_bytes` without reading, or until the connection ends. Return the bytes that the gateway accepted."""
+    """Send up to `max_bytes` without reading, or until the connection ends. Return the bytes that
+    the gateway accepted.
+    """
     piece, sent = repeated * max(1, PIECE_BYTES // len(repeated)), 0
     with suppress(ConnectionError):
         while sent < max_bytes:
@@ -167,7 +193,8 @@ def send_unread(wire: socket.socket, repeated: bytes, max_bytes: int) -> int:
 
 @contextmanager
 def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
-    """Repeat each attack in a thread of its own until the block ends. Yields how often each was made.
+    """Repeat each attack in a thread of its own until the block ends. Yields how often each was
+    made.
 
     What an attack returns is closed where it is a socket, or a list of them, before its next turn.
     """
@@ -183,7 +210,10 @@ def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
                     held.enter_context(wire)
                 made[number] += 1
 
-    threads = [threading.Thread(target=repeat, args=(number,), daemon=True) for number in range(len(attacks))]
+    threads = [
+        threading.Thread(target=repeat, args=(number,), daemon=True)
+        for number in range(len(attacks))
+    ]
     for thread in threads:
         thread.start()
     try:

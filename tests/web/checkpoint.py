@@ -1,9 +1,16 @@
-"""The gateway's part of a tiny checkpoint: tokenizer, chat template, configs; no weights and no torch."""
+"""The gateway's part of a tiny checkpoint: tokenizer, chat template, configs; no weights and no
+torch.
+"""
 
 from pathlib import Path
 
 from fleet.models.qwen3_omni.tiny_config import generation_config, model_config
-from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer, write_json, write_processor_files, write_tokenizer_files
+from fleet.models.qwen3_omni.tiny_tokenizer import (
+    build_tokenizer,
+    write_json,
+    write_processor_files,
+    write_tokenizer_files,
+)
 
 EXAMPLES = ["what can you do", "who's <there>"]
 

@@ -9,4 +9,6 @@ def chromium_path() -> str:
         found = shutil.which(name)
         if found is not None:
             return found
-    raise AssertionError("no Chromium for the browser tests; install it with: apt-get install chromium")
+    raise AssertionError(
+        "no Chromium for the browser tests; install it with: apt-get install chromium"
+    )

@@ -26,7 +26,13 @@ from web.http.tls import TlsFiles
 from web.realtime.clock import Clock
 from web.serve import Server, uvicorn_config
 
-LIMITS = Limits(max_body_bytes=2_000_000, max_prompt_tokens=2_000, max_audio_s=5, max_answer_tokens=500, max_messages=8)
+LIMITS = Limits(
+    max_body_bytes=2_000_000,
+    max_prompt_tokens=2_000,
+    max_audio_s=5,
+    max_answer_tokens=500,
+    max_messages=8,
+)
 
 
 HELLO = [{"role": "user", "content": "hello"}]
@@ -67,7 +73,9 @@ class ServedGateway:
 
     def openai(self, key: str = "none") -> OpenAI:
         if key not in self.clients:
-            self.clients[key] = OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20)
+            self.clients[key] = OpenAI(
+                base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20
+            )
         return self.clients[key]
 
 
@@ -110,7 +118,10 @@ def allowing(loaded: Loaded, *origins: str) -> Loaded:
 
 def bounded(loaded: Loaded, **web: object) -> Loaded:
     """Return a copy with these fields of `web`."""
-    return replace(loaded, config=loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update=web)}))
+    return replace(
+        loaded,
+        config=loaded.config.model_copy(update={"web": loaded.config.web.model_copy(update=web)}),
+    )
 
 
 @contextmanager
@@ -122,14 +133,18 @@ def serving(
     tls: TlsFiles | None = None,
     clock: Clock | None = None,
 ) -> Iterator[ServedGateway]:
-    """Run a gateway. `client`: the control plane of another gateway, to share. `port`: that of a stopped one, to replace it."""
+    """Run a gateway. `client`: the control plane of another gateway, to share. `port`: that of a
+    stopped one, to replace it.
+    """
     client = client or loaded.fake_client()
     app = create_app(loaded.config, client, loaded.frontend, api_key, clock)
     with (
         serving_app(app, loaded.config, port, tls) as served,
         httpx.Client(base_url=served.url, verify=False, timeout=20) as http,
     ):
-        gateway = ServedGateway(url=served.url, client=client, config=loaded.config, http=http, stop=served.stop)
+        gateway = ServedGateway(
+            url=served.url, client=client, config=loaded.config, http=http, stop=served.stop
+        )
         yield gateway
         for lent in gateway.clients.values():
             lent.close()
@@ -142,7 +157,9 @@ class ServedApp:
 
 
 @contextmanager
-def serving_app(app: Starlette, config: FleetConfig, port: int = 0, tls: TlsFiles | None = None) -> Iterator[ServedApp]:
+def serving_app(
+    app: Starlette, config: FleetConfig, port: int = 0, tls: TlsFiles | None = None
+) -> Iterator[ServedApp]:
     """Run an application under the gateway's own uvicorn."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,7 +168,10 @@ def serving_app(app: Starlette, config: FleetConfig, port: int = 0, tls: TlsFile
         thread = threading.Thread(target=lambda: server.run([listener]), daemon=True)
         thread.start()
         wait_until(lambda: server.started, "uvicorn to start")
-        yield ServedApp(f"{'https' if tls is not None else 'http'}://127.0.0.1:{listener.getsockname()[1]}", server.stop)
+        yield ServedApp(
+            f"{'https' if tls is not None else 'http'}://127.0.0.1:{listener.getsockname()[1]}",
+            server.stop,
+        )
         server.should_exit = True
         thread.join(timeout=15)
         assert not thread.is_alive(), "uvicorn did not stop"

@@ -1,11 +1,13 @@
-"""Workers of a divided model for pages and metrics to show: a route in use, one with a gap, and span workers in none."""
+"""Workers of a divided model for pages and metrics to show: a route in use, one with a gap, and
+span workers in none.
+"""
 
 import msgspec
 
 from fleet.core.clock import now_us
 from fleet.core.ids import StageName
-from fleet.spans.protocol.figures import PassSums, SpanFigures, SpanPart
 from fleet.core.telemetry import WorkerView
+from fleet.spans.protocol.figures import PassSums, SpanFigures, SpanPart
 from tests.web.plausible import HOSTILE, worker_id
 
 NUM_PASSES, NUM_ROWS = 12_000, 61_500
@@ -15,15 +17,28 @@ GAP = f"no span worker has layers 3, 7 to 9 and the output head {HOSTILE}"
 
 
 def divided_workers(stage: StageName) -> list[WorkerView]:
-    """Return an anchor with two span workers, of which the second takes longest; and an anchor that lacks layers."""
+    """Return an anchor with two span workers, of which the second takes longest; and an anchor that
+    lacks layers.
+    """
     span = f"{stage}.span"
     hops = (worker_id(span, FIRST), worker_id(span, SECOND))
     spans = ("4:11", "12:output")
     anchor = SpanPart(
-        is_anchor=True, span="0:3", worker_spans=spans, hops=hops, figures=figures(computed_us=900, waited_us=100, took_us=9_000)
+        is_anchor=True,
+        span="0:3",
+        worker_spans=spans,
+        hops=hops,
+        figures=figures(computed_us=900, waited_us=100, took_us=9_000),
     )
-    first = SpanPart(is_anchor=False, span=spans[0], anchor=worker_id(stage, ANCHOR), figures=figures(1_900, 300))
-    second = SpanPart(is_anchor=False, span=spans[1], anchor=worker_id(stage, ANCHOR), figures=figures(3_800, 1_200))
+    first = SpanPart(
+        is_anchor=False, span=spans[0], anchor=worker_id(stage, ANCHOR), figures=figures(1_900, 300)
+    )
+    second = SpanPart(
+        is_anchor=False,
+        span=spans[1],
+        anchor=worker_id(stage, ANCHOR),
+        figures=figures(3_800, 1_200),
+    )
     lacking = SpanPart(is_anchor=True, span="0:3", worker_spans=spans, gap=GAP)
     return [
         _worker(stage, ANCHOR, anchor),
@@ -38,23 +53,38 @@ def divided_workers(stage: StageName) -> list[WorkerView]:
 def figures(computed_us: int, waited_us: int, took_us: int = 0) -> SpanFigures:
     """Return figures of which each pass has taken so long, and has sent for 100 us."""
     each = {"computed_us": computed_us, "waited_us": waited_us, "sent_us": 100, "took_us": took_us}
-    total, recent = ({name: value * count for name, value in each.items()} for count in (NUM_PASSES, 200))
+    total, recent = (
+        {name: value * count for name, value in each.items()} for count in (NUM_PASSES, 200)
+    )
     return SpanFigures(
-        weight_bytes=1_500_000_000, received_bytes=310_000_000, sent_bytes=620_000_000,
+        weight_bytes=1_500_000_000,
+        received_bytes=310_000_000,
+        sent_bytes=620_000_000,
         total=PassSums(num_passes=NUM_PASSES, num_rows=NUM_ROWS, **total),
         recent=PassSums(num_passes=200, num_rows=1_025, **recent),
-    )  # fmt: skip
+    )
 
 
 def _worker(role: str, number: int, part: SpanPart, state: str = "ready") -> WorkerView:
     worker = worker_id(role, number)
     return WorkerView(
-        id=worker, role=role, host="machine", pid=4100 + number, state=state, started_us=now_us() - 600_000_000,
-        lease_left_s=1.0, device="cpu", package="0.1.0", protocol="5", part=part,
-    )  # fmt: skip
+        id=worker,
+        role=role,
+        host="machine",
+        pid=4100 + number,
+        state=state,
+        started_us=now_us() - 600_000_000,
+        lease_left_s=1.0,
+        device="cpu",
+        package="0.1.0",
+        protocol="5",
+        part=part,
+    )
 
 
 def without_figures(view: WorkerView) -> WorkerView:
     """Return the worker before its first pass."""
     assert view.part is not None
-    return msgspec.structs.replace(view, part=msgspec.structs.replace(view.part, figures=SpanFigures()))
+    return msgspec.structs.replace(
+        view, part=msgspec.structs.replace(view.part, figures=SpanFigures())
+    )

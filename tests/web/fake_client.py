@@ -1,4 +1,6 @@
-"""The control plane in memory, part by part as `FleetClient` has them. Answers are scripted text and a sine."""
+"""The control plane in memory, part by part as `FleetClient` has them. Answers are scripted text
+and a sine.
+"""
 
 import asyncio
 import dataclasses
@@ -35,13 +37,15 @@ TEXT, AUDIO = EdgeName("text"), EdgeName("audio")
 
 @dataclass(slots=True, kw_only=True)
 class Script:
-    """Behaviour of the next requests. Their answer is `text`, or the answer that the request prescribes.
+    """Behaviour of the next requests. Their answer is `text`, or the answer that the request
+    prescribes.
 
-    `gap_s` between chunks; at chunk `stall_at` the stream stalls (negative: counted from its end); at `fail_at` it fails.
-    `lead_samples` of silence precede the audio.
-    `heard`: the answer to prompts with audio, if it differs from `text`. `cached_rows`: of each task.
-    `refusals`: numbers of the submits that are answered with `refusal`. `admission`: the error of `check_admission`; `places`:
-    its result.
+    `gap_s` between chunks; at chunk `stall_at` the stream stalls (negative: counted from its end);
+    at `fail_at` it fails. `lead_samples` of silence precede the audio.
+    `heard`: the answer to prompts with audio, if it differs from `text`. `cached_rows`: of each
+    task.
+    `refusals`: numbers of the submits that are answered with `refusal`. `admission`: the error of
+    `check_admission`; `places`: its result.
     """
 
     text: str = "Hello there, this is the answer."
@@ -103,7 +107,12 @@ class FakeStream(ClientStream):
         if chunk.index == len(log):
             log.append(chunk)
         edges = self._client.traces[self.request_id].edges
-        self._set(edges=tuple(_moved(edge) if edge.name == chunk.edge or edge.target != CLIENT else edge for edge in edges))
+        self._set(
+            edges=tuple(
+                _moved(edge) if edge.name == chunk.edge or edge.target != CLIENT else edge
+                for edge in edges
+            )
+        )
 
     def _end(self, state: str, code: str = "", error: str | None = None) -> None:
         tasks = self._client.traces[self.request_id].tasks
@@ -208,20 +217,34 @@ class FakeVoice(VoiceStore):
     def __init__(self, fleet: "FakeClient") -> None:
         self._fleet = fleet
 
-    async def hold(self, session: str, ttl_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
+    async def hold(
+        self, session: str, ttl_s: float, owner: str, *, new: bool = False
+    ) -> HeldVoice | None:
         """Hold a session, without the limit of sessions per secret."""
         fleet = self._fleet
         fleet.check_reachable()
         held = fleet.held.get(session)
-        if (held is not None) == new or (held is not None and fleet.owners.get(session, "") != owner):
+        if (held is not None) == new or (
+            held is not None and fleet.owners.get(session, "") != owner
+        ):
             return None
         fleet.owners[session] = owner
-        fields = {name: value for name, value in held.fields.items() if name not in OWN_FIELDS} if held else {}
+        fields = (
+            {name: value for name, value in held.fields.items() if name not in OWN_FIELDS}
+            if held
+            else {}
+        )
         fleet.held[session] = HeldVoice(epoch=held.epoch + 1 if held else 1, fields=fields)
         return fleet.held[session]
 
     async def save(
-        self, session: str, epoch: int, owner: str, ttl_s: float, fields: Mapping[str, bytes], removed: Sequence[str] = ()
+        self,
+        session: str,
+        epoch: int,
+        owner: str,
+        ttl_s: float,
+        fields: Mapping[str, bytes],
+        removed: Sequence[str] = (),
     ) -> Saved:
         fleet = self._fleet
         fleet.check_reachable()
@@ -250,7 +273,11 @@ class FakeVoice(VoiceStore):
 
     async def views(self) -> dict[str, bytes]:
         self._fleet.check_reachable()
-        return {name: held.fields["view"] for name, held in self._fleet.held.items() if "view" in held.fields}
+        return {
+            name: held.fields["view"]
+            for name, held in self._fleet.held.items()
+            if "view" in held.fields
+        }
 
     async def save_secret(self, name: str, value: bytes, ttl_s: int) -> None:
         self._fleet.check_reachable()
@@ -276,7 +303,9 @@ class FakeClient:
     graph: Graph
     tokenizer: Tokenizer
     script: Script = field(default_factory=Script)
-    submitted: list[tuple[RequestSpec, bytes | None]] = field(default_factory=list[tuple[RequestSpec, bytes | None]])
+    submitted: list[tuple[RequestSpec, bytes | None]] = field(
+        default_factory=list[tuple[RequestSpec, bytes | None]]
+    )
     streams: dict[str, FakeStream] = field(default_factory=dict[str, FakeStream])
     traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
     transcripts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
@@ -313,8 +342,14 @@ class FakeClient:
         self.show(FakeTelemetry())
 
     def show(self, telemetry: FakeTelemetry) -> None:
-        """Replace the state that console and API show; its empty lists are filled from the requests made here."""
-        self.telemetry, self.operations, self.jobs = telemetry, FakeOperations(telemetry), FakeJobs(telemetry)
+        """Replace the state that console and API show; its empty lists are filled from the requests
+        made here.
+        """
+        self.telemetry, self.operations, self.jobs = (
+            telemetry,
+            FakeOperations(telemetry),
+            FakeJobs(telemetry),
+        )
         telemetry.check_reachable = self.check_reachable
         telemetry.traces_of = lambda: self.traces
         telemetry.workers_of = self._workers
@@ -339,29 +374,74 @@ class FakeClient:
 
     def _trace(self, spec: RequestSpec) -> RequestTrace:
         return RequestTrace(
-            id=spec.id, graph=spec.graph, state="running", kind=spec.kind, model=spec.model, code="", error=None, param="",
-            created_us=now_us(), ended_us=0, now_us=now_us(), session=spec.session, retry_of=spec.retry_of, body=spec.body,
-            outputs=spec.outputs, params=spec.params, sampling=spec.sampling, prompt_ids=spec.prompt_ids,
+            id=spec.id,
+            graph=spec.graph,
+            state="running",
+            kind=spec.kind,
+            model=spec.model,
+            code="",
+            error=None,
+            param="",
+            created_us=now_us(),
+            ended_us=0,
+            now_us=now_us(),
+            session=spec.session,
+            retry_of=spec.retry_of,
+            body=spec.body,
+            outputs=spec.outputs,
+            params=spec.params,
+            sampling=spec.sampling,
+            prompt_ids=spec.prompt_ids,
             audio=tuple(AudioIn(duration_s=clip.num_samples / clip.rate_hz) for clip in spec.audio),
             tasks=tuple(
                 TaskTrace(
-                    stage=stage, state="running", role=stage, owner=f"{stage}@host", walk="decode", epoch=Epoch(1),
+                    stage=stage,
+                    state="running",
+                    role=stage,
+                    owner=f"{stage}@host",
+                    walk="decode",
+                    epoch=Epoch(1),
                     cached_rows=self.script.cached_rows,
                 )
                 for stage in self.graph.stages_for(spec.outputs)
             )
-            + (TaskTrace(stage=CLIENT, state="running", role="", owner=self.id, walk="", epoch=Epoch(1)),),
+            + (
+                TaskTrace(
+                    stage=CLIENT, state="running", role="", owner=self.id, walk="", epoch=Epoch(1)
+                ),
+            ),
             edges=tuple(
-                EdgeTrace(name=edge.name, source=edge.source, target=edge.target, produced=0, consumed=0, items=0)
+                EdgeTrace(
+                    name=edge.name,
+                    source=edge.source,
+                    target=edge.target,
+                    produced=0,
+                    consumed=0,
+                    items=0,
+                )
                 for edge in self.graph.edges_for(spec.outputs)
             ),
-        )  # fmt: skip
+        )
 
     def chunks_of(self, spec: RequestSpec) -> list[Chunk]:
-        """Chunks of text and audio alternately; the last of each edge is final. A capture is acknowledged."""
+        """Chunks of text and audio alternately; the last of each edge is final. A capture is
+        acknowledged.
+        """
         if spec.outputs == (TRAINED,):
-            numbers = {name: WireTensor(dtype="int64", shape=(1,), data=bytes(8)) for name in ("windows", "version")}
-            return [Chunk(request=spec.id, edge=TRAINED, index=0, epoch=Epoch(1), tensors=numbers, final=True)]
+            numbers = {
+                name: WireTensor(dtype="int64", shape=(1,), data=bytes(8))
+                for name in ("windows", "version")
+            }
+            return [
+                Chunk(
+                    request=spec.id,
+                    edge=TRAINED,
+                    index=0,
+                    epoch=Epoch(1),
+                    tensors=numbers,
+                    final=True,
+                )
+            ]
         text = self._text_chunks(spec) if TEXT in spec.outputs else []
         audio = self._audio_chunks(spec) if AUDIO in spec.outputs else []
         mixed: list[Chunk] = []
@@ -374,27 +454,48 @@ class FakeClient:
         text = self.script.text
         if self.script.heard is not None and spec.kind != "voice" and spec.audio:
             text = self.script.heard
-        ids = list(spec.given) or list(self.tokenizer.encode(text).ids)[: spec.sampling[main].max_tokens]
+        ids = (
+            list(spec.given)
+            or list(self.tokenizer.encode(text).ids)[: spec.sampling[main].max_tokens]
+        )
         if self.script.end_token and not spec.given:
             end = self.tokenizer.token_to_id("<|im_end|>")
             assert end is not None
             ids.append(end)
         return [
-            _chunk(spec, TEXT, index, "ids", "int32", np.asarray([token], "<i4"), final=index == len(ids) - 1)
+            _chunk(
+                spec,
+                TEXT,
+                index,
+                "ids",
+                "int32",
+                np.asarray([token], "<i4"),
+                final=index == len(ids) - 1,
+            )
             for index, token in enumerate(ids)
         ]
 
     def _audio_chunks(self, spec: RequestSpec) -> list[Chunk]:
-        wave = np.concatenate([np.zeros(self.script.lead_samples, "<i2"), sine(self.script.num_samples)])
+        wave = np.concatenate(
+            [np.zeros(self.script.lead_samples, "<i2"), sine(self.script.num_samples)]
+        )
         size = self.script.samples_per_chunk
         cuts = [wave[start : start + size] for start in range(0, len(wave), size)]
-        chunks = [_chunk(spec, AUDIO, n, "pcm", "int16", cut, final=False) for n, cut in enumerate(cuts)]
-        return [*chunks, Chunk(request=spec.id, edge=AUDIO, index=len(cuts), epoch=Epoch(1), final=True)]
+        chunks = [
+            _chunk(spec, AUDIO, n, "pcm", "int16", cut, final=False) for n, cut in enumerate(cuts)
+        ]
+        return [
+            *chunks,
+            Chunk(request=spec.id, edge=AUDIO, index=len(cuts), epoch=Epoch(1), final=True),
+        ]
 
     def _workers(self) -> list[WorkerView]:
         running = sum(1 for trace in self.traces.values() if trace.state == "running")
         present = [stage.name for stage in self.graph.stages if stage.name not in self.missing]
-        return [*(worker_view(f"{role}@host:1:a", role, running=running) for role in present), worker_view(self.id, "")]
+        return [
+            *(worker_view(f"{role}@host:1:a", role, running=running) for role in present),
+            worker_view(self.id, ""),
+        ]
 
     def check_reachable(self) -> None:
         if self.unreachable is not None:
@@ -403,15 +504,29 @@ class FakeClient:
 
 def worker_view(worker: str, role: str, *, state: str = "ready", running: int = 0) -> WorkerView:
     return WorkerView(
-        id=WorkerId(worker), role=role, host="host", pid=1, state=state, started_us=1, lease_left_s=2.5, running=running,
+        id=WorkerId(worker),
+        role=role,
+        host="host",
+        pid=1,
+        state=state,
+        started_us=1,
+        lease_left_s=2.5,
+        running=running,
         capacity=16,
-    )  # fmt: skip
+    )
 
 
 def _moved(edge: EdgeTrace) -> EdgeTrace:
     """The edge after one more chunk was produced and consumed."""
     count, now = edge.produced + 1, now_us()
-    return replace(edge, produced=count, consumed=count, items=count, first_us=edge.first_us or now, last_us=now)
+    return replace(
+        edge,
+        produced=count,
+        consumed=count,
+        items=count,
+        first_us=edge.first_us or now,
+        last_us=now,
+    )
 
 
 async def _wait(seconds: float) -> None:
@@ -427,6 +542,17 @@ def sine(num_samples: int) -> np.ndarray:
     return np.resize(second, num_samples)
 
 
-def _chunk(spec: RequestSpec, edge: EdgeName, index: int, name: str, dtype: str, data: np.ndarray, *, final: bool) -> Chunk:
+def _chunk(
+    spec: RequestSpec,
+    edge: EdgeName,
+    index: int,
+    name: str,
+    dtype: str,
+    data: np.ndarray,
+    *,
+    final: bool,
+) -> Chunk:
     tensor = WireTensor(dtype=dtype, shape=data.shape, data=data.tobytes())
-    return Chunk(request=spec.id, edge=edge, index=index, epoch=Epoch(1), tensors={name: tensor}, final=final)
+    return Chunk(
+        request=spec.id, edge=edge, index=index, epoch=Epoch(1), tensors={name: tensor}, final=final
+    )

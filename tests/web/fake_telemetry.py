@@ -1,4 +1,6 @@
-"""The fleet's state in memory, and orders to it: empty until a test fills its lists or uses those of `plausible.busy`."""
+"""The fleet's state in memory, and orders to it: empty until a test fills its lists or uses those
+of `plausible.busy`.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -30,7 +32,6 @@ from fleet.core.request_trace import (
     TaskBrief,
     TraceEvent,
 )
-from fleet.drafts.figures.speculation import OFF, StageDrafts
 from fleet.core.telemetry import (
     LEVELS,
     DeadLetterView,
@@ -46,6 +47,7 @@ from fleet.core.telemetry import (
     WorkerOrder,
     WorkerView,
 )
+from fleet.drafts.figures.speculation import OFF, StageDrafts
 from fleet.graphs import get_graph
 
 Entry = TypeVar("Entry", LogLine, FeedEntry)
@@ -59,7 +61,9 @@ class FakeTelemetry(Telemetry):
     trouble: str = ""
     rows: list[RequestRow] = field(default_factory=list[RequestRow])
     traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
-    edge_logs: dict[tuple[str, str], list[Chunk]] = field(default_factory=dict[tuple[str, str], list[Chunk]])
+    edge_logs: dict[tuple[str, str], list[Chunk]] = field(
+        default_factory=dict[tuple[str, str], list[Chunk]]
+    )
     worker_list: list[WorkerView] = field(default_factory=list[WorkerView])
     queue_list: list[RoleQueue] = field(default_factory=list[RoleQueue])
     role_list: list[RoleView] = field(default_factory=list[RoleView])
@@ -95,15 +99,28 @@ class FakeTelemetry(Telemetry):
         woken, self._woken = self._woken, asyncio.Event()
         woken.set()
 
-    async def list_requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
+    async def list_requests(
+        self, wanted: RequestFilter, *, before: str = "", limit: int = 50
+    ) -> RequestPage:
         self.check_reachable()
         if wanted.state and wanted.state not in STATES:
-            raise BadInput(f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state")
+            raise BadInput(
+                f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state"
+            )
         rows = sorted(self._all_rows(), key=lambda row: row.id, reverse=True)
-        found = [row for row in rows if (not before or row.id < before) and matches(row, wanted, now_us())]
+        found = [
+            row
+            for row in rows
+            if (not before or row.id < before) and matches(row, wanted, now_us())
+        ]
         counts = {state: sum(row.state == state for row in rows) for state in STATES}
         shown = found[:limit]
-        return RequestPage(rows=tuple(shown), next=shown[-1].id if len(found) > limit else "", counts=counts, now_us=now_us())
+        return RequestPage(
+            rows=tuple(shown),
+            next=shown[-1].id if len(found) > limit else "",
+            counts=counts,
+            now_us=now_us(),
+        )
 
     async def trace(self, request: RequestId) -> RequestTrace | None:
         self.check_reachable()
@@ -120,7 +137,10 @@ class FakeTelemetry(Telemetry):
     def _all_rows(self) -> list[RequestRow]:
         """Return the rows of the test, and those of requests submitted to the fake."""
         known = {row.id for row in self.rows}
-        return [*self.rows, *(_row_of(trace) for trace in list(self.traces_of().values()) if trace.id not in known)]
+        return [
+            *self.rows,
+            *(_row_of(trace) for trace in list(self.traces_of().values()) if trace.id not in known),
+        ]
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
         self.check_reachable()
@@ -129,11 +149,15 @@ class FakeTelemetry(Telemetry):
     async def has_edge_log(self, request: RequestId, edge: EdgeName) -> bool:
         return bool(await self.edge_log(request, edge))
 
-    async def record_playback(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
+    async def record_playback(
+        self, request: RequestId, *, played_samples: int, underruns: int
+    ) -> None:
         self.check_reachable()
         self.heard.append((request, played_samples, underruns))
         if request in self.traces:
-            report = PlaybackReport(played_samples=played_samples, underruns=underruns, at_us=now_us())
+            report = PlaybackReport(
+                played_samples=played_samples, underruns=underruns, at_us=now_us()
+            )
             self.traces[request] = msgspec.structs.replace(self.traces[request], playback=report)
 
     def record_underruns(self, count: int) -> None:
@@ -149,14 +173,18 @@ class FakeTelemetry(Telemetry):
         self.check_reachable()
         return [
             StageDrafts(
-                stage=StageName("thinker"), configured=OFF, chosen=self.chosen_drafters.get("thinker", ""),
+                stage=StageName("thinker"),
+                configured=OFF,
+                chosen=self.chosen_drafters.get("thinker", ""),
                 workers=drafts_of(StageName("thinker"), self.worker_list),
             )
-        ]  # fmt: skip
+        ]
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
         self.check_reachable()
-        return [view for view in self.worker_list or self.workers_of() if with_gone or not view.gone]
+        return [
+            view for view in self.worker_list or self.workers_of() if with_gone or not view.gone
+        ]
 
     async def roles(self) -> list[RoleView]:
         self.check_reachable()
@@ -165,7 +193,11 @@ class FakeTelemetry(Telemetry):
     async def missing_roles(self) -> list[RoleName]:
         self.check_reachable()
         served = {view.role for view in self.worker_list if view.takes_tasks}
-        lost = {RoleName(view.role) for view in self.worker_list if view.gone and view.role not in ("", *served)}
+        lost = {
+            RoleName(view.role)
+            for view in self.worker_list
+            if view.gone and view.role not in ("", *served)
+        }
         return sorted({*self.missing_of(), *lost})
 
     async def queues(self) -> list[RoleQueue]:
@@ -187,7 +219,9 @@ class FakeTelemetry(Telemetry):
     async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
         self.check_reachable()
         if wanted.level and wanted.level not in LEVELS:
-            raise BadInput(f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level")
+            raise BadInput(
+                f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level"
+            )
         before = checked_entry(before, "before") if before else ""
         lines = sorted(self.lines, key=lambda line: line.id, reverse=True)
         found = [line for line in lines if (not before or line.id < before) and says(line, wanted)]
@@ -204,7 +238,9 @@ class FakeTelemetry(Telemetry):
     def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
         return self._follow(lambda: self.feed, after)
 
-    async def _follow(self, entries: Callable[[], list[Entry]], after: str) -> AsyncGenerator[Entry, None]:
+    async def _follow(
+        self, entries: Callable[[], list[Entry]], after: str
+    ) -> AsyncGenerator[Entry, None]:
         """Yield entries after that id, or from now on, without end."""
         known = after or max((entry.id for entry in entries()), default="")
         self._loop = asyncio.get_running_loop()
@@ -231,9 +267,18 @@ class FakeOperations(Operations):
         if self._fleet.on_retry(request, again):
             return again
         event = TraceEvent(at_us=now_us(), what="submitted")
-        self._fleet.traces[again] = msgspec.structs.replace(old, id=again, retry_of=request, state="submitted", events=(event,))
+        self._fleet.traces[again] = msgspec.structs.replace(
+            old, id=again, retry_of=request, state="submitted", events=(event,)
+        )
         self._fleet.rows.append(
-            RequestRow(id=again, state="submitted", kind=old.kind, model=old.model, created_us=now_us(), session=old.session)
+            RequestRow(
+                id=again,
+                state="submitted",
+                kind=old.kind,
+                model=old.model,
+                created_us=now_us(),
+                session=old.session,
+            )
         )
         return again
 
@@ -244,7 +289,9 @@ class FakeOperations(Operations):
 
     async def order_worker(self, worker: str, order: WorkerOrder) -> None:
         self._fleet.check_reachable()
-        place = next((n for n, view in enumerate(self._fleet.worker_list) if view.id == worker), None)
+        place = next(
+            (n for n, view in enumerate(self._fleet.worker_list) if view.id == worker), None
+        )
         if place is None:
             raise NotFound(f"no worker {worker!r}", param="worker_id")
         view = self._fleet.worker_list[place]
@@ -269,7 +316,10 @@ class FakeOperations(Operations):
         if trace.ended_us:
             raise Conflict(f"request {request} has ended", param="request_id")
         if epoch not in (0, task.epoch):
-            raise Conflict(f"stage {stage} of {request} has been granted again since it was seen", param="epoch")
+            raise Conflict(
+                f"stage {stage} of {request} has been granted again since it was seen",
+                param="epoch",
+            )
         self._fleet.redelivered.append((request, stage, epoch))
 
     async def retry_dead_letter(self, request: RequestId) -> RequestId:
@@ -300,7 +350,13 @@ class FakeJobs(JobClient):
         self._fleet.check_reachable()
         checked = read_arguments(kind, arguments)
         number = len(self._fleet.job_list) + 1
-        job = Job(id=f"job-{number}", kind=kind, arguments=checked.as_json(), state="queued", created_us=now_us())
+        job = Job(
+            id=f"job-{number}",
+            kind=kind,
+            arguments=checked.as_json(),
+            state="queued",
+            created_us=now_us(),
+        )
         self._fleet.job_list.insert(0, job)
         return job
 
@@ -316,7 +372,9 @@ class FakeJobs(JobClient):
             raise Conflict(f"job {job} has ended", param="job_id")
         state = "stopped" if view.state == "started" else "canceled"
         ended = msgspec.structs.replace(view, state=state, ended_us=now_us())
-        self._fleet.job_list = [ended if other.id == job else other for other in self._fleet.job_list]
+        self._fleet.job_list = [
+            ended if other.id == job else other for other in self._fleet.job_list
+        ]
 
     async def delete(self, job: str) -> None:
         view = await self._find(job)
@@ -340,8 +398,21 @@ class FakeJobs(JobClient):
 def _row_of(trace: RequestTrace) -> RequestRow:
     tasks = [task for task in trace.tasks if task.stage != CLIENT]
     return RequestRow(
-        id=trace.id, state=trace.state, kind=trace.kind, model=trace.model, created_us=trace.created_us, ended_us=trace.ended_us,
-        code=trace.code, error=trace.error or "", session=trace.session,
-        tasks=tuple(TaskBrief(stage=task.stage, state=task.state, worker=task.owner) for task in tasks),
-        first_us={edge.name: edge.first_us for edge in trace.edges if edge.name in trace.outputs and edge.first_us},
-    )  # fmt: skip
+        id=trace.id,
+        state=trace.state,
+        kind=trace.kind,
+        model=trace.model,
+        created_us=trace.created_us,
+        ended_us=trace.ended_us,
+        code=trace.code,
+        error=trace.error or "",
+        session=trace.session,
+        tasks=tuple(
+            TaskBrief(stage=task.stage, state=task.state, worker=task.owner) for task in tasks
+        ),
+        first_us={
+            edge.name: edge.first_us
+            for edge in trace.edges
+            if edge.name in trace.outputs and edge.first_us
+        },
+    )

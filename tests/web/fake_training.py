@@ -25,7 +25,9 @@ class FakeTraining(TrainingClient):
     async def promote(self, number: int) -> None:
         if number and all(version.number != number for version in self.known):
             raise NotFound(f"no version {number} of the draft head", param="number")
-        self.shown = msgspec.structs.replace(self.shown, version=number, last_version=self.shown.version)
+        self.shown = msgspec.structs.replace(
+            self.shown, version=number, last_version=self.shown.version
+        )
 
     async def roll_back(self) -> int:
         await self.promote(self.shown.last_version)

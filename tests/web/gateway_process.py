@@ -1,7 +1,8 @@
-"""A gateway with default limits in a separate process, over a control plane in memory, to measure its memory and its stalls.
+"""A gateway with default limits in a separate process, over a control plane in memory, to measure
+its memory and its stalls.
 
-`python -m tests.web.gateway_process FOLDER` prints its URL and ends with its standard input. A folder without a checkpoint gets a
-tiny one.
+`python -m tests.web.gateway_process FOLDER` prints its URL and ends with its standard input. A
+folder without a checkpoint gets a tiny one.
 """
 
 import sys

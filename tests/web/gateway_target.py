@@ -34,20 +34,28 @@ class GatewayTarget:
         return self._bytes("VmRSS")
 
     def post(self, path: str, body: bytes, media_type: str) -> httpx.Response:
-        """Send a body from an address of its own: what was refused to earlier senders does not count."""
+        """Send a body from an address of its own: what was refused to earlier senders does not
+        count.
+        """
         with self.sender() as sender:
             return sender.post(path, content=body, headers={"content-type": media_type})
 
     def sender(self) -> httpx.Client:
         """Return a client with an address of its own."""
-        return httpx.Client(base_url=self.url, transport=httpx.HTTPTransport(local_address=new_address()), timeout=60)
+        return httpx.Client(
+            base_url=self.url,
+            transport=httpx.HTTPTransport(local_address=new_address()),
+            timeout=60,
+        )
 
     def longest_stall_s(self) -> float:
         """Return the longest stall of the event loop since the previous call."""
         return float(httpx.get(self.url + PATH).json())
 
     def _bytes(self, name: str) -> int:
-        found = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text(), re.MULTILINE)
+        found = re.search(
+            rf"^{name}:\s+(\d+) kB", Path(f"/proc/{self.pid}/status").read_text(), re.MULTILINE
+        )
         assert found is not None
         return int(found[1]) * 1024
 
@@ -61,7 +69,9 @@ def new_address() -> str:
 def gateway_target(folder: Path) -> Iterator[GatewayTarget]:
     """Run a gateway on the checkpoint in `folder`, which gets a tiny one if it has none."""
     command = [sys.executable, "-m", "tests.web.gateway_process", str(folder)]
-    with subprocess.Popen(command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=REPO, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdin is not None and process.stdout is not None
         yield GatewayTarget(process.stdout.readline().strip(), process.pid)
         process.stdin.close()

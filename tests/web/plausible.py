@@ -1,4 +1,6 @@
-"""A busy fleet for pages to show: every state, a hand-off, a lost worker, a dead letter, text that tries to be HTML."""
+"""A busy fleet for pages to show: every state, a hand-off, a lost worker, a dead letter, text that
+tries to be HTML.
+"""
 
 import math
 
@@ -24,7 +26,6 @@ from fleet.core.request_trace import (
     TaskTrace,
     TraceEvent,
 )
-from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.core.telemetry import (
     SERIES_KEPT_S,
     SERIES_STEP_S,
@@ -42,13 +43,25 @@ from fleet.core.telemetry import (
     WorkerTransfer,
     WorkerView,
 )
+from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.graphs import Graph
 from tests.web.fake_telemetry import FakeTelemetry
 
 TRACE = "Traceback (most recent call last):\nValueError: no"
 HOSTILE = '<script>alert("x")</script>'
 NUM_REQUESTS = 120
-STATES = ("finished", "finished", "finished", "running", "finished", "failed", "finished", "aborted", "submitted", "finished")
+STATES = (
+    "finished",
+    "finished",
+    "finished",
+    "running",
+    "finished",
+    "failed",
+    "finished",
+    "aborted",
+    "submitted",
+    "finished",
+)
 KINDS = ("speech", "text", "voice", "transcription")
 
 
@@ -71,10 +84,16 @@ def busy(graph: Graph) -> FakeTelemetry:
         fake.traces[trace.id] = trace
         ids = _chunk(trace.id, EdgeName("text"), "ids", "int32", np.arange(5, 25, dtype="<i4"))
         produced_us = trace.edges[0].first_us
-        fake.edge_logs[trace.id, "text"] = [msgspec.structs.replace(ids, producer_walk=Walk("decode"), produced_us=produced_us)]
+        fake.edge_logs[trace.id, "text"] = [
+            msgspec.structs.replace(ids, producer_walk=Walk("decode"), produced_us=produced_us)
+        ]
         sine = (8000 * np.sin(np.arange(48_000) * 2 * math.pi * 440 / 24_000)).astype("<i2")
-        fake.edge_logs[trace.id, "audio"] = [_chunk(trace.id, EdgeName("audio"), "pcm", "int16", sine)]
-    fake.worker_list = _workers(stages, now, [row.id for row in fake.rows if row.state == "running"])
+        fake.edge_logs[trace.id, "audio"] = [
+            _chunk(trace.id, EdgeName("audio"), "pcm", "int16", sine)
+        ]
+    fake.worker_list = _workers(
+        stages, now, [row.id for row in fake.rows if row.state == "running"]
+    )
     fake.queue_list = [_queue(n, stage, fake.rows[-1 - n].id) for n, stage in enumerate(stages)]
     fake.letters = [
         DeadLetterView(
@@ -94,9 +113,16 @@ def busy(graph: Graph) -> FakeTelemetry:
     fake.feed = [
         FeedEntry(
             id=f"{now // 1000 - 10}-0",
-            event=TaskClaimed(request=fake.rows[-1].id, stage=stages[0], epoch=Epoch(1), owner=worker_id(stages[0])),
+            event=TaskClaimed(
+                request=fake.rows[-1].id,
+                stage=stages[0],
+                epoch=Epoch(1),
+                owner=worker_id(stages[0]),
+            ),
         ),
-        FeedEntry(id=f"{now // 1000 - 9}-0", event=WorkerLeft(worker=worker_id(stages[0], 9), how="died")),
+        FeedEntry(
+            id=f"{now // 1000 - 9}-0", event=WorkerLeft(worker=worker_id(stages[0], 9), how="died")
+        ),
     ]
     return fake
 
@@ -104,7 +130,9 @@ def busy(graph: Graph) -> FakeTelemetry:
 def _row(number: int, start: int, stages: tuple[StageName, ...]) -> RequestRow:
     state, created = STATES[number % len(STATES)], start + number * 1_000_000
     took = 0 if state in ("running", "submitted") else 700_000 + number * 11_000
-    task_state = {"running": "running", "submitted": "pending", "finished": "finished"}.get(state, "aborted")
+    task_state = {"running": "running", "submitted": "pending", "finished": "finished"}.get(
+        state, "aborted"
+    )
     return RequestRow(
         id=request_id(number, start),
         state=state,
@@ -118,7 +146,9 @@ def _row(number: int, start: int, stages: tuple[StageName, ...]) -> RequestRow:
         tasks=tuple(
             TaskBrief(
                 stage=stage,
-                state="failed" if state == "failed" and place == min(1, len(stages) - 1) else task_state,
+                state="failed"
+                if state == "failed" and place == min(1, len(stages) - 1)
+                else task_state,
                 worker=worker_id(stage) if state != "submitted" else "",
             )
             for place, stage in enumerate(stages)
@@ -131,8 +161,12 @@ def _build_trace(number: int, start: int, graph: Graph) -> RequestTrace:
     row = _row(number, start, tuple(stage.name for stage in graph.stages))
     at, ended = row.created_us, row.ended_us
     stages = [task.stage for task in row.tasks]
-    inputs = [next((edge.name for edge in graph.edges_to(task.stage)), EdgeName("")) for task in row.tasks]
-    tasks = tuple(_task(n, task, at, ended, row.state, inputs[n]) for n, task in enumerate(row.tasks))
+    inputs = [
+        next((edge.name for edge in graph.edges_to(task.stage)), EdgeName("")) for task in row.tasks
+    ]
+    tasks = tuple(
+        _task(n, task, at, ended, row.state, inputs[n]) for n, task in enumerate(row.tasks)
+    )
     edges = tuple(
         EdgeTrace(
             name=edge.name,
@@ -173,13 +207,24 @@ def _build_trace(number: int, start: int, graph: Graph) -> RequestTrace:
         edges=edges,
         events=_events(row, stages),
         kv=_kv(row, stages),
-        playback=PlaybackReport(played_samples=40_000, underruns=1, at_us=at + 900_000) if row.state != "submitted" else None,
+        playback=PlaybackReport(played_samples=40_000, underruns=1, at_us=at + 900_000)
+        if row.state != "submitted"
+        else None,
     )
 
 
-def _task(number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: EdgeName) -> TaskTrace:
+def _task(
+    number: int, brief: TaskBrief, at: int, ended: int, state: str, edge: EdgeName
+) -> TaskTrace:
     if state == "submitted":
-        return TaskTrace(stage=brief.stage, state=brief.state, role=brief.stage, owner="", walk="", epoch=Epoch(0))
+        return TaskTrace(
+            stage=brief.stage,
+            state=brief.state,
+            role=brief.stage,
+            owner="",
+            walk="",
+            epoch=Epoch(0),
+        )
     first = at + 60_000 * (number + 1)
     moved = HandOff(
         prefilled_us=first,
@@ -226,18 +271,52 @@ def _events(row: RequestRow, stages: list[StageName]) -> tuple[TraceEvent, ...]:
     if row.state == "submitted":
         return tuple(events)
     for n, stage in enumerate(stages):
-        events.append(TraceEvent(at_us=at + 800, what="granted", stage=stage, epoch=Epoch(at + 800)))
         events.append(
-            TraceEvent(at_us=at + 2_300, what="claimed", stage=stage, epoch=Epoch(at + 800), worker=worker_id(stage, 9))
+            TraceEvent(at_us=at + 800, what="granted", stage=stage, epoch=Epoch(at + 800))
         )
-        events.append(TraceEvent(at_us=at + 60_000 * (n + 1), what="output", stage=stage, worker=worker_id(stage, 9)))
+        events.append(
+            TraceEvent(
+                at_us=at + 2_300,
+                what="claimed",
+                stage=stage,
+                epoch=Epoch(at + 800),
+                worker=worker_id(stage, 9),
+            )
+        )
+        events.append(
+            TraceEvent(
+                at_us=at + 60_000 * (n + 1), what="output", stage=stage, worker=worker_id(stage, 9)
+            )
+        )
     lost, later = stages[0], at + 300_000
-    events.append(TraceEvent(at_us=later, what="lost", stage=lost, epoch=Epoch(later), worker=worker_id(lost, 9), detail="died"))
-    events.append(TraceEvent(at_us=later + 900, what="granted", stage=lost, epoch=Epoch(later + 900)))
-    events.append(TraceEvent(at_us=later + 2_000, what="claimed", stage=lost, epoch=Epoch(later + 900), worker=worker_id(lost)))
+    events.append(
+        TraceEvent(
+            at_us=later,
+            what="lost",
+            stage=lost,
+            epoch=Epoch(later),
+            worker=worker_id(lost, 9),
+            detail="died",
+        )
+    )
+    events.append(
+        TraceEvent(at_us=later + 900, what="granted", stage=lost, epoch=Epoch(later + 900))
+    )
+    events.append(
+        TraceEvent(
+            at_us=later + 2_000,
+            what="claimed",
+            stage=lost,
+            epoch=Epoch(later + 900),
+            worker=worker_id(lost),
+        )
+    )
     if row.ended_us:
         events += [
-            TraceEvent(at_us=row.ended_us - 30_000, what="finished", stage=stage, worker=worker_id(stage)) for stage in stages
+            TraceEvent(
+                at_us=row.ended_us - 30_000, what="finished", stage=stage, worker=worker_id(stage)
+            )
+            for stage in stages
         ]
         events.append(TraceEvent(at_us=row.ended_us - 5_000, what="delivered", stage=CLIENT))
         events.append(TraceEvent(at_us=row.ended_us, what="ended", detail=row.state))
@@ -249,12 +328,26 @@ def _kv(row: RequestRow, stages: list[StageName]) -> tuple[KVSpan, ...]:
     if row.state == "submitted":
         return ()
     return (
-        KVSpan(stage=stages[0], worker=worker_id(stages[0], 9), from_us=at + 2_300, to_us=at + 300_000, how="computed"),
-        KVSpan(stage=stages[0], worker=worker_id(stages[0]), from_us=at + 302_000, to_us=end, how="computed"),
+        KVSpan(
+            stage=stages[0],
+            worker=worker_id(stages[0], 9),
+            from_us=at + 2_300,
+            to_us=at + 300_000,
+            how="computed",
+        ),
+        KVSpan(
+            stage=stages[0],
+            worker=worker_id(stages[0]),
+            from_us=at + 302_000,
+            to_us=end,
+            how="computed",
+        ),
     )
 
 
-DRAFTED = SpeculationFigures(drafter="suffix", num_draws=1000, drafted=(900, 800, 700), accepted=(630, 400, 210))
+DRAFTED = SpeculationFigures(
+    drafter="suffix", num_draws=1000, drafted=(900, 800, 700), accepted=(630, 400, 210)
+)
 
 
 def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) -> list[WorkerView]:
@@ -321,8 +414,12 @@ def _workers(stages: tuple[StageName, ...], now: int, running: list[RequestId]) 
 
 def _queue(number: int, stage: StageName, waiting: RequestId) -> RoleQueue:
     pending = (
-        PendingGrant(request=waiting, stage=stage, epoch=Epoch(1), age_s=1.7, alone=False, read=False),
-        PendingGrant(request=waiting, stage=stage, epoch=Epoch(2), age_s=0.2, alone=True, read=True),
+        PendingGrant(
+            request=waiting, stage=stage, epoch=Epoch(1), age_s=1.7, alone=False, read=False
+        ),
+        PendingGrant(
+            request=waiting, stage=stage, epoch=Epoch(2), age_s=0.2, alone=True, read=True
+        ),
     )
     busy = number == 0
     return RoleQueue(
@@ -369,9 +466,20 @@ def _transfers(stages: tuple[StageName, ...]) -> Transfers:
             p95_ms=6.2,
             durations=tuple(900 if at == 23 else 30 if at == 36 else 0 for at in range(101)),
         ),
-        EdgeTransfer(edge="kv", num_pulls=0, num_bytes=0, num_failed=0, in_flight=0, bytes_per_s=0.0, p50_ms=None, p95_ms=None),
+        EdgeTransfer(
+            edge="kv",
+            num_pulls=0,
+            num_bytes=0,
+            num_failed=0,
+            in_flight=0,
+            bytes_per_s=0.0,
+            p50_ms=None,
+            p95_ms=None,
+        ),
     )
-    return Transfers(edges=edges, workers=tuple(_worker_transfer(stage, n) for n, stage in enumerate(stages)))
+    return Transfers(
+        edges=edges, workers=tuple(_worker_transfer(stage, n) for n, stage in enumerate(stages))
+    )
 
 
 def _point(number: int, now: int, stages: tuple[StageName, ...]) -> SeriesPoint:
@@ -408,7 +516,9 @@ def _line(number: int, now: int, stages: tuple[StageName, ...], request: Request
         logger="fleet.worker.loop",
         process="worker",
         worker=worker_id(stage),
-        message=f"request {request} continues {HOSTILE}" if about else f"line {number} of this worker",
+        message=f"request {request} continues {HOSTILE}"
+        if about
+        else f"line {number} of this worker",
         stage=stage,
         request=request if about else "",
         trace=TRACE if level == "error" else "",
@@ -416,7 +526,10 @@ def _line(number: int, now: int, stages: tuple[StageName, ...], request: Request
 
 
 def _jobs(now: int) -> list[Job]:
-    trace = 'Traceback (most recent call last):\n  File "bench.py", line 3\nRuntimeError: fleet bench ended with status 1'
+    trace = (
+        'Traceback (most recent call last):\n  File "bench.py", line 3\nRuntimeError: fleet '
+        "bench ended with status 1"
+    )
     return [
         Job(
             id="job-4",
@@ -461,4 +574,6 @@ def _jobs(now: int) -> list[Job]:
 
 def _chunk(request: RequestId, edge: EdgeName, name: str, dtype: str, data: np.ndarray) -> Chunk:
     tensor = WireTensor(dtype=dtype, shape=data.shape, data=data.tobytes())
-    return Chunk(request=request, edge=edge, index=0, epoch=Epoch(1), tensors={name: tensor}, final=True)
+    return Chunk(
+        request=request, edge=edge, index=0, epoch=Epoch(1), tensors={name: tensor}, final=True
+    )

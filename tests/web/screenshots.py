@@ -1,7 +1,9 @@
-"""`python -m tests.web.screenshots DIR`: PNG files of every page of the console, light and dark, for phone and desktop.
+"""`python -m tests.web.screenshots DIR`: PNG files of every page of the console, light and dark,
+for phone and desktop.
 
-The fleets are generated: a busy one, an empty one, one without Redis, one at its limits; the Voice page talks to a fake server.
-`--only NAME` draws the pages whose names begin with NAME, `--readme` only the two pictures of the README.
+The fleets are generated: a busy one, an empty one, one without Redis, one at its limits; the Voice
+page talks to a fake server. `--only NAME` draws the pages whose names begin with NAME, `--readme`
+only the two pictures of the README.
 """
 
 import argparse
@@ -40,14 +42,18 @@ class Camera:
     folder: Path
     only: str
 
-    def shoot(self, gateway: ServedGateway, name: str, path: str, schemes: Sequence[Scheme] = SCHEMES) -> None:
+    def shoot(
+        self, gateway: ServedGateway, name: str, path: str, schemes: Sequence[Scheme] = SCHEMES
+    ) -> None:
         for size in SIZES if name.startswith(self.only) else ():
             for scheme in schemes:
                 self._shoot(gateway.url + path, f"{name}-{size}-{scheme}.png", size, scheme)
 
     def _shoot(self, url: str, name: str, size: str, scheme: Scheme) -> None:
         width, height = SIZES[size]
-        page = self.browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        page = self.browser.new_page(
+            viewport={"width": width, "height": height}, color_scheme=scheme
+        )
         page.goto(url)
         _settle(page)
         tall = int(page.evaluate("document.documentElement.scrollHeight"))
@@ -65,16 +71,26 @@ def main(folder: Path, only: str) -> None:
 
 
 def draw_readme_pictures(folder: Path) -> None:
-    """Write `request.png` (a finished request) and `voice.png` (the Voice page during an answer), as the README shows them."""
+    """Write `request.png` (a finished request) and `voice.png` (the Voice page during an answer),
+    as the README shows them.
+    """
     with _browsing(folder) as (browser, loaded), serving(loaded) as gateway:
         fill(gateway)
         telemetry = gateway.client.telemetry
-        trace = next(trace for trace in telemetry.traces.values() if trace.state == "finished" and trace.kind == "voice")
-        telemetry.traces[trace.id] = msgspec.structs.replace(trace, prompt_ids=_encode(gateway, "What is the opposite of hot?"))
+        trace = next(
+            trace
+            for trace in telemetry.traces.values()
+            if trace.state == "finished" and trace.kind == "voice"
+        )
+        telemetry.traces[trace.id] = msgspec.structs.replace(
+            trace, prompt_ids=_encode(gateway, "What is the opposite of hot?")
+        )
         (chunk,) = telemetry.edge_logs[trace.id, "text"]
         ids = np.asarray(_encode(gateway, "The opposite of hot is cold."), "<i4")
         tensor = WireTensor(dtype="int32", shape=ids.shape, data=ids.tobytes())
-        telemetry.edge_logs[trace.id, "text"] = [msgspec.structs.replace(chunk, tensors={"ids": tensor})]
+        telemetry.edge_logs[trace.id, "text"] = [
+            msgspec.structs.replace(chunk, tensors={"ids": tensor})
+        ]
         page = browser.new_page(viewport={"width": 1200, "height": 1000})
         page.goto(f"{gateway.url}/requests/{trace.id}")
         _settle(page)
@@ -90,7 +106,9 @@ def _encode(gateway: ServedGateway, text: str) -> tuple[int, ...]:
 def _browsing(folder: Path) -> Iterator[tuple[Browser, Loaded]]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=chromium_path(), args=["--no-sandbox", "--disable-gpu"]
+        )
         yield browser, load(Path(scratch))
         browser.close()
 
@@ -98,7 +116,9 @@ def _browsing(folder: Path) -> Iterator[tuple[Browser, Loaded]]:
 def _console(camera: Camera, loaded: Loaded) -> None:
     with serving(loaded) as gateway:
         fill(gateway)
-        running = next(trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running")
+        running = next(
+            trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running"
+        )
         for name, path in {**paths(gateway), "request-running": f"/requests/{running.id}"}.items():
             camera.shoot(gateway, name, path)
         fill_to_limits(gateway)
@@ -129,7 +149,9 @@ def _settle(page: Page) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", default="", metavar="NAME")
     parser.add_argument("--readme", action="store_true")

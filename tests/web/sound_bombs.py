@@ -18,7 +18,9 @@ _OPUS_SILENCE = bytes((3 << 3 | 3, 2))
 
 
 def many_channels(num_channels: int = 255, seconds: float = 1.0) -> bytes:
-    """Return Vorbis silence of 255 channels: 25 s are 43 KiB, and take seconds to decode (and to write)."""
+    """Return Vorbis silence of 255 channels: 25 s are 43 KiB, and take seconds to decode (and to
+    write).
+    """
     return silence("OGG", "VORBIS", 48_000, num_channels, seconds)
 
 
@@ -40,17 +42,25 @@ def opus_of_channels(num_channels: int, seconds: float) -> bytes:
     head += bytes((num_channels, 0)) + bytes(range(num_channels))
     packet = (_OPUS_SILENCE + b"\0") * (num_channels - 1) + _OPUS_SILENCE
     tags = b"OpusTags" + struct.pack("<I", 0) + struct.pack("<I", 0)
-    return ogg([head], [tags], *([packet] for _ in range(round(seconds * 48_000 / _OPUS_PACKET_SAMPLES))))
+    return ogg(
+        [head], [tags], *([packet] for _ in range(round(seconds * 48_000 / _OPUS_PACKET_SAMPLES)))
+    )
 
 
 def ogg(*pages: Sequence[bytes], samples_per_packet: int = _OPUS_PACKET_SAMPLES) -> bytes:
-    """Return Ogg pages of complete packets; the first two, or those of headers, count no samples."""
+    """Return Ogg pages of complete packets; the first two, or those of headers, count no
+    samples.
+    """
     out: list[bytes] = []
     for number, packets in enumerate(pages):
-        laces = b"".join(b"\xff" * (len(packet) // 255) + bytes((len(packet) % 255,)) for packet in packets)
+        laces = b"".join(
+            b"\xff" * (len(packet) // 255) + bytes((len(packet) % 255,)) for packet in packets
+        )
         granule = max(0, number - 1) * samples_per_packet
         flags = 2 if number == 0 else 4 if number == len(pages) - 1 else 0
-        head = struct.pack("<4sBBqIIIB", b"OggS", 0, flags, granule, 7, number, 0, len(laces)) + laces
+        head = (
+            struct.pack("<4sBBqIIIB", b"OggS", 0, flags, granule, 7, number, 0, len(laces)) + laces
+        )
         whole = head + b"".join(packets)
         out.append(whole[:22] + struct.pack("<I", _ogg_checksum(whole)) + whole[26:])
     return b"".join(out)
@@ -65,27 +75,47 @@ def surround(container: str, codec: str, layout: str, rate_hz: int = 48_000) -> 
         context.layout = layout
         context.open()
         tone = (0.3 * np.sin(2_764 * np.arange(rate_hz) / rate_hz)).astype(np.float32)
-        whole = av.AudioFrame.from_ndarray(np.repeat(tone, context.layout.nb_channels)[None], format="flt", layout=layout)
+        whole = av.AudioFrame.from_ndarray(
+            np.repeat(tone, context.layout.nb_channels)[None], format="flt", layout=layout
+        )
         whole.sample_rate, whole.pts = rate_hz, 0
-        cut = AudioResampler(context.format.name, layout, rate_hz, context.frame_size or rate_hz // 10)
+        cut = AudioResampler(
+            context.format.name, layout, rate_hz, context.frame_size or rate_hz // 10
+        )
         for frame in [*cut.resample(whole), *cut.resample(None), None]:
             file.mux(stream.encode(frame))
     return sink.getvalue()
 
 
 def codebooks(num_books: int = 256, bits: int = 22) -> bytes:
-    """Return Vorbis whose header of 3 KiB declares a gigabyte of codebooks, which libvorbis allocates."""
-    book = (0x564342, 24), (1, 16), (1 << bits, 24), (1, 1), (bits - 1, 5), (1 << bits, bits + 1), (0, 4)
-    setup = b"\x05vorbis" + _bits([(num_books - 1, 8), *(field for _ in range(num_books) for field in book)])
+    """Return Vorbis whose header of 3 KiB declares a gigabyte of codebooks, which libvorbis
+    allocates.
+    """
+    book = (
+        (0x564342, 24),
+        (1, 16),
+        (1 << bits, 24),
+        (1, 1),
+        (bits - 1, 5),
+        (1 << bits, bits + 1),
+        (0, 4),
+    )
+    setup = b"\x05vorbis" + _bits(
+        [(num_books - 1, 8), *(field for _ in range(num_books) for field in book)]
+    )
     identity = b"\x01vorbis" + struct.pack("<IBIIIIBB", 0, 1, 48_000, 0, 0, 0, 0xB8, 1)
     comment = b"\x03vorbis" + struct.pack("<II", 0, 0) + b"\x01"
     return ogg([identity], [comment, setup])
 
 
-def wav(rate_hz: int, num_channels: int, bits: int, samples: bytes, *, data_len: int | None = None) -> bytes:
+def wav(
+    rate_hz: int, num_channels: int, bits: int, samples: bytes, *, data_len: int | None = None
+) -> bytes:
     """Return a WAV file with arbitrary header values."""
     align = num_channels * bits // 8
-    fmt = struct.pack("<HHIIHH", 1, num_channels, rate_hz, min(rate_hz * align, 2**32 - 1), align & 0xFFFF, bits)
+    fmt = struct.pack(
+        "<HHIIHH", 1, num_channels, rate_hz, min(rate_hz * align, 2**32 - 1), align & 0xFFFF, bits
+    )
     size = len(samples) if data_len is None else data_len
     return (
         b"RIFF"
@@ -156,7 +186,9 @@ def all_bombs() -> dict[str, bytes]:
 def _tone() -> Iterator[av.AudioFrame]:
     for start in range(0, 48_000, 960):
         at = (np.arange(960) + start) / 48_000
-        frame = av.AudioFrame.from_ndarray((0.3 * np.sin(2_764 * at)).astype(np.float32)[None], format="flt", layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            (0.3 * np.sin(2_764 * at)).astype(np.float32)[None], format="flt", layout="mono"
+        )
         frame.sample_rate, frame.pts = 48_000, start
         yield frame
 

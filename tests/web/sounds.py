@@ -16,13 +16,19 @@ def decoded(file: bytes) -> Samples:
     """Decode to mono at the answer's rate, with a reader that needs no length in the header."""
     resampler = AudioResampler(format="s16", layout="mono", rate=RATE_HZ)
     with av.open(io.BytesIO(file), "r") as container:
-        frames = [frame for found in container.decode(audio=0) for frame in resampler.resample(found)]
+        frames = [
+            frame for found in container.decode(audio=0) for frame in resampler.resample(found)
+        ]
     return np.concatenate([frame.to_ndarray()[0] for frame in [*frames, *resampler.resample(None)]])
 
 
-def likeness(heard: Samples | NDArray[np.float32], expected: Samples | NDArray[np.float32]) -> float:
+def likeness(
+    heard: Samples | NDArray[np.float32], expected: Samples | NDArray[np.float32]
+) -> float:
     """Return the maximum cross-correlation of two signals: 1 for equal ones."""
     size = 1 << (len(heard) + len(expected)).bit_length()
     spectra = [np.fft.rfft(sound.astype(np.float64), size) for sound in (heard, expected)]
-    energy = np.sqrt(np.prod([np.sum(sound.astype(np.float64) ** 2) for sound in (heard, expected)]))
+    energy = np.sqrt(
+        np.prod([np.sum(sound.astype(np.float64) ** 2) for sound in (heard, expected)])
+    )
     return float(np.fft.irfft(spectra[0] * np.conj(spectra[1]), size).max() / energy)

@@ -1,4 +1,6 @@
-"""Longest stall of a gateway's event loop, as an ASGI route of the process under test. Sends nothing."""
+"""Longest stall of a gateway's event loop, as an ASGI route of the process under test. Sends
+nothing.
+"""
 
 import asyncio
 import time
@@ -15,8 +17,9 @@ PERIOD_S = 0.001
 class StallProbe:
     """A call that the event loop makes each millisecond, which measures how much later it came.
 
-    Other processes of the machine do not count: the time for which the loop's thread waited for a core is taken off, and no
-    stall is longer than the CPU time that the whole process used meanwhile.
+    Other processes of the machine do not count: the time for which the loop's thread waited for a
+    core is taken off, and no stall is longer than the CPU time that the whole process used
+    meanwhile.
     """
 
     def __init__(self) -> None:
@@ -24,7 +27,9 @@ class StallProbe:
         self._is_watching = False
 
     def route(self) -> Route:
-        """`GET`: the longest stall since the previous call, in seconds. The first call starts the measurement."""
+        """`GET`: the longest stall since the previous call, in seconds. The first call starts the
+        measurement.
+        """
         return Route(PATH, self._answer)
 
     async def _answer(self, _: Request) -> JSONResponse:
@@ -35,7 +40,9 @@ class StallProbe:
         return JSONResponse(longest_s)
 
     def _wait(self) -> None:
-        asyncio.get_running_loop().call_later(PERIOD_S, self._measure, time.monotonic(), core_wait_s(), time.process_time())
+        asyncio.get_running_loop().call_later(
+            PERIOD_S, self._measure, time.monotonic(), core_wait_s(), time.process_time()
+        )
 
     def _measure(self, began: float, waited_s: float, used_s: float) -> None:
         late_s = time.monotonic() - began - PERIOD_S - (core_wait_s() - waited_s)
@@ -44,5 +51,7 @@ class StallProbe:
 
 
 def core_wait_s() -> float:
-    """Return for how long the calling thread has been ready to run and waited for a core. Source: Linux, sched-stats.rst."""
+    """Return for how long the calling thread has been ready to run and waited for a core. Source:
+    Linux, sched-stats.rst.
+    """
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9

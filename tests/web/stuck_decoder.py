@@ -1,4 +1,6 @@
-"""Decoder processes that read files and never reply, for tests of other requests during decoding."""
+"""Decoder processes that read files and never reply, for tests of other requests during
+decoding.
+"""
 
 import sys
 from collections.abc import Iterator
@@ -22,7 +24,11 @@ class StuckDecoders:
         self.command = (sys.executable, "-c", _TAKES_ALL, mark)
 
     def pids(self) -> list[int]:
-        return [child.pid for child in psutil.Process().children() if command_line(child) == self.command]
+        return [
+            child.pid
+            for child in psutil.Process().children()
+            if command_line(child) == self.command
+        ]
 
 
 @contextmanager

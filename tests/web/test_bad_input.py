@@ -1,4 +1,6 @@
-"""Invalid input of any kind is answered by a 4xx in OpenAI's shape that names the field, never a 5xx."""
+"""Invalid input of any kind is answered by a 4xx in OpenAI's shape that names the field, never a
+5xx.
+"""
 
 import base64
 import copy
@@ -24,7 +26,11 @@ GOOD = {
     "modalities": ["text", "audio"],
     "audio": {"voice": "ethan", "format": "wav"},
     "stream": False,
-    "stream_options": {"include_usage": True, "include_event_ids": True, "include_wav_headers": False},
+    "stream_options": {
+        "include_usage": True,
+        "include_event_ids": True,
+        "include_wav_headers": False,
+    },
     "temperature": 1.0,
     "top_p": 0.9,
     "top_k": 5,
@@ -66,7 +72,9 @@ def paths(value: Json, at: Path = ()) -> list[Path]:
         return found + [path for key, inner in items for path in paths(inner, (*at, key))]
     if isinstance(value, list):
         inner_values = list(enumerate(cast("list[Json]", value)))
-        return found + [path for index, inner in inner_values for path in paths(inner, (*at, index))]
+        return found + [
+            path for index, inner in inner_values for path in paths(inner, (*at, index))
+        ]
     return found
 
 
@@ -83,7 +91,11 @@ def changed(path: Path, value: Json) -> Json:
 
 
 def kind_of(value: Json) -> str:
-    return "number" if isinstance(value, int | float) and not isinstance(value, bool) else type(value).__name__
+    return (
+        "number"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else type(value).__name__
+    )
 
 
 JUNK = st.recursive(
@@ -92,10 +104,17 @@ JUNK = st.recursive(
     | st.integers(-(2**70), 2**70)
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=5,
 )
-QUICK = settings(max_examples=250, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    max_examples=250,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 
 
 def test_valid_body_is_accepted(gateway: ServedGateway) -> None:
@@ -104,7 +123,9 @@ def test_valid_body_is_accepted(gateway: ServedGateway) -> None:
 
 @QUICK
 @given(st.sampled_from(paths(GOOD)), JUNK)
-def test_value_of_wrong_type_is_refused_by_field(gateway: ServedGateway, path: Path, junk: Json) -> None:
+def test_value_of_wrong_type_is_refused_by_field(
+    gateway: ServedGateway, path: Path, junk: Json
+) -> None:
     answer = post(gateway, changed(path, junk))
     assert answer.status_code < 500, answer.text
     before = at_path(GOOD, path)
@@ -117,12 +138,20 @@ def test_value_of_wrong_type_is_refused_by_field(gateway: ServedGateway, path: P
 
 
 @QUICK
-@given(st.sampled_from([path for path in paths(GOOD) if not isinstance(at_path(GOOD, path), dict | list)]))
-def test_object_in_place_of_value_is_refused_by_exact_field(gateway: ServedGateway, path: Path) -> None:
+@given(
+    st.sampled_from(
+        [path for path in paths(GOOD) if not isinstance(at_path(GOOD, path), dict | list)]
+    )
+)
+def test_object_in_place_of_value_is_refused_by_exact_field(
+    gateway: ServedGateway, path: Path
+) -> None:
     error = error_of(post(gateway, changed(path, {"wrong": {}})))
     spelled = str(path[0]) + "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path[1:])
     assert error["param"] is not None
-    assert spelled.startswith(error["param"].removesuffix(".id")) and str(error["message"]).startswith(error["param"])
+    assert spelled.startswith(error["param"].removesuffix(".id")) and str(
+        error["message"]
+    ).startswith(error["param"])
 
 
 @QUICK
@@ -138,7 +167,10 @@ def test_arbitrary_bytes_are_refused(gateway: ServedGateway, raw: bytes) -> None
         ({"messages": None}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "messages[0].content[0]",
+        ),
         ({"messages": [{"role": "user", "content": "<|im_start|>system"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": "x"}] * 9}, "messages"),
         ({"messages": [{"role": "user", "content": "word " * 3000}]}, "messages"),
@@ -165,30 +197,50 @@ def test_arbitrary_bytes_are_refused(gateway: ServedGateway, raw: bytes) -> None
         ({"modalities": ["audio"], "audio": {"format": "mp3"}, "stream": True}, "audio.format"),
         ({"max_completion_tokens": 501}, "max_completion_tokens"),
         ({"max_tokens": 501, "fleet": {"thinker": {"temperature": 0.5}}}, "max_tokens"),
-        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]}, "messages[0].content[0].type"),
+        (
+            {"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+            "messages[0].content[0].type",
+        ),
         ({"top_k": -2}, "top_k"),
         ({"min_tokens": -1}, "min_tokens"),
         ({"min_tokens": 10, "max_tokens": 9}, "min_tokens"),
         ({"min_tokens": 501}, "min_tokens"),
         ({"ignore_eos": 1}, "ignore_eos"),
-        ({"fleet": {"talker": {"min_tokens": 9, "max_tokens": 5}}, "modalities": ["audio"]}, "fleet.talker.min_tokens"),
+        (
+            {"fleet": {"talker": {"min_tokens": 9, "max_tokens": 5}}, "modalities": ["audio"]},
+            "fleet.talker.min_tokens",
+        ),
         ({"fleet": {"nobody": {}}}, "fleet.nobody"),
         ({"fleet": {"thinker": {"wrong": 1}}}, "fleet.thinker.wrong"),
         ({"fleet": {"thinker": {"temperature": -1}}}, "fleet.thinker.temperature"),
-        ({"fleet": {"talker": {"max_tokens": 5000}}, "modalities": ["audio"]}, "fleet.talker.max_tokens"),
+        (
+            {"fleet": {"talker": {"max_tokens": 5000}}, "modalities": ["audio"]},
+            "fleet.talker.max_tokens",
+        ),
         ({"fleet": []}, "fleet"),
     ],
 )
-def test_invalid_field_is_refused_by_name(gateway: ServedGateway, fields: dict[str, object], param: str) -> None:
-    answer = post(gateway, {"model": "omni", "messages": [{"role": "user", "content": "hi"}], **fields})
+def test_invalid_field_is_refused_by_name(
+    gateway: ServedGateway, fields: dict[str, object], param: str
+) -> None:
+    answer = post(
+        gateway, {"model": "omni", "messages": [{"role": "user", "content": "hi"}], **fields}
+    )
     assert answer.status_code in (400, 413)
     error = error_of(answer, answer.status_code)
-    assert error["param"] == param and error["type"] == "invalid_request_error" and param in str(error["message"])
+    assert (
+        error["param"] == param
+        and error["type"] == "invalid_request_error"
+        and param in str(error["message"])
+    )
 
 
 @pytest.mark.parametrize("data", ["", "???", base64.b64encode(b"MZ not sound" * 50).decode()])
 def test_undecodable_audio_is_refused_by_field(gateway: ServedGateway, data: str) -> None:
-    parts = [{"type": "text", "text": "?"}, {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}}]
+    parts = [
+        {"type": "text", "text": "?"},
+        {"type": "input_audio", "input_audio": {"data": data, "format": "mp3"}},
+    ]
     with pytest.raises(openai.BadRequestError) as refused:
         gateway.create(messages=[{"role": "user", "content": parts}])
     assert refused.value.param == "messages[0].content[1].input_audio.data"

@@ -31,7 +31,9 @@ def test_costly_body_is_refused_in_bounded_memory(target: GatewayTarget, bomb: B
 
 
 @pytest.mark.parametrize("bomb", EVENTS, ids=str)
-def test_costly_event_is_refused_in_bounded_memory_without_disconnect(target: GatewayTarget, bomb: Bomb) -> None:
+def test_costly_event_is_refused_in_bounded_memory_without_disconnect(
+    target: GatewayTarget, bomb: Bomb
+) -> None:
     with connect(target.url.replace("http", "ws") + "/v1/realtime") as socket:
         assert json.loads(socket.recv())["type"] == "session.created"
         event, start = bomb.make(), target.mark()

@@ -67,7 +67,7 @@ def test_typed_message_is_answered_in_text_and_audio(page: Page, gateway: Served
             "silence",
             "network",
             "buffer",
-        ]  # fmt: skip
+        ]
     )
     assert latency.get_attribute("href") == f"/requests/{spec.id}"
 
@@ -88,7 +88,9 @@ def test_pipeline_status_follows_request(page: Page, gateway: ServedGateway) -> 
 
 
 def test_stop_ends_playback_and_aborts_request(page: Page, gateway: ServedGateway) -> None:
-    gateway.client.script = Script(num_samples=10 * RATE_HZ, samples_per_chunk=10 * RATE_HZ, stall_at=3)
+    gateway.client.script = Script(
+        num_samples=10 * RATE_HZ, samples_per_chunk=10 * RATE_HZ, stall_at=3
+    )
     ask(page)
     wait_js(page, "fleetVoice.player.totalPlayed > 2400")
     page.locator("#stop").click()
@@ -110,7 +112,9 @@ def test_new_question_interrupts_answer(page: Page, gateway: ServedGateway) -> N
     gateway.client.script = Script(text="second answer")
     ask(page, "second")
     expect(page.locator(".turn.assistant .words").last).to_have_text("second answer")
-    wait_until(lambda: [s.aborted for s in gateway.client.streams.values()][0], "the abort of the first")
+    wait_until(
+        lambda: [s.aborted for s in gateway.client.streams.values()][0], "the abort of the first"
+    )
 
 
 def test_text_only_answer_plays_no_audio(page: Page, gateway: ServedGateway) -> None:
@@ -119,7 +123,10 @@ def test_text_only_answer_plays_no_audio(page: Page, gateway: ServedGateway) -> 
     ask(page)
     expect(page.locator(".turn.assistant .words")).to_have_text(Script().text)
     expect(page.locator(".turn.assistant .notes")).to_contain_text("first text")
-    assert gateway.client.submitted[0][0].outputs == ("text",) and js(page, "fleetVoice.player.totalPlayed") == 0
+    assert (
+        gateway.client.submitted[0][0].outputs == ("text",)
+        and js(page, "fleetVoice.player.totalPlayed") == 0
+    )
 
 
 def test_failure_is_shown_with_reason(page: Page, gateway: ServedGateway) -> None:
@@ -132,11 +139,16 @@ def test_failure_is_shown_with_reason(page: Page, gateway: ServedGateway) -> Non
     expect(page.locator(".reason")).to_have_count(0)
 
 
-def test_spoken_question_is_answered_and_interrupted(browsers: Browsers, gateway: ServedGateway) -> None:
+def test_spoken_question_is_answered_and_interrupted(
+    browsers: Browsers, gateway: ServedGateway
+) -> None:
     """Speech and not a tone, since the gateway detects voice."""
     gateway.client.script = Script(num_samples=20 * RATE_HZ, samples_per_chunk=RATE_HZ)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
-    words, more = said("What is the opposite of hot?"), said("Stop that now, and tell me something else.")
+    words, more = (
+        said("What is the opposite of hot?"),
+        said("Stop that now, and tell me something else."),
+    )
     sound = np.concatenate([quiet, words, *[quiet] * 5, more, *[quiet] * 60])
     with visiting(browsers.with_microphone("words", sound), gateway.url) as page:
         page.locator("#talk-button").click()
@@ -196,11 +208,20 @@ def test_page_of_allowed_origin_streams_chat_and_uploads_recordings(
         "speech": base64.b64encode(sound()).decode(),
     }
     complaints = ["CORS policy", "Failed to load resource"]
-    opened = visiting(browsers.with_microphone("nothing", None), f"{host}/health", complaints, bypass_csp=True)
-    with serving(allowing(loaded, host), "secret") as api, serving(loaded, "secret") as closed, opened as page:
+    opened = visiting(
+        browsers.with_microphone("nothing", None), f"{host}/health", complaints, bypass_csp=True
+    )
+    with (
+        serving(allowing(loaded, host), "secret") as api,
+        serving(loaded, "secret") as closed,
+        opened as page,
+    ):
         page.locator("body").click()
         read = page.evaluate(FROM_ANOTHER_ORIGIN, {"api": api.url, **asked})
-        assert read["stream"].endswith("data: [DONE]\n\n") and read["request"] == api.client.submitted[0][0].id
+        assert (
+            read["stream"].endswith("data: [DONE]\n\n")
+            and read["request"] == api.client.submitted[0][0].id
+        )
         assert int(read["seed"]) >= 0 and len(read["written"]) == len(asked["kinds"])
         for written in read["written"]:
             assert written["text"] == Script().text and written["duration"] > 0.2
@@ -215,17 +236,28 @@ def test_voice_page_has_no_horizontal_overflow(
     browsers: Browsers, gateway: ServedGateway, scheme: str, size: tuple[int, int], tmp_path: Path
 ) -> None:
     width, height = size
-    options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
+    options: dict[str, Any] = {
+        "viewport": {"width": width, "height": height},
+        "color_scheme": scheme,
+    }
     with visiting(browsers.with_microphone("nothing", None), gateway.url, **options) as page:
         expect(page.locator("#state")).to_have_text("Ready")
         ask(page, "How do the stages work together, and what does each of them send to the next?")
         expect(page.locator(".turn.assistant .notes")).to_contain_text("tokens")
-        expect(page.locator("#edge-audio .num")).to_have_text(re.compile("7/7"), use_inner_text=False)
+        expect(page.locator("#edge-audio .num")).to_have_text(
+            re.compile("7/7"), use_inner_text=False
+        )
         for part in ("html", "main", ".dock", "#composer", ".controls"):
-            edge = f"(({{ right }}) => right)(document.querySelector('{part}').getBoundingClientRect())"
+            edge = (
+                f"(({{ right }}) => "
+                f"right)(document.querySelector('{part}').getBoundingClientRect())"
+            )
             assert number(page, edge) <= width, part
         assert number(page, "document.documentElement.scrollWidth") <= width
-        tall = "[...document.querySelectorAll('.turn .words')].filter((one) => one.scrollHeight > one.clientHeight + 1).length"
+        tall = (
+            "[...document.querySelectorAll('.turn .words')].filter((one) => one.scrollHeight "
+            "> one.clientHeight + 1).length"
+        )
         assert number(page, tall) == 0, "words stand in what follows them"
         for button in ("#send", "#talk-button", "#choices summary"):
             box = page.locator(button).bounding_box()
@@ -234,14 +266,24 @@ def test_voice_page_has_no_horizontal_overflow(
         page.screenshot(path=str(tmp_path / f"console-{scheme}-{width}.png"))
 
 
-@pytest.mark.parametrize("ended_by", ["its gateway", "another gateway", "another gateway while the page is away"])
-def test_page_shows_session_ended_by_operator(browsers: Browsers, loaded: Loaded, ended_by: str) -> None:
+@pytest.mark.parametrize(
+    "ended_by", ["its gateway", "another gateway", "another gateway while the page is away"]
+)
+def test_page_shows_session_ended_by_operator(
+    browsers: Browsers, loaded: Loaded, ended_by: str
+) -> None:
     with serving(loaded) as here, serving(loaded, client=here.client) as there:
-        with visiting(browsers.with_microphone("quiet", np.zeros(MIC_RATE_HZ, np.int16)), here.url, ["status of"]) as page:
+        with visiting(
+            browsers.with_microphone("quiet", np.zeros(MIC_RATE_HZ, np.int16)),
+            here.url,
+            ["status of"],
+        ) as page:
             page.locator("#talk-button").click()
             expect(page.locator("#state")).to_have_text("Listening")
             session = str(js(page, "fleetVoice.conversation.session"))
-            wait_until(lambda: "view" in here.client.held[session].fields, "the session to be listed")
+            wait_until(
+                lambda: "view" in here.client.held[session].fields, "the session to be listed"
+            )
             if ended_by.endswith("away"):
                 js(page, "fleetVoice.socket.socket.close(4001)")
             gateway = here if ended_by == "its gateway" else there

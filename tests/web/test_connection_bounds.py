@@ -1,4 +1,6 @@
-"""Limits of connections in size, time and number: excess is refused with a reason, at little cost."""
+"""Limits of connections in size, time and number: excess is refused with a reason, at little
+cost.
+"""
 
 import asyncio
 import json
@@ -32,14 +34,19 @@ UNVERIFIED = ssl.create_default_context()
 UNVERIFIED.check_hostname, UNVERIFIED.verify_mode = False, ssl.CERT_NONE
 LONG_ANSWER = Script(num_samples=3_000_000, samples_per_chunk=24_000)
 SPOKEN: dict[str, object] = {
-    "model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan", "format": "pcm16"},
+    "model": "omni",
+    "messages": HELLO,
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "ethan", "format": "pcm16"},
     "stream_options": {"include_event_ids": True},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
 def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
-    """A gateway of this module only: delayed summary lines of its log must not appear in other tests."""
+    """A gateway of this module only: delayed summary lines of its log must not appear in other
+    tests.
+    """
     with serving(loaded) as gateway:
         yield gateway
 
@@ -60,7 +67,9 @@ def quick(loaded: Loaded) -> Iterator[ServedGateway]:
 def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles | None:
     """A self-signed certificate."""
     folder = str(tmp_path_factory.mktemp("tls"))
-    return tls_files(FleetConfig.model_validate({"data_dir": folder, "web": {"tls": "self-signed"}}))
+    return tls_files(
+        FleetConfig.model_validate({"data_dir": folder, "web": {"tls": "self-signed"}})
+    )
 
 
 def error_of(said: bytes) -> tuple[int, str]:
@@ -71,9 +80,17 @@ def error_of(said: bytes) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "attack", [attacks.header_flood, attacks.trailer_flood, attacks.chunk_extension_flood, attacks.pipeline_flood]
+    "attack",
+    [
+        attacks.header_flood,
+        attacks.trailer_flood,
+        attacks.chunk_extension_flood,
+        attacks.pipeline_flood,
+    ],
 )
-def test_endless_request_is_aborted(target: AttackTarget, attack: Callable[[AttackTarget, int], tuple[int, bytes]]) -> None:
+def test_endless_request_is_aborted(
+    target: AttackTarget, attack: Callable[[AttackTarget, int], tuple[int, bytes]]
+) -> None:
     sent, _ = attack(target, 64 * MIB)
     assert sent < 16 * MIB, "what the sockets of both sides hold, and not more"
 
@@ -90,13 +107,19 @@ def test_endless_request_is_aborted(target: AttackTarget, attack: Callable[[Atta
         (b"\r\n" * 40_000, 431, "header_too_large"),
         (b"nonsense\r\n\r\n", 400, "bad_request"),
         (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"2;" + b"x" * 300_000, 400, "bad_request"),
-        (HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: " + b"a" * 300_000, 400, "bad_request"),
+        (
+            HEAD + b"transfer-encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nx: " + b"a" * 300_000,
+            400,
+            "bad_request",
+        ),
         (HEAD + b"transfer-encoding: chunked\r\n\r\n" + b"zz\r\n", 400, "bad_request"),
         (b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n", 400, "bad_request"),
         (b"GET http://[/ HTTP/1.1\r\nhost: a\r\n\r\n", 400, "bad_request"),
     ],
 )
-def test_invalid_request_is_refused_with_reason(target: AttackTarget, sent: bytes, status: int, code: str) -> None:
+def test_invalid_request_is_refused_with_reason(
+    target: AttackTarget, sent: bytes, status: int, code: str
+) -> None:
     with target.connect() as wire:
         wire.sendall(sent)
         assert error_of(read_to_end(wire)) == (status, code)
@@ -112,7 +135,9 @@ def test_large_head_within_the_bounds_is_served(target: AttackTarget, num_bytes:
 def test_pipelined_requests_are_answered_in_order(target: AttackTarget) -> None:
     paths = [b"/health", b"/v1/models", b"/nowhere"] * 5
     with target.connect() as wire:
-        wire.sendall(b"".join(b"GET " + path + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" for path in paths))
+        wire.sendall(
+            b"".join(b"GET " + path + b" HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" for path in paths)
+        )
         wire.sendall(GET + b"connection: close\r\n\r\n")
         said = read_to_end(wire)
     statuses = [int(part.split()[0]) for part in said.split(b"HTTP/1.1 ")[1:]]
@@ -122,7 +147,9 @@ def test_pipelined_requests_are_answered_in_order(target: AttackTarget) -> None:
 def test_chunked_upload_in_small_pieces_is_served(gateway: ServedGateway) -> None:
     body = json.dumps({"model": "omni", "messages": HELLO}).encode()
     pieces = (body[at : at + 1] for at in range(len(body)))
-    answer = gateway.http.post("/v1/chat/completions", content=pieces, headers={"content-type": "application/json"})
+    answer = gateway.http.post(
+        "/v1/chat/completions", content=pieces, headers={"content-type": "application/json"}
+    )
     assert answer.status_code == 200, answer.text
 
 
@@ -137,12 +164,23 @@ def test_trailer_field_is_not_header_field(loaded: Loaded) -> None:
         await send({"type": "http.response.body", "body": names})
 
     app = Starlette(routes=[Mount("/", tell_headers)])
-    app.state.closing, app.state.detach_all, app.state.close = asyncio.Event(), lambda: None, lambda: None
+    app.state.closing, app.state.detach_all, app.state.close = (
+        asyncio.Event(),
+        lambda: None,
+        lambda: None,
+    )
     with serving_app(app, loaded.config) as served, AttackTarget.of(served.url).connect() as wire:
-        wire.sendall(b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+        wire.sendall(
+            b"POST / HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ntransfer-encoding: "
+            b"chunked\r\n\r\n"
+        )
         wire.sendall(b"2\r\n{}\r\n0\r\nauthorization: Bearer key\r\n\r\n")
         said = read_to_end(wire)
-    assert said.startswith(b"HTTP/1.1 200") and b"transfer-encoding" in said and b"authorization" not in said
+    assert (
+        said.startswith(b"HTTP/1.1 200")
+        and b"transfer-encoding" in said
+        and b"authorization" not in said
+    )
 
 
 def drip_until_answered(wire: socket.socket, byte: bytes) -> bytes:
@@ -173,9 +211,14 @@ def test_unfinished_second_head_of_a_connection_is_answered_408(quick: ServedGat
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /health HTTP/1.1\r\nhost: "])
-def test_half_open_connections_are_freed(quick: ServedGateway, sent: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_half_open_connections_are_freed(
+    quick: ServedGateway, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING), ExitStack() as held:
-        wires = [held.enter_context(wire) for wire in attacks.half_open(AttackTarget.of(quick.url), 300, sent)]
+        wires = [
+            held.enter_context(wire)
+            for wire in attacks.half_open(AttackTarget.of(quick.url), 300, sent)
+        ]
         assert {error_of(read_to_end(wire))[0] for wire in wires} == {408}
     logged = [line for line in caplog.messages if "head did not arrive" in line]
     assert len(logged) == (1 if sent else 0), "a browser's spare connection is no abuse"
@@ -196,7 +239,10 @@ def test_unfinished_tls_handshake_is_aborted(loaded: Loaded, tls: TlsFiles) -> N
 def test_unread_stream_over_tls_is_disconnected(loaded: Loaded, tls: TlsFiles) -> None:
     with serving(bounded(loaded, **QUICK), tls=tls) as gateway:
         gateway.client.script = LONG_ANSWER
-        with AttackTarget.of(gateway.url).connect(receive_buffer=4096) as plain, UNVERIFIED.wrap_socket(plain) as wire:
+        with (
+            AttackTarget.of(gateway.url).connect(receive_buffer=4096) as plain,
+            UNVERIFIED.wrap_socket(plain) as wire,
+        ):
             attacks.post(wire, {**SPOKEN, "stream": True})
             wait_until(lambda: gateway.client.streams, "the request")
             (stream,) = gateway.client.streams.values()
@@ -232,7 +278,15 @@ def test_connection_with_unsent_answer_is_kept_while_another_is_idle(loaded: Loa
         gateway.client.script = Script(num_samples=4_000_000, samples_per_chunk=240_000)
         target = AttackTarget.of(gateway.url)
         reader = held.enter_context(target.connect(receive_buffer=65_536))
-        attacks.post(reader, {"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], "audio": {"voice": "ethan"}})
+        attacks.post(
+            reader,
+            {
+                "model": "omni",
+                "messages": HELLO,
+                "modalities": ["text", "audio"],
+                "audio": {"voice": "ethan"},
+            },
+        )
         wait_until(lambda: gateway.client.streams, "the request")
         wait_until(lambda: in_flight(gateway) == 0, "all of the answer to be written")
         for silent in attacks.idle_sockets(target, 5):
@@ -275,8 +329,12 @@ def test_slow_body_is_answered_408(quick: ServedGateway) -> None:
         assert error_of(drip_until_answered(wire, b" ")) == (408, "request_timeout")
 
 
-def test_rest_of_refused_body_is_dropped_up_to_limit(quick: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The answer precedes the body: the connection survives a short rest, and ends after a slow or long one."""
+def test_rest_of_refused_body_is_dropped_up_to_limit(
+    quick: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer precedes the body: the connection survives a short rest, and ends after a slow or
+    long one.
+    """
     target = AttackTarget.of(quick.url)
     head = b"POST /nowhere HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     refused = head + b"content-length: %d\r\n\r\n"
@@ -288,7 +346,9 @@ def test_rest_of_refused_body_is_dropped_up_to_limit(quick: ServedGateway, monke
     with target.connect() as slow:
         slow.sendall(refused % 5)
         assert read_to_end(slow).count(b"HTTP/1.1") == 1
-    sent, _ = attacks.flood(target, head + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % 10**10, b"a" * 1000, 64 * MIB)
+    sent, _ = attacks.flood(
+        target, head + b"transfer-encoding: chunked\r\n\r\n%x\r\n" % 10**10, b"a" * 1000, 64 * MIB
+    )
     assert sent < 64 * MIB
     monkeypatch.setattr(http, "MAX_DROPPED_DECLARED_BYTES", 40 * MIB)
     sent, _ = attacks.flood(target, refused % 10**10, b"a" * 1000, 80 * MIB)
@@ -305,7 +365,9 @@ def test_refused_body_of_declared_length_is_dropped_to_its_end(target: AttackTar
         assert b"HTTP/1.1 200" in read_to_end(wire)
 
 
-def test_connection_answered_before_end_of_body_ends_when_idle(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_answered_before_end_of_body_ends_when_idle(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = BoundedHttp.connection_made
 
     def make(protocol: BoundedHttp, transport: asyncio.Transport) -> None:
@@ -325,10 +387,15 @@ def test_connection_answered_before_end_of_body_ends_when_idle(loaded: Loaded, m
         assert b"HTTP/1.1" not in read_to_end(wire), "no 408: nothing was wrong"
 
 
-def test_wrong_key_is_refused_before_the_body_is_read(serve_with: Callable[[str | None], ServedGateway]) -> None:
+def test_wrong_key_is_refused_before_the_body_is_read(
+    serve_with: Callable[[str | None], ServedGateway],
+) -> None:
     target = AttackTarget.of(serve_with("secret").url)
     with target.connect() as wire:
-        wire.sendall(HEAD + b"authorization: Bearer wrong\r\nexpect: 100-continue\r\ncontent-length: 1000000\r\n\r\n")
+        wire.sendall(
+            HEAD + b"authorization: Bearer wrong\r\nexpect: 100-continue\r\ncontent-length: "
+            b"1000000\r\n\r\n"
+        )
         said = wire.recv(65_536)
     assert said.startswith(b"HTTP/1.1 401") and b"100 Continue" not in said
 
@@ -348,7 +415,12 @@ def test_memory_of_all_bodies_is_bounded(loaded: Loaded) -> None:
             assert answer.status_code == 503 and int(answer.headers["retry-after"]) >= 1
             assert "web.body_memory_mib" in answer.json()["error"]["message"]
         for _ in range(5):  # an answer may reach its client before its request has ended
-            wait_until(lambda: gateway.http.post("/v1/chat/completions", content=padded).status_code == 200, "memory to be freed")
+            wait_until(
+                lambda: (
+                    gateway.http.post("/v1/chat/completions", content=padded).status_code == 200
+                ),
+                "memory to be freed",
+            )
 
 
 def test_body_memory_is_freed_when_answer_begins(loaded: Loaded) -> None:
@@ -362,9 +434,14 @@ def test_body_memory_is_freed_when_answer_begins(loaded: Loaded) -> None:
                 assert second.status_code == 200, second.read()
 
 
-def test_unread_stream_is_disconnected_and_resumable(quick: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_unread_stream_is_disconnected_and_resumable(
+    quick: ServedGateway, caplog: pytest.LogCaptureFixture
+) -> None:
     quick.client.script = LONG_ANSWER
-    with caplog.at_level(logging.WARNING), attacks.unread_stream(AttackTarget.of(quick.url), SPOKEN):
+    with (
+        caplog.at_level(logging.WARNING),
+        attacks.unread_stream(AttackTarget.of(quick.url), SPOKEN),
+    ):
         wait_until(lambda: quick.client.streams, "the request")
         ((request, stream),) = quick.client.streams.items()
         wait_until(lambda: stream.unheard, "the answer to run on without its client")
@@ -404,10 +481,17 @@ def test_slow_reader_is_not_disconnected(loaded: Loaded) -> None:
         assert stream.finished and not stream.unheard
 
 
-def test_websocket_of_unreading_client_is_aborted(quick: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
-    text = json.dumps({"type": "session.update", "session": {"type": "realtime", "instructions": "a" * 1500}}).encode()
+def test_websocket_of_unreading_client_is_aborted(
+    quick: ServedGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = json.dumps(
+        {"type": "session.update", "session": {"type": "realtime", "instructions": "a" * 1500}}
+    ).encode()
     frame = b"\x81\xfe" + len(text).to_bytes(2, "big") + b"\0\0\0\0" + text
-    with caplog.at_level(logging.WARNING), attacks.open_websocket(AttackTarget.of(quick.url), receive_buffer=4096) as wire:
+    with (
+        caplog.at_level(logging.WARNING),
+        attacks.open_websocket(AttackTarget.of(quick.url), receive_buffer=4096) as wire,
+    ):
         assert b"101" in wire.recv(4096)
         assert attacks.send_unread(wire, frame, 64 * MIB) < 64 * MIB
     assert any("a WebSocket read too little" in line for line in caplog.messages)
@@ -421,15 +505,23 @@ def test_websocket_with_a_long_address_is_refused(target: AttackTarget, num_byte
 
 @pytest.mark.parametrize(
     "fields, status",
-    [(b"cookie: " + b"a" * 9000 + b"\r\n", 431), (b"content-length: 5\r\n", 400), (b"x: y\r\n" * 123, 101)],
+    [
+        (b"cookie: " + b"a" * 9000 + b"\r\n", 431),
+        (b"content-length: 5\r\n", 400),
+        (b"x: y\r\n" * 123, 101),
+    ],
 )
-def test_websocket_handshake_is_always_answered(target: AttackTarget, fields: bytes, status: int) -> None:
+def test_websocket_handshake_is_always_answered(
+    target: AttackTarget, fields: bytes, status: int
+) -> None:
     with target.connect() as wire:
         wire.sendall(b"GET /v1/realtime HTTP/1.1\r\n" + attacks.UPGRADE + fields + b"\r\n")
         assert wire.recv(65_536).startswith(b"HTTP/1.1 %d" % status)
 
 
-def test_websocket_upgrade_behind_unfinished_answer_is_refused(gateway: ServedGateway, target: AttackTarget) -> None:
+def test_websocket_upgrade_behind_unfinished_answer_is_refused(
+    gateway: ServedGateway, target: AttackTarget
+) -> None:
     """Otherwise the answer would be mixed with frames, and would not see the disconnect."""
     gateway.client.script = Script(stall_at=3)
     with target.connect() as wire:
@@ -448,10 +540,14 @@ def test_disconnect_aborts_request_before_pipelined_one(
         wire.sendall(GET + b"\r\n")
         wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
     wait_for_abort(gateway)
-    assert not any("failed" in line for line in caplog.messages), "it does not write to a closed connection"
+    assert not any("failed" in line for line in caplog.messages), (
+        "it does not write to a closed connection"
+    )
 
 
-def test_repeated_abuse_is_logged_once(quick: ServedGateway, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_abuse_is_logged_once(
+    quick: ServedGateway, caplog: pytest.LogCaptureFixture
+) -> None:
     target = AttackTarget.of(quick.url)
     with caplog.at_level(logging.WARNING):
         for _ in range(30):

@@ -1,4 +1,6 @@
-"""The bounded protocols with the installed uvicorn, and their parts: abuse log, descriptors, stop."""
+"""The bounded protocols with the installed uvicorn, and their parts: abuse log, descriptors,
+stop.
+"""
 
 import asyncio
 import json
@@ -47,19 +49,48 @@ OWN = {
 """Methods that are not overrides; all others must exist in uvicorn."""
 READ_OF_UVICORN = {
     HttpToolsProtocol: {
-        "pipeline", "flow", "cycle", "parser", "transport", "connections", "server_state", "headers", "loop",
-        "ws_protocol_class", "timeout_keep_alive_task", "timeout_keep_alive", "expect_100_continue",
+        "pipeline",
+        "flow",
+        "cycle",
+        "parser",
+        "transport",
+        "connections",
+        "server_state",
+        "headers",
+        "loop",
+        "ws_protocol_class",
+        "timeout_keep_alive_task",
+        "timeout_keep_alive",
+        "expect_100_continue",
     },
     RequestResponseCycle: {
-        "disconnected", "message_event", "response_started", "response_complete", "keep_alive", "waiting_for_100_continue",
-        "scope", "chunked_encoding", "expected_content_length",
+        "disconnected",
+        "message_event",
+        "response_started",
+        "response_complete",
+        "keep_alive",
+        "waiting_for_100_continue",
+        "scope",
+        "chunked_encoding",
+        "expected_content_length",
     },
     WebSocketsSansIOProtocol: {
-        "conn", "frames", "curr_msg_data_type", "close_sent", "writable", "handshake_initiated", "default_headers", "transport",
-        "read_paused", "loop", "queue", "disconnected", "close_timer",
+        "conn",
+        "frames",
+        "curr_msg_data_type",
+        "close_sent",
+        "writable",
+        "handshake_initiated",
+        "default_headers",
+        "transport",
+        "read_paused",
+        "loop",
+        "queue",
+        "disconnected",
+        "close_timer",
     },
     FlowControl: {"read_paused", "write_paused"},
-}  # fmt: skip
+}
 """Attributes of uvicorn's classes that the bounded protocols use."""
 
 
@@ -70,21 +101,31 @@ def config(loaded: Loaded) -> BoundedConfig:
 
 def test_uvicorn_uses_the_bounded_protocols(config: BoundedConfig) -> None:
     config.load()
-    assert config.http_protocol_class is BoundedHttp and config.ws_protocol_class is BoundedWebSocket
+    assert (
+        config.http_protocol_class is BoundedHttp and config.ws_protocol_class is BoundedWebSocket
+    )
 
 
 @pytest.mark.parametrize("ours", OWN)
 def test_each_override_is_a_method_of_the_installed_uvicorn(ours: type) -> None:
-    public = {name for name, value in vars(ours).items() if callable(value) and not name.startswith("_")}
-    assert public - OWN[ours] <= set(dir(ours.__mro__[1])), "uvicorn changed: its protocol classes must be read again"
+    public = {
+        name for name, value in vars(ours).items() if callable(value) and not name.startswith("_")
+    }
+    assert public - OWN[ours] <= set(dir(ours.__mro__[1])), (
+        "uvicorn changed: its protocol classes must be read again"
+    )
     assert OWN[ours].isdisjoint(dir(ours.__mro__[1]))
 
 
 @pytest.mark.parametrize("theirs", READ_OF_UVICORN)
 def test_each_attribute_is_set_by_the_installed_uvicorn(theirs: type) -> None:
     named = set(theirs.__init__.__code__.co_names)
-    assert READ_OF_UVICORN[theirs] <= named, "uvicorn changed: its protocol classes must be read again"
-    assert callable(HttpToolsProtocol._start_asgi_task) and callable(HttpToolsProtocol._unset_keepalive_if_required)  # pyright: ignore[reportPrivateUsage]
+    assert READ_OF_UVICORN[theirs] <= named, (
+        "uvicorn changed: its protocol classes must be read again"
+    )
+    assert callable(HttpToolsProtocol._start_asgi_task) and callable(
+        HttpToolsProtocol._unset_keepalive_if_required
+    )  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_websocket_fragments_are_joined_on_arrival(config: BoundedConfig) -> None:
@@ -134,8 +175,12 @@ def test_send_progress_ignores_writes_meanwhile() -> None:
     assert not progress.is_stalled(70_000, 0, 10)
     assert not progress.is_stalled(70_010, 5, 10), "a ping"
     assert progress.is_stalled(70_010, 10, 10)
-    assert not progress.is_stalled(60_000, 15, 10) and not progress.is_stalled(60_000, 20, 10), "10 kB left"
-    assert not progress.is_stalled(59_999, 25, 10) and progress.is_stalled(59_998, 30, 10), "two bytes left"
+    assert not progress.is_stalled(60_000, 15, 10) and not progress.is_stalled(60_000, 20, 10), (
+        "10 kB left"
+    )
+    assert not progress.is_stalled(59_999, 25, 10) and progress.is_stalled(59_998, 30, 10), (
+        "two bytes left"
+    )
 
 
 async def test_slow_reader_makes_progress_within_kernel_buffer() -> None:
@@ -179,7 +224,9 @@ def test_body_pace_needs_first_bytes_and_average_rate() -> None:
     assert pace.is_too_slow(20, 10), "100 bytes in 10 s"
 
 
-def test_abuse_log_has_one_line_per_minute_address_and_kind(caplog: pytest.LogCaptureFixture) -> None:
+def test_abuse_log_has_one_line_per_minute_address_and_kind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     abuse = AbuseLog()
     with caplog.at_level(logging.WARNING):
         for second in range(int(PERIOD_S)):
@@ -189,7 +236,9 @@ def test_abuse_log_has_one_line_per_minute_address_and_kind(caplog: pytest.LogCa
         abuse.sweep(PERIOD_S)
         assert "slow heads, 59 times" in caplog.messages[-1] and len(caplog.messages) == 2
         for number in range(10_000):
-            abuse.note("slow heads", f"10.1.{number // 256}.{number % 256}", "a slow head", PERIOD_S)
+            abuse.note(
+                "slow heads", f"10.1.{number // 256}.{number % 256}", "a slow head", PERIOD_S
+            )
         assert len(caplog.messages) <= MAX_TRACKED + 3
         abuse.sweep(2 * PERIOD_S)
         abuse.sweep(3 * PERIOD_S)
@@ -240,7 +289,14 @@ def test_time_outs_after_a_stall_are_checked_once_the_input_was_read(loaded: Loa
 
 
 def test_connection_limit_follows_raised_descriptor_limit() -> None:
-    ran = subprocess.run([sys.executable, "-c", DESCRIPTORS], cwd=REPO, env=cli_env(), capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", DESCRIPTORS],
+        cwd=REPO,
+        env=cli_env(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     bound, small, *limits = ran.stdout.split(maxsplit=2)
     assert 200 < int(bound) < 400 - 100 and small == "10" and limits == ["(400, 400)\n"]
     assert "LimitNOFILE" in ran.stderr and len(ran.stderr.splitlines()) == 2
@@ -255,36 +311,60 @@ def test_stop_ends_connections_in_every_state(
             target = AttackTarget.of(gateway.url)
             gateway.client.script = LONG_ANSWER
             wires = [
-                *attacks.idle_sockets(target, 3), *attacks.half_open(target, 3), attacks.slow_body(target),
-                attacks.unread_stream(target, SPOKEN), attacks.open_websocket(target),
+                *attacks.idle_sockets(target, 3),
+                *attacks.half_open(target, 3),
+                attacks.slow_body(target),
+                attacks.unread_stream(target, SPOKEN),
+                attacks.open_websocket(target),
                 attacks.open_websocket(target, b"/" * 10_000),
-            ]  # fmt: skip
+            ]
             for wire in wires:
                 held.enter_context(wire)
             wait_until(lambda: gateway.client.streams, "the request")
         (stream,) = gateway.client.streams.values()
     assert stream.aborted is None, "its client may resume it at another gateway"
-    assert not any("Cancel" in line or "Exception" in line for line in caplog.messages), caplog.messages
+    assert not any("Cancel" in line or "Exception" in line for line in caplog.messages), (
+        caplog.messages
+    )
 
 
 @pytest.fixture
 def process(loaded: Loaded, redis_url: str) -> Iterator[tuple[subprocess.Popen[str], AttackTarget]]:
     port = free_port()
-    web = {"port": port, "model_name": "omni", "header_timeout_s": 1, "body_timeout_s": 1, "max_connections_per_address": 300}
+    web = {
+        "port": port,
+        "model_name": "omni",
+        "header_timeout_s": 1,
+        "body_timeout_s": 1,
+        "max_connections_per_address": 300,
+    }
     with start_with(json.dumps({"web": web}), loaded, redis_url) as running:
-        wait_until(lambda: answers(f"http://127.0.0.1:{port}"), "the gateway to answer", timeout_s=30)
+        wait_until(
+            lambda: answers(f"http://127.0.0.1:{port}"), "the gateway to answer", timeout_s=30
+        )
         yield running, AttackTarget("127.0.0.1", port)
         running.kill()
 
 
-def test_gateway_under_attack_has_bounded_memory_and_stops(process: tuple[subprocess.Popen[str], AttackTarget]) -> None:
+def test_gateway_under_attack_has_bounded_memory_and_stops(
+    process: tuple[subprocess.Popen[str], AttackTarget],
+) -> None:
     running, target = process
     assert _asked(target).startswith(b"HTTP/1.1 503"), "no worker serves"
     memory = psutil.Process(running.pid)
     before = memory.memory_info().rss
-    floods = [attacks.header_flood, attacks.trailer_flood, attacks.chunk_extension_flood, attacks.pipeline_flood]
+    floods = [
+        attacks.header_flood,
+        attacks.trailer_flood,
+        attacks.chunk_extension_flood,
+        attacks.pipeline_flood,
+    ]
     at_work = [lambda attack=attack: attack(target, 32 * MIB) for attack in floods]
-    with attacking(*at_work, lambda: attacks.half_open(target, 50), lambda: attacks.long_websocket_address(target)) as made:
+    with attacking(
+        *at_work,
+        lambda: attacks.half_open(target, 50),
+        lambda: attacks.long_websocket_address(target),
+    ) as made:
         wait_until(lambda: min(made) >= 3, "each attack to be made three times", timeout_s=30)
         assert _asked(target).startswith(b"HTTP/1.1 503"), "it answers all the while"
     grown = memory.memory_info().rss - before

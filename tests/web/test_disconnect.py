@@ -43,14 +43,18 @@ def test_disconnect_during_submission_aborts_request(gateway: ServedGateway) -> 
     gateway.client.script = Script(submit_gate=gate)
     waiting = httpx.Client(timeout=0.3)
     with pytest.raises(httpx.ReadTimeout):
-        waiting.post(f"{gateway.url}/v1/chat/completions", json={"model": "omni", "messages": HELLO})
+        waiting.post(
+            f"{gateway.url}/v1/chat/completions", json={"model": "omni", "messages": HELLO}
+        )
     waiting.close()
     gate.set()
     wait_until(lambda: gateway.client.streams, "the request to be submitted")
     wait_for_abort(gateway)
 
 
-def test_stopping_gateway_leaves_answer_resumable(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_gateway_leaves_answer_resumable(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The gateway closes the connection, not the client."""
     monkeypatch.setattr(serve, "GRACE_S", 1)
     with ExitStack() as open_until_the_end:

@@ -1,4 +1,5 @@
-"""The commands of README and reference pages work as written: each is run, or parsed where it takes hours, root or a cluster.
+"""The commands of README and reference pages work as written: each is run, or parsed where it takes
+hours, root or a cluster.
 
 `CHECKS` has a row for every command; a command without one fails.
 """
@@ -19,10 +20,10 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from fleet.lab.measure.options import parse as parse_bench
 from fleet.cli.deployment import open_deployment
 from fleet.cli.main import app
 from fleet.config.settings import read_settings
+from fleet.lab.measure.options import parse as parse_bench
 from tests.support import REPO
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 
@@ -36,10 +37,13 @@ DOCUMENTS = (
 LOCAL = "http://localhost:8000"
 PROGRAMS = "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze|kubectl|useradd|install|export"
 FLAGS = (
-    "--all --barge-in --check --engines --gpu --interference --keep --links --offline --once --read-only --small --span-hops "
+    "--all --barge-in --check --engines --gpu --interference --keep --links --offline --once "
+    "--read-only --small --span-hops "
     "--spans --speculation --too-large --training --transfer --twin --up"
 ).split()
-"""Options without a value; after any other one `--help` would be taken as its value, and the command would run."""
+"""Options without a value; after any other one `--help` would be taken as its value, and the
+command would run.
+"""
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(rf"`((?:{PROGRAMS}) [^`\n]+|\./check[^`\n]*)`")
 
@@ -59,7 +63,9 @@ class DocumentedCommand(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Rule for the commands that match `pattern`. `run_by`: test files that run such commands with real processes."""
+    """Rule for the commands that match `pattern`. `run_by`: test files that run such commands with
+    real processes.
+    """
 
     pattern: str
     check: Callable[[DocumentedCommand, ServedGateway, Path], None]
@@ -67,7 +73,9 @@ class Check(NamedTuple):
 
 
 def shell_commands(block: str) -> Iterator[str]:
-    """Commands of a block: lines joined where a quote is open or a backslash ends them, parted at &&."""
+    """Commands of a block: lines joined where a quote is open or a backslash ends them, parted at
+    &&.
+    """
     lines: list[str] = []
     for line in block.splitlines():
         lines.append(line)
@@ -120,7 +128,10 @@ def parse_fleet(command: DocumentedCommand, _gateway: ServedGateway, _folder: Pa
         return
     done = CliRunner().invoke(app, [*args, "--help"])
     assert done.exit_code == 0, done.output
-    values = {name: [args[at + 1] for at, arg in enumerate(args) if arg == name] for name in ("--config", "--set")}
+    values = {
+        name: [args[at + 1] for at, arg in enumerate(args) if arg == name]
+        for name in ("--config", "--set")
+    }
     config = Path(values["--config"][0]) if values["--config"] else None
     if config is None or not config.parts[0] == ".fleet":
         open_deployment(config, values["--set"])
@@ -128,30 +139,44 @@ def parse_fleet(command: DocumentedCommand, _gateway: ServedGateway, _folder: Pa
 
 def run_curl(command: DocumentedCommand, gateway: ServedGateway, folder: Path) -> None:
     assert LOCAL in command.line
-    line = command.line.replace(LOCAL, gateway.url).replace("curl ", "curl -sS --fail-with-body ", 1)
-    done = subprocess.run(["bash", "-ec", line], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    line = command.line.replace(LOCAL, gateway.url).replace(
+        "curl ", "curl -sS --fail-with-body ", 1
+    )
+    done = subprocess.run(
+        ["bash", "-ec", line], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def run_shell(command: DocumentedCommand, _gateway: ServedGateway, folder: Path) -> None:
-    subprocess.run(["bash", "-ec", command.line], cwd=folder, check=True, capture_output=True, timeout=60)
+    subprocess.run(
+        ["bash", "-ec", command.line], cwd=folder, check=True, capture_output=True, timeout=60
+    )
 
 
 def parse_shell(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
     """Check the syntax, and that the files of this repository that it names exist."""
     subprocess.run(["bash", "-n", "-c", command.line], check=True, capture_output=True)
     named = re.findall(r"(?<![\w/.-])(?:deploy|configs|tests|fleet|\.)/[\w./-]+", command.line)
-    missing = [path for path in named if not (REPO / path).exists() and path not in ("deploy/.env", "./.venv/bin/activate")]
+    missing = [
+        path
+        for path in named
+        if not (REPO / path).exists() and path not in ("deploy/.env", "./.venv/bin/activate")
+    ]
     assert missing == []
 
 
 def install(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
-    """Compare a `pip install` with pyproject.toml: an extra of Fleet, or a dependency in the version that is pinned."""
+    """Compare a `pip install` with pyproject.toml: an extra of Fleet, or a dependency in the
+    version that is pinned.
+    """
     project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
     wanted = next(arg for arg in command.args[2:] if not arg.startswith("-"))
     if wanted.startswith("."):
         extra = re.fullmatch(r"\.(?:\[(\w+)\])?", wanted)
-        assert extra is not None and (extra[1] is None or extra[1] in project["optional-dependencies"])
+        assert extra is not None and (
+            extra[1] is None or extra[1] in project["optional-dependencies"]
+        )
     elif "==" in wanted:
         assert wanted in project["dependencies"]
     else:
@@ -166,10 +191,16 @@ def start_procfile(_command: DocumentedCommand, gateway: ServedGateway, folder: 
 
 def read_environment(command: DocumentedCommand, _gateway: ServedGateway, folder: Path) -> None:
     printed = subprocess.run(
-        ["bash", "-ec", f"{command.line}; env -0"], cwd=folder, check=True, capture_output=True, text=True
-    ).stdout  # fmt: skip
+        ["bash", "-ec", f"{command.line}; env -0"],
+        cwd=folder,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     variables = dict(entry.split("=", 1) for entry in printed.split("\0") if "=" in entry)
-    read_settings({name: value for name, value in variables.items() if name in ("REDIS_URL", "FLEET_API_KEY")})
+    read_settings(
+        {name: value for name, value in variables.items() if name in ("REDIS_URL", "FLEET_API_KEY")}
+    )
 
 
 def find_module(command: DocumentedCommand, _gateway: ServedGateway, _folder: Path) -> None:
@@ -178,7 +209,11 @@ def find_module(command: DocumentedCommand, _gateway: ServedGateway, _folder: Pa
 
 CHECKS = (
     Check(r"fleet( [\w-]+)* --help|fleet config .*", run_in_process),
-    Check(r"fleet (up|status|redis|jobs|dead-letters) ?.*", parse_fleet, ("tests/e2e/test_up.py", "tests/e2e/test_cli.py")),
+    Check(
+        r"fleet (up|status|redis|jobs|dead-letters) ?.*",
+        parse_fleet,
+        ("tests/e2e/test_up.py", "tests/e2e/test_cli.py"),
+    ),
     Check(r"fleet (worker|conductor|web) ?.*", parse_fleet, ("tests/e2e/test_supervision.py",)),
     Check(r"fleet pocket|fleet (chaos|bench) ?.*", parse_fleet, ("tests/e2e/test_chaos.py",)),
     Check(r"fleet pocket (demo|train|steps|eval) ?.*", parse_fleet, ("tests/e2e/test_pocket.py",)),
@@ -190,7 +225,9 @@ CHECKS = (
     Check(r"honcho start", start_procfile),
     Check(r"(?s)curl .*", run_curl),
     Check(r"pip install .*", install),
-    Check(r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+( -k \w+)?)?", parse_shell),
+    Check(
+        r"python3 -m venv \.venv|\. \.venv/bin/activate|\./check( [\w/.-]+( -k \w+)?)?", parse_shell
+    ),
     Check(r"python -m tests\.[\w.]+ .*", find_module),
     Check(r"python -m web\.fields_page .*", find_module, ("tests/web/test_field_types.py",)),
     Check(r"pytest .*", parse_shell, ("tests/e2e/test_attack.py",)),
@@ -201,7 +238,9 @@ CHECKS = (
     Check(r"export .*", read_environment),
     # These need root, a container engine, a cluster or a package index.
     Check(
-        r"(useradd|install|systemctl|sudo|systemd-analyze|docker|kubectl|uv|/opt/\S+|python3 -m venv /opt/\S+) ?.*", parse_shell
+        r"(useradd|install|systemctl|sudo|systemd-analyze|docker|kubectl|uv|/opt/\S+|python3 -m "
+        r"venv /opt/\S+) ?.*",
+        parse_shell,
     ),
     Check(r"\(umask 077; .*\)", parse_shell),
 )
@@ -236,7 +275,11 @@ def test_documented_command_works(
 
 @pytest.mark.parametrize(("document", "program"), programs(), ids=[name for name, _ in programs()])
 def test_documented_program_runs(
-    document: str, program: str, pocket: ServedGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    document: str,
+    program: str,
+    pocket: ServedGateway,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(program.replace(LOCAL, pocket.url), document, "exec"), {})
@@ -244,4 +287,8 @@ def test_documented_program_runs(
 
 
 def test_every_check_is_used() -> None:
-    assert [row.pattern for row in CHECKS if not any(re.fullmatch(row.pattern, command.line) for command in commands())] == []
+    assert [
+        row.pattern
+        for row in CHECKS
+        if not any(re.fullmatch(row.pattern, command.line) for command in commands())
+    ] == []

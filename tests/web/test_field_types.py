@@ -1,4 +1,5 @@
-"""The field tables are complete: no field of the `openai` package's types or of the bodies is missing, and the page has each row.
+"""The field tables are complete: no field of the `openai` package's types or of the bodies is
+missing, and the page has each row.
 
 `python -m web.fields_page fleet/docs/fields.md` writes the page.
 """
@@ -31,7 +32,9 @@ LISTS = (list, tuple, Iterable, Sequence)
 
 
 def fields_of(kind: Any, path: str = "", within: tuple[object, ...] = ()) -> Iterator[str]:
-    """Yield the path of each field of a type, through objects, lists, unions and mappings of any depth."""
+    """Yield the path of each field of a type, through objects, lists, unions and mappings of any
+    depth.
+    """
     is_model = isinstance(kind, type) and issubclass(kind, BaseModel)
     if is_model or hasattr(kind, "__required_keys__"):
         if kind in within:
@@ -55,7 +58,9 @@ def fields_of(kind: Any, path: str = "", within: tuple[object, ...] = ()) -> Ite
 
 
 def missing(table: FieldTable, kind: Any) -> list[str]:
-    """Return the fields of a type without a row: neither one of their own nor that of an unserved object around them."""
+    """Return the fields of a type without a row: neither one of their own nor that of an unserved
+    object around them.
+    """
     return sorted({path for path in fields_of(kind) if table.row_of(path) is None})
 
 
@@ -68,10 +73,13 @@ def event_type(event: Any) -> str:
 
 OPENAI = {event_type(event): event for event in get_args(RealtimeClientEventParam)}
 BODIES: list[tuple[FieldTable, Any]] = [
-    (CHAT, CompletionCreateParams), (SPEECH, SpeechCreateParams), (TRANSCRIPTION, TranscriptionCreateParams),
-    (SECRET, ClientSecretCreateParams), (QUERY, RealtimeConnectParams),
+    (CHAT, CompletionCreateParams),
+    (SPEECH, SpeechCreateParams),
+    (TRANSCRIPTION, TranscriptionCreateParams),
+    (SECRET, ClientSecretCreateParams),
+    (QUERY, RealtimeConnectParams),
     *((EVENTS[kind], event) for kind, event in OPENAI.items() if kind != "session.update"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("table", "kind"), BODIES, ids=[table.title for table, _ in BODIES])
@@ -82,8 +90,15 @@ def test_every_field_of_openais_types_has_a_row(table: FieldTable, kind: Any) ->
 def test_every_setting_of_openais_sessions_has_a_row() -> None:
     paths = set(fields_of(OPENAI["session.update"]))
     settings = {path for path in paths if path.startswith("session.")}
-    assert len(settings) > 80 and sorted(path for path in settings if SESSION.row_of(path) is None) == []
-    assert paths - settings == {"type", "event_id", "session"} == {row.path for row in EVENTS["session.update"].rows}
+    assert (
+        len(settings) > 80
+        and sorted(path for path in settings if SESSION.row_of(path) is None) == []
+    )
+    assert (
+        paths - settings
+        == {"type", "event_id", "session"}
+        == {row.path for row in EVENTS["session.update"].rows}
+    )
 
 
 def test_every_event_of_openais_clients_has_a_table() -> None:
@@ -92,37 +107,58 @@ def test_every_event_of_openais_clients_has_a_table() -> None:
 
 def test_walk_reaches_nested_fields() -> None:
     paths = set(fields_of(CompletionCreateParams))
-    assert {"messages[].content[].input_audio.data", "tools[].custom.format.grammar.syntax", "stop", "audio.voice.id"} <= paths
+    assert {
+        "messages[].content[].input_audio.data",
+        "tools[].custom.format.grammar.syntax",
+        "stop",
+        "audio.voice.id",
+    } <= paths
 
 
-@pytest.mark.parametrize("path", ["web_search_options", "messages[].content[].input_audio.format", "stream_options"])
+@pytest.mark.parametrize(
+    "path", ["web_search_options", "messages[].content[].input_audio.format", "stream_options"]
+)
 def test_missing_row_is_detected(path: str) -> None:
     shorter = FieldTable("shorter", [row for row in CHAT.rows if row.path != path])
     assert path in missing(shorter, CompletionCreateParams)
 
 
 SERVED: list[tuple[FieldTable, type[BaseModel], str]] = [
-    (CHAT, ChatBody, ""), (SPEECH, SpeechBody, ""), (TRANSCRIPTION, TranscriptionForm, ""), (SECRET, SecretBody, ""),
+    (CHAT, ChatBody, ""),
+    (SPEECH, SpeechBody, ""),
+    (TRANSCRIPTION, TranscriptionForm, ""),
+    (SECRET, SecretBody, ""),
     (SESSION, SessionPatch, "session"),
     *((EVENTS[event_type(event)], event, "") for event in get_args(AnyClientEvent)),
-]  # fmt: skip
+]
 READ_ELSEWHERE = {"file", "languages"}
 """Fields of the form that its model does not have: the upload, and another name of the language."""
 
 
-@pytest.mark.parametrize(("table", "kind", "prefix"), SERVED, ids=[table.title for table, *_ in SERVED])
-def test_served_rows_are_the_fields_that_a_route_reads(table: FieldTable, kind: type[BaseModel], prefix: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "kind", "prefix"), SERVED, ids=[table.title for table, *_ in SERVED]
+)
+def test_served_rows_are_the_fields_that_a_route_reads(
+    table: FieldTable, kind: type[BaseModel], prefix: str
+) -> None:
     read = {path for path in fields_of(kind, prefix) if not path.startswith("fleet.")}
     rows: dict[str, Field] = {row.path: row for row in table.rows if row.path not in READ_ELSEWHERE}
     assert {path for path, row in rows.items() if row.verdict == "served"} <= read
     assert sorted(path for path in read if path not in rows) == []
-    unread = sorted(path for path in read if rows[path].verdict == "refused" and not rows[path].checked_by_value)
+    unread = sorted(
+        path for path in read if rows[path].verdict == "refused" and not rows[path].checked_by_value
+    )
     assert unread == [], "a refused field needs no code that reads it"
     assert prefix == "" or {f"session.{name}" for name in BETA} <= rows.keys()
 
 
 def test_every_unserved_row_has_a_reason() -> None:
-    assert [row.path for table in TABLES for row in table.rows if row.verdict != "served" and not row.reason] == []
+    assert [
+        row.path
+        for table in TABLES
+        for row in table.rows
+        if row.verdict != "served" and not row.reason
+    ] == []
 
 
 def test_two_rows_of_one_path_are_refused() -> None:

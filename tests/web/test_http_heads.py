@@ -29,7 +29,8 @@ H2C = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: A
 UPGRADES = {
     "h2c": H2C,
     "tls": b"upgrade: TLS/1.2\r\nconnection: upgrade\r\n",
-    "several": b"upgrade: h2c, TLS/1.2\r\nupgrade: IRC/6.9\r\nconnection: keep-alive\r\nconnection: Upgrade\r\n",
+    "several": b"upgrade: h2c, TLS/1.2\r\nupgrade: IRC/6.9\r\nconnection: "
+    b"keep-alive\r\nconnection: Upgrade\r\n",
     "websocket by POST": b"upgrade: websocket\r\nconnection: Upgrade\r\n",
 }
 
@@ -72,13 +73,17 @@ def test_ignored_upgrade_in_many_reads_is_served(target: AttackTarget) -> None:
 
 def test_ignored_upgrade_waits_for_100_continue(target: AttackTarget) -> None:
     with target.connect() as wire:
-        wire.sendall(CHAT + H2C + b"expect: 100-continue\r\nconnection: close\r\n" + LENGTH + b"\r\n")
+        wire.sendall(
+            CHAT + H2C + b"expect: 100-continue\r\nconnection: close\r\n" + LENGTH + b"\r\n"
+        )
         assert b"HTTP/1.1 100 Continue\r\n\r\n" in read_up_to(wire, b"\r\n\r\n")
         wire.sendall(BODY)
         assert statuses(read_to_end(wire)) == [200]
 
 
-def test_disconnect_after_ignored_upgrade_aborts_request(gateway: ServedGateway, target: AttackTarget) -> None:
+def test_disconnect_after_ignored_upgrade_aborts_request(
+    gateway: ServedGateway, target: AttackTarget
+) -> None:
     gateway.client.script = Script(stall_at=3)
     with target.connect() as wire:
         attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": True}, CHAT + H2C)
@@ -86,7 +91,9 @@ def test_disconnect_after_ignored_upgrade_aborts_request(gateway: ServedGateway,
     wait_for_abort(gateway)
 
 
-def test_ignored_upgrades_have_the_limits_of_any_request(loaded: Loaded, target: AttackTarget) -> None:
+def test_ignored_upgrades_have_the_limits_of_any_request(
+    loaded: Loaded, target: AttackTarget
+) -> None:
     many = said_to(target, (HEALTH + H2C + b"\r\n") * 20 + LAST)
     assert statuses(many) == [200] * 21
     assert statuses(said_to(target, HEALTH + H2C + b"x: y\r\n" * 200 + b"\r\n")) == [431]
@@ -95,8 +102,12 @@ def test_ignored_upgrades_have_the_limits_of_any_request(loaded: Loaded, target:
         assert statuses(slow) == [408]
 
 
-def test_realtime_path_with_an_upgrade_that_is_not_served_is_answered_426(target: AttackTarget) -> None:
-    said = said_to(target, b"GET /v1/realtime HTTP/1.1\r\nhost: 127.0.0.1\r\n" + H2C + b"\r\n" + LAST)
+def test_realtime_path_with_an_upgrade_that_is_not_served_is_answered_426(
+    target: AttackTarget,
+) -> None:
+    said = said_to(
+        target, b"GET /v1/realtime HTTP/1.1\r\nhost: 127.0.0.1\r\n" + H2C + b"\r\n" + LAST
+    )
     assert statuses(said) == [426, 200]
     old = b"GET /v1/realtime HTTP/1.0\r\n" + attacks.UPGRADE + b"\r\n"
     assert statuses(said_to(target, old)) == [426], "RFC 9110 section 7.8: HTTP/1.0 has no upgrade"
@@ -121,7 +132,16 @@ def test_curl_with_http2_is_answered(gateway: ServedGateway) -> None:
     asking = ["curl", "-sS", "--http2", "-m", "20", "-H", "content-type: application/json"]
     url = f"{gateway.url}/v1/chat/completions"
     for more in ([], ["-H", "transfer-encoding: chunked"]):
-        command = [*asking, *more, "--data-binary", "@-", url, "--next", "-sS", f"{gateway.url}/health"]
+        command = [
+            *asking,
+            *more,
+            "--data-binary",
+            "@-",
+            url,
+            "--next",
+            "-sS",
+            f"{gateway.url}/health",
+        ]
         said = subprocess.run(command, input=BODY, capture_output=True, check=True).stdout
         assert b'"chat.completion"' in said and said.endswith(b'{"status":"ok"}'), said
 
@@ -149,13 +169,17 @@ END = b"connection: close\r\n\r\n"
         b"GET /v1/realtime HTTP/1.1\r\n" + attacks.UPGRADE + b"host: 127.0.0.1\r\n\r\n",
     ],
 )
-def test_missing_repeated_or_invalid_host_is_answered_400(target: AttackTarget, sent: bytes) -> None:
+def test_missing_repeated_or_invalid_host_is_answered_400(
+    target: AttackTarget, sent: bytes
+) -> None:
     """Source: RFC 9112 section 3.2."""
     said = said_to(target, sent + LAST)
     assert statuses(said) == [400] and b"Host field" in said, said
 
 
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:80", "127.0.0.1:", "[::1]:8000", "a.localhost"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "127.0.0.1:80", "127.0.0.1:", "[::1]:8000", "a.localhost"]
+)
 def test_host_with_port_or_ipv6_address_is_served(target: AttackTarget, host: str) -> None:
     assert statuses(said_to(target, GET + f"host: {host}\r\n".encode() + END)) == [200]
 
@@ -184,8 +208,12 @@ def test_empty_host_is_valid_and_no_name_of_the_gateway(target: AttackTarget) ->
         (b"PRI * HTTP/2.0", 400),
     ],
 )
-def test_target_decides_host_and_path(serve_with: Callable[[str | None], ServedGateway], line: bytes, expected: int) -> None:
-    """An absolute target's host counts, and the Host field does not. Source: RFC 9112 section 3.2.2."""
+def test_target_decides_host_and_path(
+    serve_with: Callable[[str | None], ServedGateway], line: bytes, expected: int
+) -> None:
+    """An absolute target's host counts, and the Host field does not. Source: RFC 9112 section
+    3.2.2.
+    """
     said = said_to(AttackTarget.of(serve_with(None).url), line + b"\r\nhost: localhost\r\n" + END)
     assert statuses(said) == [expected], said
 
@@ -216,8 +244,12 @@ def test_websocket_with_absolute_target_is_opened(target: AttackTarget) -> None:
         (b"transfer-encoding: chunked\r\n\r\n%x\n" % len(BODY) + BODY + b"\n0\n\n", 400),
     ],
 )
-def test_ambiguous_framing_is_refused(gateway: ServedGateway, target: AttackTarget, sent: bytes, expected: int) -> None:
-    """Else a proxy in front could see another request than the gateway does. Source: RFC 9112 sections 2.2, 5 and 6."""
+def test_ambiguous_framing_is_refused(
+    gateway: ServedGateway, target: AttackTarget, sent: bytes, expected: int
+) -> None:
+    """Else a proxy in front could see another request than the gateway does. Source: RFC 9112
+    sections 2.2, 5 and 6.
+    """
     for upgrade in (b"", H2C):
         said = said_to(target, CHAT + upgrade + sent + LAST)
         assert statuses(said) == [expected], said
@@ -231,17 +263,34 @@ def test_bare_line_feeds_are_no_line_ends(target: AttackTarget) -> None:
 OLD = CHAT.replace(b"HTTP/1.1\r\nhost: 127.0.0.1", b"HTTP/1.0")
 
 
-def of_old_client(target: AttackTarget, body: dict[str, object], route: bytes = b"/v1/chat/completions") -> tuple[bytes, bytes]:
-    """Return head and body of the answer to an HTTP/1.0 request, read until the end of the connection."""
+def of_old_client(
+    target: AttackTarget, body: dict[str, object], route: bytes = b"/v1/chat/completions"
+) -> tuple[bytes, bytes]:
+    """Return head and body of the answer to an HTTP/1.0 request, read until the end of the
+    connection.
+    """
     with target.connect() as wire:
-        attacks.post(wire, body, OLD.replace(b"/v1/chat/completions", route) + b"connection: keep-alive\r\n")
+        attacks.post(
+            wire, body, OLD.replace(b"/v1/chat/completions", route) + b"connection: keep-alive\r\n"
+        )
         head, _, rest = read_to_end(wire).partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200") and b"transfer-encoding" not in head and b"connection: close" in head, head
+    assert (
+        head.startswith(b"HTTP/1.1 200")
+        and b"transfer-encoding" not in head
+        and b"connection: close" in head
+    ), head
     return head, rest
 
 
-def test_audio_for_http_1_0_client_has_no_chunk_sizes(gateway: ServedGateway, target: AttackTarget) -> None:
-    spoken: dict[str, object] = {"model": "omni", "voice": "ethan", "input": "hello", "response_format": "pcm"}
+def test_audio_for_http_1_0_client_has_no_chunk_sizes(
+    gateway: ServedGateway, target: AttackTarget
+) -> None:
+    spoken: dict[str, object] = {
+        "model": "omni",
+        "voice": "ethan",
+        "input": "hello",
+        "response_format": "pcm",
+    }
     _, audio = of_old_client(target, spoken, b"/v1/audio/speech")
     with gateway.http.stream("POST", "/v1/audio/speech", json=spoken) as answer:
         assert answer.headers["transfer-encoding"] == "chunked"
@@ -251,15 +300,22 @@ def test_audio_for_http_1_0_client_has_no_chunk_sizes(gateway: ServedGateway, ta
 def test_events_for_http_1_0_client_have_no_chunk_sizes(target: AttackTarget) -> None:
     _, events = of_old_client(target, {**SPOKEN, "stream": True})
     assert events.endswith(b"data: [DONE]\n\n")
-    assert all(line.startswith((b"data: ", b"id: ", b": ")) for line in events.splitlines() if line), events[:300]
+    assert all(
+        line.startswith((b"data: ", b"id: ", b": ")) for line in events.splitlines() if line
+    ), events[:300]
 
 
 def test_whole_answer_for_http_1_0_client_has_its_length(target: AttackTarget) -> None:
     head, answer = of_old_client(target, {"model": "omni", "messages": HELLO})
-    assert b"content-length: %d\r\n" % len(answer) in head + b"\r\n" and json.loads(answer)["object"] == "chat.completion"
+    assert (
+        b"content-length: %d\r\n" % len(answer) in head + b"\r\n"
+        and json.loads(answer)["object"] == "chat.completion"
+    )
 
 
-def test_file_and_head_request_of_http_1_0_client_are_answered(gateway: ServedGateway, target: AttackTarget) -> None:
+def test_file_and_head_request_of_http_1_0_client_are_answered(
+    gateway: ServedGateway, target: AttackTarget
+) -> None:
     path = "/static/console.css"
     said = said_to(target, f"GET {path} HTTP/1.0\r\n\r\n".encode())
     assert said.partition(b"\r\n\r\n")[2] == httpx.get(gateway.url + path).content
@@ -273,7 +329,9 @@ def test_http_1_0_client_gets_one_answer_and_no_100_continue(target: AttackTarge
     assert statuses(said) == [200], "RFC 9112 section 6.1: after such framing nothing more is read"
 
 
-def test_disconnected_http_1_0_client_aborts_its_request(gateway: ServedGateway, target: AttackTarget) -> None:
+def test_disconnected_http_1_0_client_aborts_its_request(
+    gateway: ServedGateway, target: AttackTarget
+) -> None:
     gateway.client.script = Script(stall_at=3)
     with target.connect() as wire:
         attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": True}, OLD)

@@ -40,7 +40,9 @@ def is_within(raw: bytes, max_values: int) -> bool:
 
 @given(VALUES, st.booleans(), st.integers(1, 9))
 @example(["\\", '"', "a,b"], False, 3)
-def test_json_values_are_counted_as_by_parser(value: object, escaped: bool, piece_bytes: int) -> None:
+def test_json_values_are_counted_as_by_parser(
+    value: object, escaped: bool, piece_bytes: int
+) -> None:
     raw = json.dumps(value, ensure_ascii=escaped).encode()
     num = separators(value)
     with pytest.MonkeyPatch.context() as patch:
@@ -59,11 +61,14 @@ LONG = "a" * MAX_WIDE_BYTES
 @pytest.mark.parametrize(
     "raw",
     [
-        with_text("\N{GRINNING FACE}", LONG), with_text(LONG, "\N{GRINNING FACE}"), with_text(LONG, "\N{GRINNING FACE}" * 9),
-        b'{"x":"\\u00e9' + LONG.encode() + b'"}', json.dumps(["\N{GRINNING FACE}" * 20_000] * 200, ensure_ascii=False).encode(),
+        with_text("\N{GRINNING FACE}", LONG),
+        with_text(LONG, "\N{GRINNING FACE}"),
+        with_text(LONG, "\N{GRINNING FACE}" * 9),
+        b'{"x":"\\u00e9' + LONG.encode() + b'"}',
+        json.dumps(["\N{GRINNING FACE}" * 20_000] * 200, ensure_ascii=False).encode(),
     ],
     ids=["at the start", "at the end", "twice", "escaped", "in many strings"],
-)  # fmt: skip
+)
 def test_long_text_beyond_ascii_is_refused(raw: bytes) -> None:
     with pytest.raises(InputTooLarge, match="characters beyond ASCII"):
         check_json(raw)
@@ -72,12 +77,24 @@ def test_long_text_beyond_ascii_is_refused(raw: bytes) -> None:
 @pytest.mark.parametrize(
     "raw",
     [
-        with_text(LONG + LONG), b'{"x":"' + b"A\\/" * MAX_WIDE_BYTES + b'"}', b'{"x":"' + b"\\\\u" * MAX_WIDE_BYTES + b'"}',
-        json.dumps({"said": "\N{GRINNING FACE} ,[{" * 1_000, "data": LONG + LONG}, ensure_ascii=False).encode(),
-        with_text(",[{" * MAX_WIDE_BYTES), json.dumps({"said": "\N{GRINNING FACE}" * 100_000}, ensure_ascii=False).encode(),
+        with_text(LONG + LONG),
+        b'{"x":"' + b"A\\/" * MAX_WIDE_BYTES + b'"}',
+        b'{"x":"' + b"\\\\u" * MAX_WIDE_BYTES + b'"}',
+        json.dumps(
+            {"said": "\N{GRINNING FACE} ,[{" * 1_000, "data": LONG + LONG}, ensure_ascii=False
+        ).encode(),
+        with_text(",[{" * MAX_WIDE_BYTES),
+        json.dumps({"said": "\N{GRINNING FACE}" * 100_000}, ensure_ascii=False).encode(),
     ],
-    ids=["base64", "base64 with escaped slashes", "escaped backslashes", "text beside base64", "separators in text", "text"],
-)  # fmt: skip
+    ids=[
+        "base64",
+        "base64 with escaped slashes",
+        "escaped backslashes",
+        "text beside base64",
+        "separators in text",
+        "text",
+    ],
+)
 def test_long_base64_and_text_are_accepted(raw: bytes) -> None:
     check_json(raw)
 

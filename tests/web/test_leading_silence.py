@@ -21,7 +21,9 @@ SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "ethan", "format":
 @pytest.fixture(scope="module")
 def keeping(loaded: Loaded, shared_gateway: ServedGateway) -> Iterator[ServedGateway]:
     """A second gateway without the limit."""
-    with serving(bounded(loaded, max_leading_silence_ms=None), client=shared_gateway.client) as gateway:
+    with serving(
+        bounded(loaded, max_leading_silence_ms=None), client=shared_gateway.client
+    ) as gateway:
         yield gateway
 
 
@@ -38,15 +40,21 @@ def test_leading_silence_is_trimmed_in_every_spoken_answer(gateway: ServedGatewa
     assert reported(streamed(gateway)[1])[1] == SENT
     assert speech(gateway) == SENT
     details = usage_of(whole).completion_tokens_details
-    assert details is not None and details.audio_tokens == -(-len(WHOLE) // 2 // FRAME_SAMPLES), "what was made is counted"
+    assert details is not None and details.audio_tokens == -(-len(WHOLE) // 2 // FRAME_SAMPLES), (
+        "what was made is counted"
+    )
 
 
-def test_leading_silence_is_not_trimmed_without_limit(gateway: ServedGateway, keeping: ServedGateway) -> None:
+def test_leading_silence_is_not_trimmed_without_limit(
+    gateway: ServedGateway, keeping: ServedGateway
+) -> None:
     gateway.client.script = SCRIPT
     assert reported(streamed(keeping)[1])[1] == WHOLE == speech(keeping)
 
 
-def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(gateway: ServedGateway, keeping: ServedGateway) -> None:
+def test_resumed_answer_has_same_audio_at_gateway_with_other_limit(
+    gateway: ServedGateway, keeping: ServedGateway
+) -> None:
     gateway.client.script = SCRIPT
     request, _ = streamed(gateway)
     path = f"/v1/fleet/requests/{request}/stream"
@@ -63,7 +71,11 @@ def test_silent_answer_is_trimmed(gateway: ServedGateway) -> None:
     gateway.client.script = Script(lead_samples=3 * RATE_HZ, num_samples=0)
     answer = gateway.create(**SPOKEN)
     audio = answer.choices[0].message.audio
-    assert audio is not None and base64.b64decode(audio.data) == bytes(2 * KEPT) and answer.choices[0].finish_reason == "stop"
+    assert (
+        audio is not None
+        and base64.b64decode(audio.data) == bytes(2 * KEPT)
+        and answer.choices[0].finish_reason == "stop"
+    )
     assert speech(gateway) == bytes(2 * KEPT)
 
 

@@ -1,4 +1,6 @@
-"""Live answers that are trained on: a share of those of clients that allow it, and only the model's own."""
+"""Live answers that are trained on: a share of those of clients that allow it, and only the model's
+own.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +20,9 @@ CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 @pytest.fixture
 def gateway(loaded: Loaded) -> Iterator[ServedGateway]:
     training = TrainingConfig(enabled=True, share=1.0)
-    with serving(replace(loaded, config=loaded.config.model_copy(update={"training": training}))) as gateway:
+    with serving(
+        replace(loaded, config=loaded.config.model_copy(update={"training": training}))
+    ) as gateway:
         yield gateway
 
 
@@ -30,34 +34,58 @@ def ask(gateway: ServedGateway, **fields: object) -> RequestSpec:
     """Ask and return the request of the answer."""
     answer = gateway.http.post(CHAT, json={"model": "omni", "messages": HELLO, **fields})
     assert answer.status_code == 200
-    return next(spec for spec, _ in reversed(gateway.client.submitted) if spec.outputs != (TRAINED,))
+    return next(
+        spec for spec, _ in reversed(gateway.client.submitted) if spec.outputs != (TRAINED,)
+    )
 
 
 def answer_ids(gateway: ServedGateway, spec: RequestSpec) -> tuple[int, ...]:
     chunks = [chunk for chunk in gateway.client.chunks_of(spec) if chunk.edge == "text"]
-    return tuple(int(token) for chunk in chunks for token in np.frombuffer(chunk.tensors["ids"].data or b"", "<i4"))
+    return tuple(
+        int(token)
+        for chunk in chunks
+        for token in np.frombuffer(chunk.tensors["ids"].data or b"", "<i4")
+    )
 
 
 def test_b1_answer_is_captured_with_its_prompt_and_its_tokens(gateway: ServedGateway) -> None:
     spec = ask(gateway)
-    wait_until(lambda: gateway.client.training.counted["acknowledged"] == 1, "the answer to be trained on")
+    wait_until(
+        lambda: gateway.client.training.counted["acknowledged"] == 1, "the answer to be trained on"
+    )
     ((capture, blob),) = captures(gateway)
-    assert capture.given == answer_ids(gateway, spec) and capture.prompt_ids == spec.prompt_ids and blob is None
-    assert (capture.kind, capture.body, capture.session) == ("capture", "", "") and capture.id != spec.id
+    assert (
+        capture.given == answer_ids(gateway, spec)
+        and capture.prompt_ids == spec.prompt_ids
+        and blob is None
+    )
+    assert (capture.kind, capture.body, capture.session) == (
+        "capture",
+        "",
+        "",
+    ) and capture.id != spec.id
 
 
 def test_b18_answer_with_store_false_is_not_captured(gateway: ServedGateway) -> None:
     ask(gateway, store=False)
     ask(gateway, store=True)
-    wait_until(lambda: gateway.client.training.counted["acknowledged"] == 1, "the second answer to be trained on")
+    wait_until(
+        lambda: gateway.client.training.counted["acknowledged"] == 1,
+        "the second answer to be trained on",
+    )
     assert len(captures(gateway)) == 1
 
 
 def test_text_to_speak_is_not_captured(gateway: ServedGateway) -> None:
     """Its tokens are the client's, not the model's."""
-    assert gateway.http.post(SPEECH, json={"model": "omni", "input": "Hello there."}).status_code == 200
+    assert (
+        gateway.http.post(SPEECH, json={"model": "omni", "input": "Hello there."}).status_code
+        == 200
+    )
     ask(gateway)
-    wait_until(lambda: gateway.client.training.counted["acknowledged"] == 1, "the answer to be trained on")
+    wait_until(
+        lambda: gateway.client.training.counted["acknowledged"] == 1, "the answer to be trained on"
+    )
     assert len(captures(gateway)) == 1
 
 

@@ -1,7 +1,7 @@
 """Streams as load tools read them: each reader replicates the parser of one tool.
 
-Sources: vllm 0.11 benchmarks/lib/endpoint_request_func.py, vllm-omni benchmarks/patch/patch.py, sglang bench_serving.py, llmperf
-openai_chat_completions_client.py.
+Sources: vllm 0.11 benchmarks/lib/endpoint_request_func.py, vllm-omni benchmarks/patch/patch.py,
+sglang bench_serving.py, llmperf openai_chat_completions_client.py.
 """
 
 import base64
@@ -45,7 +45,9 @@ def pieces_of(gateway: ServedGateway, **fields: object) -> list[bytes]:
 
 
 def by_message(pieces: Iterable[bytes], *, strips: bool) -> Iterator[str]:
-    """Messages end at a blank line, or when the rest is valid JSON. `strips`: each piece is stripped of white space."""
+    """Messages end at a blank line, or when the rest is valid JSON. `strips`: each piece is
+    stripped of white space.
+    """
     rest = ""
     for piece in pieces:
         rest += (piece.strip() if strips else piece).decode()
@@ -73,7 +75,9 @@ def events(messages: Iterable[str]) -> Iterator[dict[str, Any]]:
 
 
 def vllm(pieces: list[bytes]) -> ToolFigures:
-    """Every event with a choice counts, the first as the first token; usage is read only from events without."""
+    """Every event with a choice counts, the first as the first token; usage is read only from
+    events without.
+    """
     measured = ToolFigures()
     for data in events(by_message(pieces, strips=True)):
         measured.chunks.append(data)
@@ -85,7 +89,9 @@ def vllm(pieces: list[bytes]) -> ToolFigures:
 
 
 def vllm_omni(pieces: list[bytes]) -> ToolFigures:
-    """By the event's modality: text in `content`, audio in `content` or `audio.data`, each piece a WAV file."""
+    """By the event's modality: text in `content`, audio in `content` or `audio.data`, each piece a
+    WAV file.
+    """
     measured = ToolFigures()
     for data in events(by_message(pieces, strips=False)):
         measured.chunks.append(data)
@@ -102,7 +108,11 @@ def vllm_omni(pieces: list[bytes]) -> ToolFigures:
         elif data.get("modality") == "audio":
             measured.num_audio += 1
             with wave.open(io.BytesIO(base64.b64decode(content or "")), "rb") as file:
-                assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE_HZ)
+                assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (
+                    1,
+                    2,
+                    RATE_HZ,
+                )
                 measured.pcm += file.readframes(file.getnframes())
     return measured
 
@@ -127,7 +137,14 @@ def by_line(pieces: list[bytes]) -> ToolFigures:
 def test_load_tool_reads_complete_stream(
     gateway: ServedGateway, tool: Callable[[list[bytes]], ToolFigures], fields: dict[str, object]
 ) -> None:
-    fields = {**fields, "temperature": 0.0, "ignore_eos": True, "top_k": -1, "min_tokens": 1, "repetition_penalty": 1.0}
+    fields = {
+        **fields,
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "top_k": -1,
+        "min_tokens": 1,
+        "repetition_penalty": 1.0,
+    }
     assert tool(pieces_of(gateway, **fields)).text == Script().text
 
 
@@ -141,7 +158,9 @@ def test_vllm_reads_the_usage_and_no_event_before_the_first_output(gateway: Serv
 
 def test_vllm_omni_reads_text_and_audio(gateway: ServedGateway) -> None:
     options = {**USAGE, "include_wav_headers": True}
-    measured = vllm_omni(pieces_of(gateway, **SPOKEN, stream_options=options, max_tokens=16, ignore_eos=True))
+    measured = vllm_omni(
+        pieces_of(gateway, **SPOKEN, stream_options=options, max_tokens=16, ignore_eos=True)
+    )
     assert measured.text == Script().text and measured.num_text > 1
     assert measured.num_audio > 5 and measured.pcm == sine(Script().num_samples).tobytes()
     assert measured.output_tokens > 0
@@ -151,7 +170,9 @@ def test_vllm_omni_reads_text_and_audio(gateway: ServedGateway) -> None:
 
 @pytest.mark.parametrize("tool", [vllm, vllm_omni, by_line], ids=lambda tool: tool.__name__)
 def test_load_tool_reads_a_stream_with_pauses(
-    gateway: ServedGateway, tool: Callable[[list[bytes]], ToolFigures], monkeypatch: pytest.MonkeyPatch
+    gateway: ServedGateway,
+    tool: Callable[[list[bytes]], ToolFigures],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(text="Hello there.", gap_s=0.02)
@@ -163,7 +184,11 @@ def test_load_tool_reads_a_stream_with_pauses(
 def test_event_ids_are_sent_only_on_request(gateway: ServedGateway) -> None:
     plain = b"".join(pieces_of(gateway, **SPOKEN)).decode()
     assert all(line == "" or line.startswith("data: ") for line in plain.split("\n"))
-    asked = b"".join(pieces_of(gateway, **SPOKEN, stream_options={"include_event_ids": True})).decode()
+    asked = b"".join(
+        pieces_of(gateway, **SPOKEN, stream_options={"include_event_ids": True})
+    ).decode()
     assert asked.count("\nid: ") > 10
-    refused = b"".join(pieces_of(gateway, **SPOKEN, stream_options={"include_event_ids": False})).decode()
+    refused = b"".join(
+        pieces_of(gateway, **SPOKEN, stream_options={"include_event_ids": False})
+    ).decode()
     assert "id: " not in [line[:4] for line in refused.split("\n")]

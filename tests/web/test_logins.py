@@ -60,7 +60,9 @@ def csrf_of(gateway: ServedGateway, cookie: str) -> str:
 
 
 def log_out(gateway: ServedGateway, cookie: str) -> httpx.Response:
-    return httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{COOKIE}={cookie}", **BROWSER})
+    return httpx.post(
+        f"{gateway.url}/console/logout", headers={"cookie": f"{COOKIE}={cookie}", **BROWSER}
+    )
 
 
 def test_each_login_has_new_cookie_until_logout(gateway: ServedGateway) -> None:
@@ -72,8 +74,12 @@ def test_each_login_has_new_cookie_until_logout(gateway: ServedGateway) -> None:
     assert get(gateway, FLEET, second).status_code == 200, "the other login stays"
 
 
-@pytest.mark.parametrize("path", ["/console/live/overview", "/console/events", "/console/live/logs"])
-def test_page_stream_ends_with_login(gateway: ServedGateway, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "path", ["/console/live/overview", "/console/events", "/console/live/logs"]
+)
+def test_page_stream_ends_with_login(
+    gateway: ServedGateway, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("web.http.sse.PING_S", 0.05)
     login, other = log_in(gateway), log_in(gateway)
     with httpx.stream("GET", gateway.url + path, headers={"cookie": f"{COOKIE}={login}"}) as stream:
@@ -102,13 +108,18 @@ def test_control_plane_never_holds_a_cookie(gateway: ServedGateway) -> None:
 
 def test_login_replaces_previous_login_and_ignores_sent_cookie(gateway: ServedGateway) -> None:
     planted = "x" * 43
-    assert log_in(gateway, cookie=planted) != planted and get(gateway, FLEET, planted).status_code == 401
+    assert (
+        log_in(gateway, cookie=planted) != planted
+        and get(gateway, FLEET, planted).status_code == 401
+    )
     former = log_in(gateway)
     log_in(gateway, cookie=former)
     assert get(gateway, FLEET, former).status_code == 401
 
 
-def test_login_is_valid_at_gateways_with_same_key_only(gateway: ServedGateway, loaded: Loaded) -> None:
+def test_login_is_valid_at_gateways_with_same_key_only(
+    gateway: ServedGateway, loaded: Loaded
+) -> None:
     cookie = log_in(gateway)
     with ExitStack() as gateways:
         second = gateways.enter_context(serving(loaded, KEY, gateway.client))
@@ -122,7 +133,12 @@ def test_login_is_valid_at_gateways_with_same_key_only(gateway: ServedGateway, l
 def test_csrf_token_of_another_login_is_refused(gateway: ServedGateway) -> None:
     first, second = log_in(gateway), log_in(gateway)
     order = f"/v1/fleet/workers/{gateway.client.telemetry.worker_list[0].id}/drain"
-    for token, status in ((csrf_of(gateway, second), 403), ("", 403), (first, 403), (csrf_of(gateway, first), 200)):
+    for token, status in (
+        (csrf_of(gateway, second), 403),
+        ("", 403),
+        (first, 403),
+        (csrf_of(gateway, first), 200),
+    ):
         headers = {"cookie": f"{COOKIE}={first}", CSRF_HEADER: token, "origin": gateway.url}
         assert httpx.post(gateway.url + order, headers=headers).status_code == status
     assert len(gateway.client.telemetry.orders) == 1
@@ -130,17 +146,29 @@ def test_csrf_token_of_another_login_is_refused(gateway: ServedGateway) -> None:
 
 def test_page_without_redis_is_refused_and_not_redirected_to_login(gateway: ServedGateway) -> None:
     cookie = log_in(gateway)
-    gateway.client.unreachable = RedisUnreachable("Redis does not answer (connecting to 10.1.2.3:6379)")
+    gateway.client.unreachable = RedisUnreachable(
+        "Redis does not answer (connecting to 10.1.2.3:6379)"
+    )
     page = get(gateway, "/overview", cookie, **BROWSER)
-    assert page.status_code == 503 and "<title>" in page.text and "Redis does not answer" in page.text
+    assert (
+        page.status_code == 503 and "<title>" in page.text and "Redis does not answer" in page.text
+    )
     program = get(gateway, FLEET, cookie)
     assert program.status_code == 503 and program.json()["error"]["code"] == "redis_unreachable"
     assert program.headers["retry-after"]
     form = httpx.post(f"{gateway.url}/console/login", data={"key": KEY}, headers=BROWSER)
-    assert form.status_code == 503 and "Redis does not answer" in form.text and "set-cookie" not in form.headers
+    assert (
+        form.status_code == 503
+        and "Redis does not answer" in form.text
+        and "set-cookie" not in form.headers
+    )
     assert log_out(gateway, cookie).status_code == 503
-    assert not any("10.1.2.3" in answer.text for answer in (page, program, form)), "a stranger learns no address"
-    refusal = asyncio.run(refusal_of(gateway, "/console/ws", additional_headers={"cookie": f"{COOKIE}={cookie}"}))
+    assert not any("10.1.2.3" in answer.text for answer in (page, program, form)), (
+        "a stranger learns no address"
+    )
+    refusal = asyncio.run(
+        refusal_of(gateway, "/console/ws", additional_headers={"cookie": f"{COOKIE}={cookie}"})
+    )
     assert refusal.close_code == 1013
     bearer = httpx.get(f"{gateway.url}/v1/models", headers={"authorization": f"Bearer {KEY}"})
     assert bearer.status_code == 200, "the key itself needs no Redis"
@@ -153,22 +181,40 @@ def test_cookie_is_host_only_and_http_only(gateway: ServedGateway) -> None:
         return {flag.strip().lower() for flag in answer.headers["set-cookie"].split(";")[1:]}
 
     login = f"{gateway.url}/console/login"
-    assert flags_of(httpx.post(login, data={"key": KEY})) == {"httponly", "samesite=strict", "path=/"}
+    assert flags_of(httpx.post(login, data={"key": KEY})) == {
+        "httponly",
+        "samesite=strict",
+        "path=/",
+    }
     behind_https = {"x-forwarded-proto": "https"}
     answer = httpx.post(login, data={"key": KEY}, headers=behind_https)
     assert flags_of(answer) == {"httponly", "samesite=strict", "path=/", "secure"}
     name, _, value = answer.headers["set-cookie"].partition(";")[0].partition("=")
     assert name == SECURE_COOKIE and name.startswith("__Host-")
     for sent, status in ((SECURE_COOKIE, 200), (COOKIE, 401)):
-        answer = httpx.get(gateway.url + FLEET, headers={"cookie": f"{sent}={value}", **behind_https})
-        assert answer.status_code == status, "a page of plain http may have set a cookie without the prefix"
-    left = httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{SECURE_COOKIE}={value}", **behind_https})
-    assert left.headers["set-cookie"].startswith(f'{SECURE_COOKIE}=""') and "Secure" in left.headers["set-cookie"]
+        answer = httpx.get(
+            gateway.url + FLEET, headers={"cookie": f"{sent}={value}", **behind_https}
+        )
+        assert answer.status_code == status, (
+            "a page of plain http may have set a cookie without the prefix"
+        )
+    left = httpx.post(
+        f"{gateway.url}/console/logout",
+        headers={"cookie": f"{SECURE_COOKIE}={value}", **behind_https},
+    )
+    assert (
+        left.headers["set-cookie"].startswith(f'{SECURE_COOKIE}=""')
+        and "Secure" in left.headers["set-cookie"]
+    )
 
 
 def test_scheme_that_no_trusted_proxy_forwards_is_ignored(loaded: Loaded) -> None:
     with serving(loaded, KEY) as gateway:
-        answer = httpx.post(f"{gateway.url}/console/login", data={"key": KEY}, headers={"x-forwarded-proto": "https"})
+        answer = httpx.post(
+            f"{gateway.url}/console/login",
+            data={"key": KEY},
+            headers={"x-forwarded-proto": "https"},
+        )
     assert "secure" not in answer.headers["set-cookie"].lower()
 
 
@@ -181,7 +227,11 @@ def test_gateway_without_key_needs_no_login(loaded: Loaded) -> None:
     with serving(loaded) as keyless:
         assert keyless.http.get("/console/login").headers["location"] == "/"
         page = keyless.http.get("/overview")
-        assert page.status_code == 200 and "Log out" not in page.text and not keyless.client.logins.ends
+        assert (
+            page.status_code == 200
+            and "Log out" not in page.text
+            and not keyless.client.logins.ends
+        )
 
 
 class LoginClock:

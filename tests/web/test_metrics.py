@@ -24,14 +24,18 @@ from web.gateway.playback_reports import PlaybackReports
         ([(2.0, 5.0), (2.1, 7.05), (2.2, 7.15)], True),
     ],
 )
-def test_playback_without_gap_of_a_tenth_of_a_second_is_continuous(arrivals: list[tuple[float, float]], ok: bool) -> None:
+def test_playback_without_gap_of_a_tenth_of_a_second_is_continuous(
+    arrivals: list[tuple[float, float]], ok: bool
+) -> None:
     continuity = PlaybackContinuity()
     for audio_s, now_s in arrivals:
         continuity.add(audio_s, now_s)
     assert continuity.ok is ok
 
 
-async def test_playback_reports_of_an_interval_are_written_once(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_playback_reports_of_an_interval_are_written_once(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(playback_reports, "WRITE_INTERVAL_S", 0.01)
     client = loaded.fake_client()
     reports, one, other = PlaybackReports(client), RequestId("req-1"), RequestId("req-2")
@@ -43,12 +47,20 @@ async def test_playback_reports_of_an_interval_are_written_once(loaded: Loaded, 
         return (one, 30, 3) in client.telemetry.heard and (other, 5, 0) in client.telemetry.heard
 
     await await_until(settled, "both to be written")
-    assert len([written for written in client.telemetry.heard if written[0] == one]) == 1, "one write for three reports"
+    assert len([written for written in client.telemetry.heard if written[0] == one]) == 1, (
+        "one write for three reports"
+    )
 
 
-def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: ServedGateway) -> None:
+def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(
+    gateway: ServedGateway,
+) -> None:
     gateway.client.show(busy(gateway.client.graph))
-    talker = next(view for view in gateway.client.telemetry.worker_list if view.role == "talker" and not view.gone)
+    talker = next(
+        view
+        for view in gateway.client.telemetry.worker_list
+        if view.role == "talker" and not view.gone
+    )
     lines = gateway.http.get("/metrics").text.splitlines()
     for line in (
         'fleet_transfer_pulls_total{edge="thought"} 930.0',
@@ -57,7 +69,8 @@ def test_metrics_list_transfers_by_edge_and_running_tasks_by_replica(gateway: Se
         'fleet_transfer_seconds_bucket{edge="thought",le="0.001585"} 900.0',
         'fleet_transfer_seconds_bucket{edge="thought",le="+Inf"} 930.0',
         'fleet_transfer_seconds_count{edge="thought"} 930.0',
-        f'fleet_num_requests_running{{model_name="omni",replica="{talker.id}",stage="talker"}} {float(talker.running)}',
+        f'fleet_num_requests_running{{model_name="omni",replica="{talker.id}",stage="talker"}} '
+        f"{float(talker.running)}",
     ):
         assert line in lines, line
 
@@ -97,6 +110,8 @@ def test_metrics_list_passes_of_divided_models_by_role_and_worker(gateway: Serve
         'fleet_span_unused{role="thinker.span"} 2.0',
     ):
         assert line in lines, line
-    assert not any(line.startswith("fleet_span_pass_seconds_total") and first in line for line in lines)
+    assert not any(
+        line.startswith("fleet_span_pass_seconds_total") and first in line for line in lines
+    )
     gateway.client.show(busy(gateway.client.graph))
     assert "fleet_span_passes_total{" not in gateway.http.get("/metrics").text

@@ -1,4 +1,6 @@
-"""Large inputs are parsed in one thread, in linear time and memory, while the event loop serves others."""
+"""Large inputs are parsed in one thread, in linear time and memory, while the event loop serves
+others.
+"""
 
 import asyncio
 import json
@@ -28,10 +30,15 @@ LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_B
     [
         ("/v1/chat/completions", LARGE),
         ("/v1/audio/speech", {"model": "omni", "input": "hello", "user": "x" * INLINE_BYTES}),
-        ("/v1/realtime/client_secrets", {"session": {"type": "realtime", "tracing": {"group_id": "x" * INLINE_BYTES}}}),
+        (
+            "/v1/realtime/client_secrets",
+            {"session": {"type": "realtime", "tracing": {"group_id": "x" * INLINE_BYTES}}},
+        ),
     ],
 )
-def test_large_body_is_parsed_while_others_are_served(gateway: ServedGateway, path: str, body: dict[str, object]) -> None:
+def test_large_body_is_parsed_while_others_are_served(
+    gateway: ServedGateway, path: str, body: dict[str, object]
+) -> None:
     begun, release = threading.Event(), threading.Event()
 
     def hold_the_thread() -> None:
@@ -120,7 +127,12 @@ def test_large_inputs_are_parsed_sequentially_in_one_thread() -> None:
     names: list[str] = []
 
     async def read_many() -> None:
-        await asyncio.gather(*(read_in_thread(lambda: names.append(threading.current_thread().name)) for _ in range(20)))
+        await asyncio.gather(
+            *(
+                read_in_thread(lambda: names.append(threading.current_thread().name))
+                for _ in range(20)
+            )
+        )
 
     asyncio.run(read_many())
     wait_until(lambda: len(names) == 20, "all to be read")

@@ -46,7 +46,9 @@ def references(value: object) -> list[str]:
     if isinstance(value, dict):
         inner = cast("dict[str, object]", value)
         own = [inner["$ref"]] if isinstance(inner.get("$ref"), str) else []
-        return [str(ref) for ref in own] + [ref for each in inner.values() for ref in references(each)]
+        return [str(ref) for ref in own] + [
+            ref for each in inner.values() for ref in references(each)
+        ]
     if isinstance(value, list):
         return [ref for each in cast("list[object]", value) for ref in references(each)]
     return []
@@ -56,18 +58,32 @@ CAN_BE_WRONG = [op for op in OPERATIONS if op.body or op.form or op.headers or o
 MADE = [*((op, "POSITIVE") for op in OPERATIONS), *((op, "NEGATIVE") for op in CAN_BE_WRONG)]
 
 
-@pytest.mark.parametrize(("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE])
-def test_requests_generated_from_document_cause_no_server_error(gateway: ServedGateway, operation: Operation, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("operation", "mode"), MADE, ids=[f"{op.method} {op.path} {mode}" for op, mode in MADE]
+)
+def test_requests_generated_from_document_cause_no_server_error(
+    gateway: ServedGateway, operation: Operation, mode: str
+) -> None:
     """Valid requests by the document, and invalid ones where possible."""
     gateway.client.script = Script(text="Yes.", num_samples=2000)
     schema = schemathesis.openapi.from_dict(document(MODEL))
-    cases = schema[operation.path][operation.method].as_strategy(generation_mode=schemathesis.GenerationMode[mode])
+    cases = schema[operation.path][operation.method].as_strategy(
+        generation_mode=schemathesis.GenerationMode[mode]
+    )
     seen: set[int] = set()
 
     @settings(
-        max_examples=12, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )  # fmt: skip
+        max_examples=12,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=[
+            HealthCheck.function_scoped_fixture,
+            HealthCheck.too_slow,
+            HealthCheck.filter_too_much,
+        ],
+    )
     @given(cases)
     def ask(case: "schemathesis.Case[Any]") -> None:
         answer = case.call(base_url=gateway.url)

@@ -1,4 +1,6 @@
-"""Unserved features are refused with one code and with advice for users of a chat page; content is never ignored."""
+"""Unserved features are refused with one code and with advice for users of a chat page; content is
+never ignored.
+"""
 
 from typing import Any
 
@@ -33,10 +35,22 @@ def part(**fields: object) -> dict[str, object]:
 
 
 CONTENT: list[tuple[dict[str, object], str]] = [
-    *(({name: ["data:;base64,AAAA"]}, name) for name in ("audios", "images", "videos", "files", "documents", "image_urls")),
+    *(
+        ({name: ["data:;base64,AAAA"]}, name)
+        for name in ("audios", "images", "videos", "files", "documents", "image_urls")
+    ),
     *(
         ({name: "x"}, name)
-        for name in ("ref_audio", "ref_text", "refAudio", "audio_url", "video", "system", "prompt", "instructions")
+        for name in (
+            "ref_audio",
+            "ref_text",
+            "refAudio",
+            "audio_url",
+            "video",
+            "system",
+            "prompt",
+            "instructions",
+        )
     ),
     ({"references": [{"audio_path": "a.wav", "text": "a"}]}, "references"),
     ({"prompt_embeds": "AAAA"}, "prompt_embeds"),
@@ -49,16 +63,24 @@ CONTENT: list[tuple[dict[str, object], str]] = [
     ({"medias": [{"type": "image", "data": "AAAA"}]}, "medias"),
     ({"imageurl": "x"}, "imageurl"),
     (message(extra={"images": ["x"]}), "messages[0].extra"),
-    (part(type="text", text="x", source={"type": "base64", "data": "AAAA"}), "messages[0].content[1].source"),
+    (
+        part(type="text", text="x", source={"type": "base64", "data": "AAAA"}),
+        "messages[0].content[1].source",
+    ),
     (message(images=["AAAA"]), "messages[0].images"),
     (message(attachments=[{"url": "x"}]), "messages[0].attachments"),
     (part(type="text", text="x", image_url={"url": "data:,x"}), "messages[0].content[1].image_url"),
-    (part(type="input_audio", input_audio={"data": "", "audio_url": "x"}), "messages[0].content[1].input_audio.audio_url"),
+    (
+        part(type="input_audio", input_audio={"data": "", "audio_url": "x"}),
+        "messages[0].content[1].input_audio.audio_url",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("fields", "param"), CONTENT, ids=[param for _, param in CONTENT])
-def test_unknown_content_field_is_refused_in_chat(gateway: ServedGateway, fields: dict[str, object], param: str) -> None:
+def test_unknown_content_field_is_refused_in_chat(
+    gateway: ServedGateway, fields: dict[str, object], param: str
+) -> None:
     assert refusal(chat(gateway, **fields))["param"] == param
     assert not gateway.client.submitted
 
@@ -70,20 +92,40 @@ def test_empty_content_field_is_ignored(gateway: ServedGateway, empty: object) -
     assert chat(gateway, **fields).status_code == 200
 
 
-def test_setting_of_another_server_without_effect_is_ignored_and_reported(gateway: ServedGateway) -> None:
+def test_setting_of_another_server_without_effect_is_ignored_and_reported(
+    gateway: ServedGateway,
+) -> None:
     """Names that other servers and clients use, with values without content."""
     settings: dict[str, object] = {
-        **{"use_audio_in_video": True, "client_reference_id": "c", "background_tasks": {"title_generation": True}},
+        **{
+            "use_audio_in_video": True,
+            "client_reference_id": "c",
+            "background_tasks": {"title_generation": True},
+        },
         "model_item": {"meta": {"profile_image_url": "data:image/png;base64,A"}},
     }
-    neutral = {"images": {"enabled": False}, "file_search": {"enabled": False}, "features": {"image_generation": False}}
+    neutral = {
+        "images": {"enabled": False},
+        "file_search": {"enabled": False},
+        "features": {"image_generation": False},
+    }
     answer = chat(gateway, **settings, **neutral, **message(name="me", file_name=""))
-    assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == ", ".join(sorted(settings))
+    assert answer.status_code == 200 and answer.headers["x-fleet-ignored"] == ", ".join(
+        sorted(settings)
+    )
 
 
 @pytest.mark.parametrize(
     "name",
-    ["ref_audio", "ref_text", "references", "speaker_embedding", "audio_prompt", "prompt_text", "text"]
+    [
+        "ref_audio",
+        "ref_text",
+        "references",
+        "speaker_embedding",
+        "audio_prompt",
+        "prompt_text",
+        "text",
+    ]
     + ["reference_voice", "clone_voice", "voice_clone"],
 )
 def test_unknown_content_field_is_refused_in_speech(gateway: ServedGateway, name: str) -> None:
@@ -95,19 +137,47 @@ def test_unknown_content_field_is_refused_in_speech(gateway: ServedGateway, name
 @pytest.mark.parametrize(
     ("fields", "param", "advice"),
     [
-        (part(type="image_url", image_url={"url": "data:image/png;base64,AAAA"}), "messages[0].content[1]", "cannot read images"),
+        (
+            part(type="image_url", image_url={"url": "data:image/png;base64,AAAA"}),
+            "messages[0].content[1]",
+            "cannot read images",
+        ),
         (part(type="input_image", image_url="x"), "messages[0].content[1]", "cannot read images"),
-        (part(type="video_url", video_url={"url": "x"}), "messages[0].content[1]", "cannot read video"),
+        (
+            part(type="video_url", video_url={"url": "x"}),
+            "messages[0].content[1]",
+            "cannot read video",
+        ),
         (part(type="video", video=["x"]), "messages[0].content[1]", "cannot read video"),
         (part(type="file", file={"file_id": "x"}), "messages[0].content[1]", "cannot read files"),
         (part(type="audio", audio="x"), "messages[0].content[1]", "type input_audio"),
-        (part(type="audio_url", audio_url={"url": "http://x/a.wav"}), "messages[0].content[1].audio_url.url", "the audio itself"),
+        (
+            part(type="audio_url", audio_url={"url": "http://x/a.wav"}),
+            "messages[0].content[1].audio_url.url",
+            "the audio itself",
+        ),
         (part(type="output_text", text="x"), "messages[0].content[1]", "type text"),
         (part(type="tool_result", content="x"), "messages[0].content[1]", "start a new chat"),
-        ({"messages": [*HELLO, {"role": "tool", "content": "4", "tool_call_id": "1"}]}, "messages[1].role", "start a new chat"),
-        ({"messages": [*HELLO, {"role": "function", "content": "4", "name": "f"}]}, "messages[1].role", "start a new chat"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages[0].tool_calls", "start a new chat"),
-        (message(role="assistant", function_call={"name": "f"}), "messages[0].function_call", "start a new chat"),
+        (
+            {"messages": [*HELLO, {"role": "tool", "content": "4", "tool_call_id": "1"}]},
+            "messages[1].role",
+            "start a new chat",
+        ),
+        (
+            {"messages": [*HELLO, {"role": "function", "content": "4", "name": "f"}]},
+            "messages[1].role",
+            "start a new chat",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]},
+            "messages[0].tool_calls",
+            "start a new chat",
+        ),
+        (
+            message(role="assistant", function_call={"name": "f"}),
+            "messages[0].function_call",
+            "start a new chat",
+        ),
         ({"response_format": {"type": "json_object"}}, "response_format", "JSON mode"),
         ({"n": 2}, "n", "n=1"),
         ({"logprobs": True}, "logprobs", "in the client"),
@@ -123,7 +193,9 @@ def test_unserved_feature_is_refused_with_advice(
 
 
 @pytest.mark.parametrize("fields", [message(role="robot"), part(type="smell", smell="x")])
-def test_unknown_role_or_part_is_refused_with_valid_ones(gateway: ServedGateway, fields: dict[str, object]) -> None:
+def test_unknown_role_or_part_is_refused_with_valid_ones(
+    gateway: ServedGateway, fields: dict[str, object]
+) -> None:
     answer = chat(gateway, **fields)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["code"] == "invalid_value"
@@ -140,14 +212,24 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
         {"tools": TOOLS, "tool_choice": "auto", "parallel_tool_calls": True},
         {"tools": TOOLS, "tool_choice": "none"},
         {"tools": TOOLS, "tool_choice": {"type": "auto"}},
-        {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}}},
+        {
+            "tools": TOOLS,
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "auto", "tools": TOOLS},
+            },
+        },
         {"functions": [{"name": "f"}], "function_call": "auto"},
     ],
 )
-def test_optional_tools_are_ignored_and_reported(gateway: ServedGateway, fields: dict[str, object]) -> None:
+def test_optional_tools_are_ignored_and_reported(
+    gateway: ServedGateway, fields: dict[str, object]
+) -> None:
     answer = chat(gateway, **fields)
     assert answer.status_code == 200, answer.text
-    assert answer.headers["x-fleet-ignored"] == ", ".join(sorted(fields.keys() - {"tool_choice", "function_call"}))
+    assert answer.headers["x-fleet-ignored"] == ", ".join(
+        sorted(fields.keys() - {"tool_choice", "function_call"})
+    )
 
 
 def test_empty_tools_are_not_reported(gateway: ServedGateway) -> None:
@@ -168,7 +250,10 @@ def test_empty_tool_choice_is_absent(gateway: ServedGateway, name: str, empty: o
         ("tool_choice", "any"),
         ("tool_choice", {"type": "function", "function": {"name": "f"}}),
         ("tool_choice", {"type": "custom", "custom": {"name": "f"}}),
-        ("tool_choice", {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}}),
+        (
+            "tool_choice",
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}},
+        ),
         ("tool_choice", 5),
         ("function_call", {"name": "f"}),
     ],
@@ -198,7 +283,9 @@ def test_required_tool_is_refused(gateway: ServedGateway, name: str, choice: obj
         ("GET", "/v1/chat/completions/chatcmpl-1/messages", "not stored under their ids"),
     ],
 )
-def test_unserved_route_is_refused_with_alternative(gateway: ServedGateway, method: str, path: str, advice: str) -> None:
+def test_unserved_route_is_refused_with_alternative(
+    gateway: ServedGateway, method: str, path: str, advice: str
+) -> None:
     assert advice in refusal(gateway.http.request(method, gateway.url + path), 404)["message"]
 
 
@@ -226,23 +313,39 @@ def test_unserved_route_is_refused_with_alternative(gateway: ServedGateway, meth
         ),
         ("GET", "/v1/chat/completions/models", "base URL be http://HOST:PORT/v1, for /v1/models"),
         ("GET", "/openai/v1/models", "base URL be http://HOST:PORT/v1, for /v1/models"),
-        ("POST", "/openai/deployments/x/embeddings", "base URL be http://HOST:PORT/v1, for /v1/embeddings"),
+        (
+            "POST",
+            "/openai/deployments/x/embeddings",
+            "base URL be http://HOST:PORT/v1, for /v1/embeddings",
+        ),
         ("GET", "/api/models", "base URL be http://HOST:PORT/v1, for /v1/models"),
         ("GET", "//models", "base URL be http://HOST:PORT/v1, for /v1/models"),
         *(
-            ("POST", path, "ends in a slash; let it be http://HOST:PORT/v1, for /v1/chat/completions")
-            for path in ("/v1//chat/completions", "//v1/chat/completions", "//v1//chat//completions")
+            (
+                "POST",
+                path,
+                "ends in a slash; let it be http://HOST:PORT/v1, for /v1/chat/completions",
+            )
+            for path in (
+                "/v1//chat/completions",
+                "//v1/chat/completions",
+                "//v1//chat//completions",
+            )
         ),
         ("GET", "/v1//models", "ends in a slash; let it be http://HOST:PORT/v1, for /v1/models"),
     ],
 )
-def test_unknown_route_has_advice_on_base_url(gateway: ServedGateway, method: str, path: str, advice: str) -> None:
+def test_unknown_route_has_advice_on_base_url(
+    gateway: ServedGateway, method: str, path: str, advice: str
+) -> None:
     answer = gateway.http.request(method, gateway.url + path)
     error = answer.json()["error"]
     assert answer.status_code == 404 and error["code"] == "not_found" and advice in error["message"]
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/static/files/x", "/api/config", "/v1beta/models/x:generateContent"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/static/files/x", "/api/config", "/v1beta/models/x:generateContent"]
+)
 def test_path_outside_api_has_no_advice(gateway: ServedGateway, path: str) -> None:
     assert gateway.http.get(path).json()["error"]["message"] == f"GET {path}: no such route"
 
@@ -252,13 +355,17 @@ def test_wrong_method_is_refused_with_allowed_one(gateway: ServedGateway) -> Non
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
     assert answer.json()["error"] == {
         "message": "GET /v1/chat/completions: this route takes POST only",
-        "type": "invalid_request_error", "param": None, "code": "method_not_allowed",
-    }  # fmt: skip
+        "type": "invalid_request_error",
+        "param": None,
+        "code": "method_not_allowed",
+    }
 
 
 def test_too_long_prompt_is_refused_with_openai_wording(gateway: ServedGateway) -> None:
     for text in ("word " * 3_000, "x" * 100_000):
-        with pytest.raises(openai.BadRequestError, match=r"maximum context length is 2000 tokens") as refused:
+        with pytest.raises(
+            openai.BadRequestError, match=r"maximum context length is 2000 tokens"
+        ) as refused:
             gateway.create(messages=[{"role": "user", "content": text}])
         assert refused.value.code == "context_length_exceeded" and refused.value.param == "messages"
 
@@ -278,16 +385,29 @@ LONG = "y" * 100_000
         {"fleet": {"talker": {LONG: 1}}},
         {f"image_{LONG}": "data:image/png;base64,AAAA"},
     ],
-    ids=["model", "voice", "voice id", "part", "stage", "stage type", "stage field", "unknown field"],
+    ids=[
+        "model",
+        "voice",
+        "voice id",
+        "part",
+        "stage",
+        "stage type",
+        "stage field",
+        "unknown field",
+    ],
 )
-def test_long_name_is_truncated_in_refusal(gateway: ServedGateway, fields: dict[str, object]) -> None:
+def test_long_name_is_truncated_in_refusal(
+    gateway: ServedGateway, fields: dict[str, object]
+) -> None:
     answer = chat(gateway, **fields)
     message = answer.json()["error"]["message"]
     assert answer.status_code in (400, 404) and len(answer.content) < 1_000
     assert "yyyy" in message and "y" * 65 not in answer.text
 
 
-@pytest.mark.parametrize("path", ["/v1/models/", "/v1/", "/v1/fleet/requests/", "/v1/fleet/jobs/", "/v1/nothing/", "/"])
+@pytest.mark.parametrize(
+    "path", ["/v1/models/", "/v1/", "/v1/fleet/requests/", "/v1/fleet/jobs/", "/v1/nothing/", "/"]
+)
 def test_long_path_is_truncated_in_refusal(gateway: ServedGateway, path: str) -> None:
     answer = gateway.http.get(path + LONG[:15_000])
     assert answer.status_code == 404 and len(answer.content) < 1_000

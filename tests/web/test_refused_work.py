@@ -1,4 +1,6 @@
-"""Debts for refused inputs: an address with seconds of refused work waits, and other addresses are served."""
+"""Debts for refused inputs: an address with seconds of refused work waits, and other addresses are
+served.
+"""
 
 import json
 
@@ -48,14 +50,23 @@ def test_address_of_refused_large_prompts_waits_while_others_are_served(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     def chat(text: str) -> bytes:
-        return json.dumps({"model": "omni", "messages": [{"role": "user", "content": text}]}).encode()
+        return json.dumps(
+            {"model": "omni", "messages": [{"role": "user", "content": text}]}
+        ).encode()
 
     too_long = chat("\N{GRINNING FACE}" * 262_000)
     with gateway_target(tmp_path_factory.mktemp("target")) as target, target.sender() as attacker:
         answers = [attacker.post(CHAT, content=too_long) for _ in range(200)]
         last = answers[-1]
         assert answers[0].status_code == 400 and last.status_code == 429
-        assert "large inputs from this address were refused again and again" in last.json()["error"]["message"]
+        assert (
+            "large inputs from this address were refused again and again"
+            in last.json()["error"]["message"]
+        )
         assert int(last.headers["retry-after"]) >= 1
-        assert attacker.post(CHAT, content=chat("hello")).status_code == 200, "small inputs are served"
-        assert target.post(CHAT, chat("hello world " * 1_420), JSON).status_code == 200, "other addresses are served"
+        assert attacker.post(CHAT, content=chat("hello")).status_code == 200, (
+            "small inputs are served"
+        )
+        assert target.post(CHAT, chat("hello world " * 1_420), JSON).status_code == 200, (
+            "other addresses are served"
+        )

@@ -1,4 +1,6 @@
-"""An answer resumes after any event, when its gateway or connection is lost, without loss or repetition."""
+"""An answer resumes after any event, when its gateway or connection is lost, without loss or
+repetition.
+"""
 
 import base64
 import json
@@ -27,8 +29,12 @@ def events(lines: str) -> list[tuple[str, dict[str, object]]]:
     """(id, data) of every event; the id is "" where there is none. `[DONE]` is an empty object."""
     found: list[tuple[str, dict[str, object]]] = []
     for block in lines.strip().split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
-        found.append((fields.get("id", ""), {} if fields["data"] == "[DONE]" else json.loads(fields["data"])))
+        fields = dict(
+            line.split(": ", 1) for line in block.splitlines() if not line.startswith(":")
+        )
+        found.append(
+            (fields.get("id", ""), {} if fields["data"] == "[DONE]" else json.loads(fields["data"]))
+        )
     return found
 
 
@@ -55,10 +61,15 @@ def test_stopping_gateway_ends_stream_with_resume_hint(
     with ExitStack() as first:
         leaving = first.enter_context(serving(loaded))
         leaving.client.script = Script(stall_at=4)
-        with leaving.http.stream("POST", "/v1/chat/completions", json=BODY) as response, ThreadPoolExecutor() as pool:
+        with (
+            leaving.http.stream("POST", "/v1/chat/completions", json=BODY) as response,
+            ThreadPoolExecutor() as pool,
+        ):
             lines = response.iter_lines()
             before = [next(lines) for _ in range(8)]
-            asked = pool.submit(leaving.http.post, "/v1/chat/completions", json={**BODY, "stream": False})
+            asked = pool.submit(
+                leaving.http.post, "/v1/chat/completions", json={**BODY, "stream": False}
+            )
             wait_until(lambda: len(leaving.client.streams) == 2, "the second to be asked")
             leaving.stop()
             began = events("\n".join([*before, *lines]))
@@ -81,14 +92,18 @@ def test_stopping_gateway_ends_stream_with_resume_hint(
 def test_answer_resumes_after_any_event(gateway: ServedGateway, at: int) -> None:
     request, whole = streamed(gateway)
     last_id = [event_id for event_id, _ in whole[: at + 1] if event_id][-1]
-    resumed = gateway.http.get(f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id})
+    resumed = gateway.http.get(
+        f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id}
+    )
     rest = events(resumed.text)
     kept = max(position for position, (event_id, _) in enumerate(whole) if event_id == last_id)
     text, sound = reported(whole[: kept + 1])
     more_text, more_sound = reported(rest)
     assert (text + more_text, sound + more_sound) == reported(whole)
     assert rest[-1] == whole[-1] and rest[-2] == whole[-2], "the usage and [DONE] are the same"
-    assert [event_id for event_id, _ in rest if event_id] == [event_id for event_id, _ in whole[kept + 1 :] if event_id]
+    assert [event_id for event_id, _ in rest if event_id] == [
+        event_id for event_id, _ in whole[kept + 1 :] if event_id
+    ]
 
 
 def test_resume_without_id_sends_complete_answer(gateway: ServedGateway) -> None:
@@ -107,7 +122,9 @@ def test_resumed_answer_reports_failure(gateway: ServedGateway) -> None:
 @pytest.mark.parametrize("last_id", ["", "5", "x.2", "1.3", "-1.0", "1.2.3", "9" * 4301 + ".0"])
 def test_invalid_event_id_is_refused(gateway: ServedGateway, last_id: str) -> None:
     request, _ = streamed(gateway)
-    refused = gateway.http.get(f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id})
+    refused = gateway.http.get(
+        f"/v1/fleet/requests/{request}/stream", headers={"last-event-id": last_id}
+    )
     assert refused.status_code == 400 and refused.json()["error"]["param"] == "Last-Event-ID"
 
 

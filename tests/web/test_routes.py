@@ -26,25 +26,41 @@ def get(gateway: ServedGateway, path: str, **options: object) -> httpx.Response:
 def test_models_are_listed_and_readable(gateway: ServedGateway) -> None:
     client = gateway.openai()
     (model,) = client.models.list().data
-    assert model.id == "omni" and model.object == "model" and client.models.retrieve("omni") == model
+    assert (
+        model.id == "omni" and model.object == "model" and client.models.retrieve("omni") == model
+    )
     with pytest.raises(openai.NotFoundError) as missing:
         client.models.retrieve("some/other")
     assert missing.value.code == "model_not_found"
 
 
-CLIENTS_DEFAULTS = ("tts-1", "gpt-4o-mini-tts", "whisper-1", "gpt-4o-transcribe", "gpt-realtime", "gpt-realtime-2.1")
+CLIENTS_DEFAULTS = (
+    "tts-1",
+    "gpt-4o-mini-tts",
+    "whisper-1",
+    "gpt-4o-transcribe",
+    "gpt-realtime",
+    "gpt-realtime-2.1",
+)
 
 
 @pytest.mark.parametrize("name", CLIENTS_DEFAULTS)
 def test_alias_selects_served_model(gateway: ServedGateway, name: str) -> None:
     client = gateway.openai()
-    assert client.models.retrieve(name).id == "omni" and [model.id for model in client.models.list()] == ["omni"]
+    assert client.models.retrieve(name).id == "omni" and [
+        model.id for model in client.models.list()
+    ] == ["omni"]
     answer = gateway.create(model=name)
     assert answer.model == "omni" and gateway.client.submitted[0][0].model == "omni"
     assert {chunk.model for chunk in gateway.stream(model=name)} == {"omni"}
     assert client.audio.speech.create(model=name, input="Hello.", voice="alloy").content
-    assert client.audio.transcriptions.create(model=name, file=("a.wav", sound())).text == Script().text
-    assert client.realtime.client_secrets.create(session={"type": "realtime", "model": name}).value.startswith("ek_")
+    assert (
+        client.audio.transcriptions.create(model=name, file=("a.wav", sound())).text
+        == Script().text
+    )
+    assert client.realtime.client_secrets.create(
+        session={"type": "realtime", "model": name}
+    ).value.startswith("ek_")
     assert asyncio.run(session_model(gateway, name)) == "omni"
 
 
@@ -62,11 +78,16 @@ def test_unknown_model_is_refused_with_served_one(gateway: ServedGateway, name: 
 
 
 def test_aliases_are_configurable(loaded: Loaded) -> None:
-    for aliases, served, refused in (((), ("omni",), "tts-1"), (("gpt-4o",), ("omni", "gpt-4o"), "tts-1")):
+    for aliases, served, refused in (
+        ((), ("omni",), "tts-1"),
+        (("gpt-4o",), ("omni", "gpt-4o"), "tts-1"),
+    ):
         with serving(bounded(loaded, model_aliases=aliases)) as gateway:
             assert {gateway.create(model=name).model for name in served} == {"omni"}
             answer = get(gateway, f"/v1/models/{refused}")
-            assert answer.status_code == 404 and ("web.model_aliases lists" in answer.text) is bool(aliases)
+            assert answer.status_code == 404 and ("web.model_aliases lists" in answer.text) is bool(
+                aliases
+            )
 
 
 def test_trailing_slash_of_models_is_ignored(gateway: ServedGateway) -> None:
@@ -82,15 +103,27 @@ def test_realtime_over_plain_http_is_answered_426(gateway: ServedGateway) -> Non
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nothing", 404), ("GET", "/v1/nothing", 404), ("DELETE", "/v1/models", 405), ("PUT", "/health", 405)],
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/nothing", 404),
+        ("DELETE", "/v1/models", 405),
+        ("PUT", "/health", 405),
+    ],
 )
-def test_router_errors_have_openai_shape(gateway: ServedGateway, method: str, path: str, status: int) -> None:
+def test_router_errors_have_openai_shape(
+    gateway: ServedGateway, method: str, path: str, status: int
+) -> None:
     answer = gateway.http.request(method, path)
     assert answer.status_code == status and answer.headers["x-request-id"].startswith("req-")
-    assert answer.json()["error"]["type"] == "invalid_request_error" and path in answer.json()["error"]["message"]
+    assert (
+        answer.json()["error"]["type"] == "invalid_request_error"
+        and path in answer.json()["error"]["message"]
+    )
 
 
-def test_unexpected_error_is_answered_500(gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_answered_500(
+    gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(type(gateway.client.telemetry), "missing_roles", lambda _self: 1 / 0)
     answer = get(gateway, "/v1/fleet/workers")
     assert answer.status_code == 500 and answer.json()["error"]["code"] == "server_error"
@@ -99,19 +132,44 @@ def test_unexpected_error_is_answered_500(gateway: ServedGateway, monkeypatch: p
 
 def test_health_and_readiness_are_reported(gateway: ServedGateway) -> None:
     assert get(gateway, "/health").json() == {"status": "ok"}
-    assert get(gateway, "/ready").json() == {"ready": True, "missing": [], "starting": [], "error": None}
+    assert get(gateway, "/ready").json() == {
+        "ready": True,
+        "missing": [],
+        "starting": [],
+        "error": None,
+    }
     gateway.client.missing = ["talker"]
     answer = get(gateway, "/ready")
-    assert answer.status_code == 503 and answer.json()["missing"] == ["talker"] and "retry-after" in answer.headers
+    assert (
+        answer.status_code == 503
+        and answer.json()["missing"] == ["talker"]
+        and "retry-after" in answer.headers
+    )
     assert "start one with `fleet worker talker`" in answer.json()["error"]["message"]
-    gateway.client.telemetry.role_list = [RoleView(role=RoleName("talker"), starting=1, loaded_percent=34)]
+    gateway.client.telemetry.role_list = [
+        RoleView(role=RoleName("talker"), starting=1, loaded_percent=34)
+    ]
     answer = get(gateway, "/ready").json()
-    assert answer["missing"] == ["talker"] and answer["starting"] == [{"role": "talker", "loaded_percent": 34}]
-    assert answer["error"]["message"] == "no live worker for: talker (starting, 34 % loaded); wait until it has loaded"
-    gateway.client.missing, gateway.client.telemetry.trouble = [], "Redis refuses writes (OOM), since its memory is full"
+    assert answer["missing"] == ["talker"] and answer["starting"] == [
+        {"role": "talker", "loaded_percent": 34}
+    ]
+    assert (
+        answer["error"]["message"]
+        == "no live worker for: talker (starting, 34 % loaded); wait until it has loaded"
+    )
+    gateway.client.missing, gateway.client.telemetry.trouble = (
+        [],
+        "Redis refuses writes (OOM), since its memory is full",
+    )
     answer = get(gateway, "/ready")
-    assert answer.status_code == 503 and answer.json()["missing"] == [] and "retry-after" in answer.headers
-    assert answer.json()["error"]["message"] == "Redis refuses writes (OOM), since its memory is full"
+    assert (
+        answer.status_code == 503
+        and answer.json()["missing"] == []
+        and "retry-after" in answer.headers
+    )
+    assert (
+        answer.json()["error"]["message"] == "Redis refuses writes (OOM), since its memory is full"
+    )
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     answer = get(gateway, "/ready")
     assert answer.status_code == 503 and answer.json()["error"]["code"] == "redis_unreachable"
@@ -135,7 +193,9 @@ def test_request_is_aborted_by_delete(gateway: ServedGateway) -> None:
     assert gateway.http.delete(path).json()["aborted"] is False
     assert gateway.http.delete("/v1/fleet/requests/req-0").status_code == 404
     gateway.client.script = Script(stall_at=1)
-    with gateway.http.stream("POST", "/v1/chat/completions", json={"model": "omni", "messages": HELLO, "stream": True}) as stream:
+    with gateway.http.stream(
+        "POST", "/v1/chat/completions", json={"model": "omni", "messages": HELLO, "stream": True}
+    ) as stream:
         request = stream.headers["x-request-id"]
         assert gateway.http.delete(f"/v1/fleet/requests/{request}").json() == {
             "id": request,
@@ -179,14 +239,32 @@ def test_metrics_count_requests_and_audio(gateway: ServedGateway) -> None:
 
 def test_metrics_have_queue_of_each_role(gateway: ServedGateway) -> None:
     gateway.client.telemetry.role_list = [
-        RoleView(role=RoleName("thinker"), queue_depth=3, lag=2, oldest_s=1.5, running=16, capacity=16, draining=1, standby=2)
+        RoleView(
+            role=RoleName("thinker"),
+            queue_depth=3,
+            lag=2,
+            oldest_s=1.5,
+            running=16,
+            capacity=16,
+            draining=1,
+            standby=2,
+        )
     ]
     lines = get(gateway, "/metrics").text.splitlines()
-    expected = {"queue_depth": 3, "queue_lag": 2, "queue_oldest_seconds": 1.5, "running": 16, "capacity": 16, "draining": 1}
+    expected = {
+        "queue_depth": 3,
+        "queue_lag": 2,
+        "queue_oldest_seconds": 1.5,
+        "running": 16,
+        "capacity": 16,
+        "draining": 1,
+    }
     for name, value in {**expected, "standby": 2}.items():
         assert f'fleet_role_{name}{{role="thinker"}} {float(value)}' in lines, name
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
-    assert 'role="thinker"' not in get(gateway, "/metrics").text, "what cannot be read must not look current"
+    assert 'role="thinker"' not in get(gateway, "/metrics").text, (
+        "what cannot be read must not look current"
+    )
 
 
 def test_api_key_is_required_if_set(serve_with: Callable[[str | None], ServedGateway]) -> None:
@@ -203,7 +281,9 @@ def test_api_key_is_required_if_set(serve_with: Callable[[str | None], ServedGat
     assert get(gateway, "/").headers["location"] == "/console/login"
 
 
-def test_metrics_need_key_unless_open(loaded: Loaded, serve_with: Callable[[str | None], ServedGateway]) -> None:
+def test_metrics_need_key_unless_open(
+    loaded: Loaded, serve_with: Callable[[str | None], ServedGateway]
+) -> None:
     gateway = serve_with("secret")
     refused = get(gateway, "/metrics")
     assert refused.status_code == 401 and "fleet_" not in refused.text
@@ -215,23 +295,42 @@ def test_metrics_need_key_unless_open(loaded: Loaded, serve_with: Callable[[str 
         assert get(open_to_all, "/v1/models").status_code == 401
 
 
-def test_readiness_without_key_has_no_roles(serve_with: Callable[[str | None], ServedGateway]) -> None:
+def test_readiness_without_key_has_no_roles(
+    serve_with: Callable[[str | None], ServedGateway],
+) -> None:
     gateway = serve_with("secret")
-    troubles = ((["talker"], None), ([], RedisUnreachable("no Redis answers (connecting to 10.1.2.3:6379)")))
+    troubles = (
+        (["talker"], None),
+        ([], RedisUnreachable("no Redis answers (connecting to 10.1.2.3:6379)")),
+    )
     for missing, unreachable in troubles:
         gateway.client.missing, gateway.client.unreachable = missing, unreachable
         answer = get(gateway, "/ready")
-        assert answer.status_code == 503 and answer.json()["ready"] is False and answer.json()["missing"] == []
-        assert "talker" not in answer.text and "10.1.2.3" not in answer.text and "API key" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 503
+            and answer.json()["ready"] is False
+            and answer.json()["missing"] == []
+        )
+        assert (
+            "talker" not in answer.text
+            and "10.1.2.3" not in answer.text
+            and "API key" in answer.json()["error"]["message"]
+        )
         assert answer.headers["retry-after"] == "1"
         reported = get(gateway, "/ready", headers={"authorization": "Bearer secret"})
-        assert reported.status_code == 503 and ("talker" in reported.text or "10.1.2.3" in reported.text)
+        assert reported.status_code == 503 and (
+            "talker" in reported.text or "10.1.2.3" in reported.text
+        )
 
 
 def test_content_security_policy_allows_own_scripts_only(gateway: ServedGateway) -> None:
     answer = get(gateway, "/")
     assert answer.headers["content-security-policy"].startswith("default-src 'self'")
-    assert "<script>" not in answer.text and "style=" not in answer.text and len(answer.content) < 100_000
+    assert (
+        "<script>" not in answer.text
+        and "style=" not in answer.text
+        and len(answer.content) < 100_000
+    )
 
 
 def test_gateway_serves_another_graph(text_only: Loaded) -> None:

@@ -32,8 +32,12 @@ def start(loaded: Loaded, redis_url: str, port: int) -> subprocess.Popen[str]:
 def start_with(config: str, loaded: Loaded, redis_url: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, config, redis_url, str(loaded.checkpoint)],
-        cwd=REPO, env=cli_env(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
+        cwd=REPO,
+        env=cli_env(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @pytest.fixture
@@ -54,7 +58,9 @@ def answers(url: str) -> bool:
         return False
 
 
-def test_readiness_without_workers_names_missing_roles(running: tuple[subprocess.Popen[str], str]) -> None:
+def test_readiness_without_workers_names_missing_roles(
+    running: tuple[subprocess.Popen[str], str],
+) -> None:
     _, url = running
     ready = httpx.get(f"{url}/ready")
     assert ready.status_code == 503 and ready.json()["missing"] == ["thinker", "talker", "code2wav"]
@@ -63,7 +69,9 @@ def test_readiness_without_workers_names_missing_roles(running: tuple[subprocess
     assert "No worker for thinker" in httpx.get(url).text
 
 
-def test_sigterm_ends_open_streams_and_exits_with_zero(running: tuple[subprocess.Popen[str], str]) -> None:
+def test_sigterm_ends_open_streams_and_exits_with_zero(
+    running: tuple[subprocess.Popen[str], str],
+) -> None:
     process, url = running
     with httpx.stream("GET", f"{url}/console/events?page=x") as events:
         lines = events.iter_lines()
@@ -74,7 +82,9 @@ def test_sigterm_ends_open_streams_and_exits_with_zero(running: tuple[subprocess
     assert "console http://localhost:" in output and "Traceback" not in output
 
 
-def test_used_port_is_reported_in_one_line(loaded: Loaded, running: tuple[subprocess.Popen[str], str]) -> None:
+def test_used_port_is_reported_in_one_line(
+    loaded: Loaded, running: tuple[subprocess.Popen[str], str]
+) -> None:
     _, url = running
     second = start(loaded, "redis://127.0.0.1:1", int(url.rpartition(":")[2]))
     output, _ = second.communicate(timeout=30)
@@ -82,7 +92,9 @@ def test_used_port_is_reported_in_one_line(loaded: Loaded, running: tuple[subpro
     assert "Address already in use" in output and "web.port" in output
 
 
-def test_checkpoint_without_tokenizer_is_reported_in_one_line(loaded: Loaded, redis_url: str, tmp_path: Path) -> None:
+def test_checkpoint_without_tokenizer_is_reported_in_one_line(
+    loaded: Loaded, redis_url: str, tmp_path: Path
+) -> None:
     empty = Loaded(checkpoint=tmp_path, config=loaded.config, frontend=loaded.frontend)
     process = start(empty, redis_url, 0)
     output, _ = process.communicate(timeout=30)

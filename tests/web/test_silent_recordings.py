@@ -34,7 +34,9 @@ def transcribe(gateway: ServedGateway, file: bytes, **fields: str) -> httpx.Resp
 
 
 @pytest.mark.parametrize("kind", sorted(SILENT))
-def test_recording_without_speech_has_an_empty_transcription(gateway: ServedGateway, kind: str) -> None:
+def test_recording_without_speech_has_an_empty_transcription(
+    gateway: ServedGateway, kind: str
+) -> None:
     file = wav(SILENT[kind](np.random.default_rng(random.randrange(1 << 32))), RATE_HZ)
     answer = transcribe(gateway, file).json()
     assert answer["text"] == "" and not gateway.client.submitted

@@ -24,7 +24,9 @@ FIELD = "messages[0].content[0].input_audio.data"
 
 
 @contextmanager
-def stuck_gateway(loaded: Loaded, script: Script | None = None) -> Iterator[tuple[ServedGateway, StuckDecoders]]:
+def stuck_gateway(
+    loaded: Loaded, script: Script | None = None
+) -> Iterator[tuple[ServedGateway, StuckDecoders]]:
     """A gateway whose decoders never reply."""
     with stuck_decoders() as stuck, serving(loaded) as gateway:
         gateway.client.script = script or Script()
@@ -39,11 +41,17 @@ def send(gateway: ServedGateway, file: bytes) -> socket.socket:
     return wire
 
 
-@pytest.mark.parametrize("file", [many_channels(seconds=0.1), codebooks()], ids=["channels", "codebooks"])
-def test_audio_bomb_is_refused_by_chat_and_transcription(gateway: ServedGateway, file: bytes) -> None:
+@pytest.mark.parametrize(
+    "file", [many_channels(seconds=0.1), codebooks()], ids=["channels", "codebooks"]
+)
+def test_audio_bomb_is_refused_by_chat_and_transcription(
+    gateway: ServedGateway, file: bytes
+) -> None:
     error = error_of(ask(gateway, input_audio(file, "ogg")))
     assert error["param"] == FIELD and str(error["message"]).startswith(f"{FIELD}: ")
-    answer = gateway.http.post("/v1/audio/transcriptions", data={"model": "omni"}, files={"file": ("bomb.ogg", file)})
+    answer = gateway.http.post(
+        "/v1/audio/transcriptions", data={"model": "omni"}, files={"file": ("bomb.ogg", file)}
+    )
     assert error_of(answer)["param"] == "file"
     assert not gateway.client.submitted
 
@@ -58,14 +66,25 @@ def test_other_requests_are_answered_while_bombs_are_decoded(loaded: Loaded) -> 
     with stuck_gateway(loaded) as (gateway, stuck), ExitStack() as bombs:
         for _ in range(NUM_BOMBS):
             bombs.enter_context(send(gateway, codebooks()))
-        wait_until(lambda: gateway.client.num_checked == NUM_BOMBS and len(stuck.pids()) == 2, "all of them to be decoded")
-        assert "".join(chunk.choices[0].delta.content or "" for chunk in gateway.stream() if chunk.choices)
+        wait_until(
+            lambda: gateway.client.num_checked == NUM_BOMBS and len(stuck.pids()) == 2,
+            "all of them to be decoded",
+        )
+        assert "".join(
+            chunk.choices[0].delta.content or "" for chunk in gateway.stream() if chunk.choices
+        )
         assert gateway.create().choices[0].message.content
         plain = wav(RATE_HZ, 1, 16, bytes(2 * RATE_HZ))
-        assert ask(gateway, input_audio(plain, "wav")).status_code == 200 and gateway.http.get("/health").status_code == 200
+        assert (
+            ask(gateway, input_audio(plain, "wav")).status_code == 200
+            and gateway.http.get("/health").status_code == 200
+        )
         assert len(gateway.client.submitted) == 3
         bombs.close()
-        wait_until(lambda: not stuck.pids() and in_flight(gateway) == 0, "the decoding to end with its clients")
+        wait_until(
+            lambda: not stuck.pids() and in_flight(gateway) == 0,
+            "the decoding to end with its clients",
+        )
 
 
 def test_number_of_requests_in_preparation_is_bounded(loaded: Loaded) -> None:
@@ -90,17 +109,27 @@ def test_number_of_requests_in_preparation_is_bounded(loaded: Loaded) -> None:
         wait_until(is_decoded, "the places of both, which ended with their clients")
 
 
-@pytest.mark.parametrize("refusal", [Overloaded("full"), NoWorker("no worker serves the role talker", retry_after_s=7)])
+@pytest.mark.parametrize(
+    "refusal", [Overloaded("full"), NoWorker("no worker serves the role talker", retry_after_s=7)]
+)
 def test_refused_request_is_not_decoded(loaded: Loaded, refusal: FleetError) -> None:
     with stuck_gateway(loaded, Script(admission=refusal)) as (gateway, stuck):
         answer = ask(gateway, input_audio(silence("FLAC", "PCM_16", RATE_HZ, 1, 1), "flac"))
-        assert answer.status_code == status_of(refusal) and answer.headers["retry-after"] == str(refusal.retry_after_s)
+        assert answer.status_code == status_of(refusal) and answer.headers["retry-after"] == str(
+            refusal.retry_after_s
+        )
         assert not stuck.pids() and not gateway.client.submitted
 
 
 def test_unknown_voice_is_refused_before_decoding(loaded: Loaded) -> None:
     with stuck_gateway(loaded) as (gateway, stuck):
         content = [input_audio(codebooks(), "ogg")]
-        body = {"model": "omni", "messages": [{"role": "user", "content": content}], "audio": {"voice": "nobody"}}
-        assert error_of(gateway.http.post("/v1/chat/completions", json=body))["param"] == "audio.voice"
+        body = {
+            "model": "omni",
+            "messages": [{"role": "user", "content": content}],
+            "audio": {"voice": "nobody"},
+        }
+        assert (
+            error_of(gateway.http.post("/v1/chat/completions", json=body))["param"] == "audio.voice"
+        )
         assert not stuck.pids()

@@ -29,7 +29,10 @@ from tests.web.test_disconnect import wait_for_abort
 PATH = "/v1/audio/speech"
 TEXT = "Hello there, this is me."
 GOOD = {"model": "omni", "input": TEXT, "voice": "alloy"}
-LONG = "The first sentence is here. And then comes another one! Is there a third, which is longer than those? There is. " * 4
+LONG = (
+    "The first sentence is here. And then comes another one! Is there a third, which is longer "
+    "than those? There is. " * 4
+)
 SECOND = RATE_HZ
 
 
@@ -47,7 +50,9 @@ def params(**fields: object) -> SpeechCreateParams:
 
 @pytest.mark.parametrize("kind", ["wav", "pcm", "mp3", "flac", "opus", "aac"])
 @pytest.mark.parametrize("speed", [1.0, 2.0])
-def test_openai_client_receives_audio_in_each_format(gateway: ServedGateway, kind: str, speed: float) -> None:
+def test_openai_client_receives_audio_in_each_format(
+    gateway: ServedGateway, kind: str, speed: float
+) -> None:
     gateway.client.script = Script(num_samples=2 * SECOND, samples_per_chunk=1920)
     streaming = gateway.openai().audio.speech.with_streaming_response
     with streaming.create(**params(response_format=kind, speed=speed)) as answer:
@@ -72,14 +77,20 @@ def test_wav_of_unknown_length_is_readable(gateway: ServedGateway) -> None:
     samples, rate_hz = soundfile.read(io.BytesIO(file), dtype="int16")
     assert rate_hz == RATE_HZ and np.array_equal(samples, expected)
     with wave.open(io.BytesIO(file)) as reader:
-        assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (1, 2, RATE_HZ)
+        assert (reader.getnchannels(), reader.getsampwidth(), reader.getframerate()) == (
+            1,
+            2,
+            RATE_HZ,
+        )
         assert reader.readframes(reader.getnframes()) == expected.tobytes()
 
 
 def test_text_is_given_answer_without_sampling(gateway: ServedGateway) -> None:
     answer = speak(gateway, user="u", seed=5, voice={"id": "onyx"})
     (spec,) = [spec for spec, _ in gateway.client.submitted]
-    assert said(gateway, spec) == TEXT and TEXT in gateway.client.tokenizer.decode(list(spec.prompt_ids))
+    assert said(gateway, spec) == TEXT and TEXT in gateway.client.tokenizer.decode(
+        list(spec.prompt_ids)
+    )
     assert spec.given[-1] == gateway.client.tokenizer.token_to_id("<|im_end|>")
     main = spec.sampling[next(stage.name for stage in gateway.client.graph.stages if stage.main)]
     assert main.max_tokens == len(spec.given) and not main.stop
@@ -101,10 +112,16 @@ def events_of(gateway: ServedGateway, **fields: object) -> Iterator[dict[str, An
 def test_sse_stream_has_same_file_and_usage(gateway: ServedGateway) -> None:
     *deltas, done = events_of(gateway, response_format="wav")
     assert {delta["type"] for delta in deltas} == {"speech.audio.delta"} and len(deltas) > 2
-    assert b"".join(base64.b64decode(delta["audio"]) for delta in deltas) == speak(gateway, response_format="wav").content
+    assert (
+        b"".join(base64.b64decode(delta["audio"]) for delta in deltas)
+        == speak(gateway, response_format="wav").content
+    )
     usage = done["usage"]
     assert done["type"] == "speech.audio.done" and usage["output_tokens"] == 6
-    assert usage["input_tokens"] > 0 and usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    assert (
+        usage["input_tokens"] > 0
+        and usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    )
 
 
 def test_long_text_is_spoken_in_pieces(gateway: ServedGateway) -> None:
@@ -115,17 +132,27 @@ def test_long_text_is_spoken_in_pieces(gateway: ServedGateway) -> None:
     assert "".join(said(gateway, spec) for spec in specs) == LONG
     assert all(said(gateway, spec).strip()[-1] in ".!?" for spec in specs), "sentences stay whole"
     assert answer.content == sine(Script().num_samples).tobytes() * len(specs)
-    assert len({spec.id for spec in specs}) == len(specs) and len({spec.params["voice"] for spec in specs}) == 1
+    assert (
+        len({spec.id for spec in specs}) == len(specs)
+        and len({spec.params["voice"] for spec in specs}) == 1
+    )
 
 
 def test_further_piece_is_retried_while_queue_is_full(gateway: ServedGateway) -> None:
     """A later refusal is retried; a refusal of the first piece is returned to the client."""
-    gateway.client.script = Script(refusal=Overloaded("64 requests are running"), refusals=range(1, 3))
+    gateway.client.script = Script(
+        refusal=Overloaded("64 requests are running"), refusals=range(1, 3)
+    )
     answer = speak(gateway, input=LONG, response_format="pcm")
-    assert answer.status_code == 200 and len(answer.content) == 2 * Script().num_samples * len(gateway.client.submitted)
+    assert answer.status_code == 200 and len(answer.content) == 2 * Script().num_samples * len(
+        gateway.client.submitted
+    )
     gateway.client.script = Script(refusal=Overloaded("64 requests are running"))
     refused = speak(gateway)
-    assert error_of(refused, 429)["code"] == "rate_limit_exceeded" and refused.headers["retry-after"] == "1"
+    assert (
+        error_of(refused, 429)["code"] == "rate_limit_exceeded"
+        and refused.headers["retry-after"] == "1"
+    )
 
 
 def test_failure_before_first_audio_has_status(gateway: ServedGateway) -> None:
@@ -145,7 +172,11 @@ def test_later_failure_truncates_file_or_is_last_event(gateway: ServedGateway) -
 def test_disconnect_aborts_request(gateway: ServedGateway, fields: Mapping[str, object]) -> None:
     gateway.client.script = Script(stall_at=7)
     with AttackTarget.of(gateway.url).connect() as wire:
-        attacks.post(wire, {**GOOD, "response_format": "pcm", **fields}, HEAD.replace(b"chat/completions", b"audio/speech"))
+        attacks.post(
+            wire,
+            {**GOOD, "response_format": "pcm", **fields},
+            HEAD.replace(b"chat/completions", b"audio/speech"),
+        )
         read_up_to(wire, b"200 OK")
     wait_for_abort(gateway)
     assert len(gateway.client.submitted) == 1
@@ -173,9 +204,13 @@ def test_disconnect_aborts_request(gateway: ServedGateway, fields: Mapping[str, 
         ({"fleet": {"nobody": {}}}, "fleet.nobody", 400),
     ],
 )
-def test_invalid_field_is_refused_by_name(gateway: ServedGateway, fields: dict[str, object], param: str, status: int) -> None:
+def test_invalid_field_is_refused_by_name(
+    gateway: ServedGateway, fields: dict[str, object], param: str, status: int
+) -> None:
     error = error_of(speak(gateway, **fields), status)
-    assert error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
+    assert (
+        error["param"] == param and param in str(error["message"]) and not gateway.client.submitted
+    )
 
 
 def test_openai_client_raises_matching_errors(gateway: ServedGateway) -> None:
@@ -186,14 +221,28 @@ def test_openai_client_raises_matching_errors(gateway: ServedGateway) -> None:
 
 def test_speech_is_refused_by_text_model(text_only: Loaded) -> None:
     with serving(text_only) as gateway:
-        answer = gateway.http.post(PATH, json={**GOOD, "model": gateway.http.get("/v1/models").json()["data"][0]["id"]})
+        answer = gateway.http.post(
+            PATH, json={**GOOD, "model": gateway.http.get("/v1/models").json()["data"][0]["id"]}
+        )
         assert error_of(answer)["message"] == "model: this model does not speak"
         assert gateway.http.get("/v1/audio/voices").json() == {"voices": [], "uploaded_voices": []}
 
 
-@settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.sampled_from([*GOOD, "speed", "response_format", "stream_format", "instructions", "fleet", "new"]), JUNK)
-def test_arbitrary_field_value_is_accepted_or_refused_by_name(gateway: ServedGateway, name: str, junk: object) -> None:
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    st.sampled_from(
+        [*GOOD, "speed", "response_format", "stream_format", "instructions", "fleet", "new"]
+    ),
+    JUNK,
+)
+def test_arbitrary_field_value_is_accepted_or_refused_by_name(
+    gateway: ServedGateway, name: str, junk: object
+) -> None:
     answer = speak(gateway, **{"response_format": "pcm", name: junk})
     if answer.status_code != 200:
         assert answer.status_code < 500, answer.text
@@ -201,7 +250,12 @@ def test_arbitrary_field_value_is_accepted_or_refused_by_name(gateway: ServedGat
         assert param is not None and param.startswith(name), (name, junk)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.text(min_size=1, max_size=300))
 def test_arbitrary_text_is_spoken_completely_or_refused(gateway: ServedGateway, text: str) -> None:
     gateway.client.submitted.clear()
@@ -223,7 +277,9 @@ def test_voices_are_listed_with_id_and_name(gateway: ServedGateway) -> None:
 
 
 def test_speech_models_are_listed(gateway: ServedGateway, text_only: Loaded) -> None:
-    assert gateway.http.get("/v1/audio/models").json() == {"models": [{"id": "omni", "name": "omni"}]}
+    assert gateway.http.get("/v1/audio/models").json() == {
+        "models": [{"id": "omni", "name": "omni"}]
+    }
     with serving(text_only) as silent:
         assert silent.http.get("/v1/audio/models").json() == {"models": []}
         assert silent.http.get("/v1/audio/voices").json()["voices"] == []

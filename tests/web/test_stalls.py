@@ -1,4 +1,6 @@
-"""No input stalls the event loop: other answers continue while a body, a file or an event is read."""
+"""No input stalls the event loop: other answers continue while a body, a file or an event is
+read.
+"""
 
 import base64
 import json
@@ -25,7 +27,7 @@ from tests.web.bombs import (
     field,
     filled,
     wav_base64,
-)  # fmt: skip
+)
 from tests.web.gateway_target import GatewayTarget, gateway_target, new_address
 
 MAX_STALL_S = 0.05
@@ -70,7 +72,11 @@ def speech(text: str) -> bytes:
 
 def upload(content: bytes) -> bytes:
     file = field(b"file") + b'; filename="a.wav"'
-    return b"--bomb\r\n%b\r\n\r\nomni\r\n--bomb\r\n%b\r\n\r\n%b\r\n--bomb--\r\n" % (field(b"model"), file, content)
+    return b"--bomb\r\n%b\r\n\r\nomni\r\n--bomb\r\n%b\r\n\r\n%b\r\n--bomb--\r\n" % (
+        field(b"model"),
+        file,
+        content,
+    )
 
 
 def two_minutes_of_noise() -> bytes:
@@ -85,29 +91,63 @@ def body(name: str, path: str, make: Callable[[], bytes], media_type: str = JSON
 PART = b'{"type":"text","text":"hello "}'
 COSTLY = [
     *BODIES,
-    *(body(f"{name} to speak", SPEECH, lambda text=text: speech(text)) for name, text in SPEECHES.items()),
+    *(
+        body(f"{name} to speak", SPEECH, lambda text=text: speech(text))
+        for name, text in SPEECHES.items()
+    ),
     body("long recording", CHAT, lambda: audio_chat(11_000_000)),
     body("too long recording", CHAT, lambda: audio_chat(23_000_000)),
-    body("thousands of parts", CHAT, lambda: filled(
-        b'{"model":"omni","messages":[{"role":"user","content":[', PART + b",", PART + b"]}]}", 500_000)),
+    body(
+        "thousands of parts",
+        CHAT,
+        lambda: filled(
+            b'{"model":"omni","messages":[{"role":"user","content":[',
+            PART + b",",
+            PART + b"]}]}",
+            500_000,
+        ),
+    ),
     body("text of megabytes", CHAT, lambda: chat("x" * 20_000_000)),
-    body("metadata of megabytes", CHAT, lambda: filled(
-        b'{"model":"omni","messages":[{"role":"user","content":"hi"}],"metadata":{"note":"', b"x", b'"}}')),
+    body(
+        "metadata of megabytes",
+        CHAT,
+        lambda: filled(
+            b'{"model":"omni","messages":[{"role":"user","content":"hi"}],"metadata":{"note":"',
+            b"x",
+            b'"}}',
+        ),
+    ),
     body("file", TRANSCRIPTIONS, lambda: upload(base64.b64decode(wav_base64(11_000_000))), FORM),
-    body("too long file", TRANSCRIPTIONS, lambda: upload(base64.b64decode(wav_base64(30_000_000))), FORM),
+    body(
+        "too long file",
+        TRANSCRIPTIONS,
+        lambda: upload(base64.b64decode(wav_base64(30_000_000))),
+        FORM,
+    ),
     body("file of noise", TRANSCRIPTIONS, lambda: upload(os.urandom(30_000_000)), FORM),
     body("two minutes of noise", TRANSCRIPTIONS, lambda: upload(two_minutes_of_noise()), FORM),
-    body("file of beginnings of boundaries", TRANSCRIPTIONS, lambda: upload(b"\r\n--bom" * 4_000_000), FORM),
-]  # fmt: skip
+    body(
+        "file of beginnings of boundaries",
+        TRANSCRIPTIONS,
+        lambda: upload(b"\r\n--bom" * 4_000_000),
+        FORM,
+    ),
+]
 
 EVENTS_IN_USE = {
     "ten seconds of audio": APPEND + base64.b64encode(bytes(480_000)) + b'"}',
     "most audio of an event": APPEND + base64.b64encode(bytes(10_000_000)) + b'"}',
-    "text of an item": json.dumps({
-        "type": "conversation.item.create",
-        "item": {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hello " * 40_000}]},
-    }).encode(),
-}  # fmt: skip
+    "text of an item": json.dumps(
+        {
+            "type": "conversation.item.create",
+            "item": {
+                "type": "message",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "hello " * 40_000}],
+            },
+        }
+    ).encode(),
+}
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +170,9 @@ def assert_no_stall(target: GatewayTarget, send: Callable[[], object]) -> None:
         stalls.append(target.longest_stall_s())
         if stalls[-1] <= MAX_STALL_S:
             return
-    raise AssertionError(f"the event loop stalls for {', '.join(f'{1000 * stall:.0f}' for stall in stalls)} ms")
+    raise AssertionError(
+        f"the event loop stalls for {', '.join(f'{1000 * stall:.0f}' for stall in stalls)} ms"
+    )
 
 
 @pytest.mark.parametrize("costly", COSTLY, ids=str)
@@ -146,7 +188,9 @@ def test_body_does_not_stall_the_event_loop(tiny: GatewayTarget, costly: Bomb) -
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("checkpoint", ["tiny", "pocket"])
-def test_prompt_does_not_stall_the_event_loop(request: pytest.FixtureRequest, checkpoint: str, text: str) -> None:
+def test_prompt_does_not_stall_the_event_loop(
+    request: pytest.FixtureRequest, checkpoint: str, text: str
+) -> None:
     target: GatewayTarget = request.getfixturevalue(checkpoint)
     content = chat(text)
     assert_no_stall(target, lambda: target.post(CHAT, content, JSON))
@@ -165,7 +209,9 @@ def test_costly_event_does_not_stall_the_event_loop(tiny: GatewayTarget, bomb: B
 
 def send_event(target: GatewayTarget, content: bytes) -> None:
     """Send an event, and another one after it, until the gateway has handled both."""
-    with connect(target.url.replace("http", "ws") + "/v1/realtime", source_address=(new_address(), 0)) as socket:
+    with connect(
+        target.url.replace("http", "ws") + "/v1/realtime", source_address=(new_address(), 0)
+    ) as socket:
         socket.send(content, text=True)
         socket.send('{"type": "input_audio_buffer.clear"}')
         while json.loads(socket.recv())["type"] != "input_audio_buffer.cleared":

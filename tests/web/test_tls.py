@@ -30,15 +30,24 @@ def config(folder: Path, **web: object) -> FleetConfig:
 
 
 @pytest.fixture
-def running(loaded: Loaded, redis_url: str, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def running(
+    loaded: Loaded, redis_url: str, tmp_path: Path
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     port = free_port()
-    given = json.dumps({"data_dir": str(tmp_path), "web": {"port": port, "model_name": "omni", "tls": "self-signed"}})
+    given = json.dumps(
+        {
+            "data_dir": str(tmp_path),
+            "web": {"port": port, "model_name": "omni", "tls": "self-signed"},
+        }
+    )
     with start_with(given, loaded, redis_url) as process:
         yield process, port
         process.kill()
 
 
-def test_self_signed_certificate_has_names_of_machine(running: tuple[subprocess.Popen[str], int], tmp_path: Path) -> None:
+def test_self_signed_certificate_has_names_of_machine(
+    running: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
     _, port = running
     cert = tmp_path / "tls" / "cert.pem"
     wait_until(cert.is_file, "the certificate", timeout_s=30)
@@ -61,13 +70,15 @@ def test_certificate_is_reused_and_key_is_private(tmp_path: Path) -> None:
     files = tls_files(config(tmp_path, tls="self-signed"))
     assert files is not None and files.key.stat().st_mode & 0o077 == 0
     first = files.cert.read_bytes()
-    assert tls_files(config(tmp_path, tls="self-signed")) == files and files.cert.read_bytes() == first
+    assert (
+        tls_files(config(tmp_path, tls="self-signed")) == files and files.cert.read_bytes() == first
+    )
     # another address to serve: it would not fit any more
     tls_files(config(tmp_path, tls="self-signed", host="192.0.2.7"))
     assert files.cert.read_bytes() != first
-    names = x509.load_pem_x509_certificate(files.cert.read_bytes()).extensions.get_extension_for_class(
-        x509.SubjectAlternativeName
-    )
+    names = x509.load_pem_x509_certificate(
+        files.cert.read_bytes()
+    ).extensions.get_extension_for_class(x509.SubjectAlternativeName)
     assert ipaddress.ip_address("192.0.2.7") in names.value.get_values_for_type(x509.IPAddress)
     assert "localhost" in names.value.get_values_for_type(x509.DNSName)
 
@@ -94,7 +105,10 @@ def test_configured_certificate_is_used(tmp_path: Path) -> None:
     [
         (("web.tls_cert=a.pem",), "web.tls_cert.*web.tls_key is missing"),
         (("web.tls_key=a.pem",), "web.tls_key.*web.tls_cert is missing"),
-        (("web.tls=self-signed", "web.tls_cert=a.pem", "web.tls_key=b.pem"), "web.tls.*set only one of them"),
+        (
+            ("web.tls=self-signed", "web.tls_cert=a.pem", "web.tls_key=b.pem"),
+            "web.tls.*set only one of them",
+        ),
         (("web.tls=letsencrypt",), "web.tls.*self-signed"),
     ],
 )
@@ -131,7 +145,9 @@ def test_gateway_on_all_addresses_prints_the_one_for_phones(host: str) -> None:
     secure = WebConfig(host=host, tls="self-signed")
     (console,) = startup_lines(secure, 8000, {}, find_address=lambda: "192.168.1.5")
     assert console.endswith("  from other devices https://192.168.1.5:8000/")
-    assert "192.168" not in startup_lines(WebConfig(), 8000, {}, find_address=lambda: "192.168.1.5")[0]
+    assert (
+        "192.168" not in startup_lines(WebConfig(), 8000, {}, find_address=lambda: "192.168.1.5")[0]
+    )
 
 
 def test_address_for_phones_is_an_address_of_this_machine() -> None:

@@ -1,4 +1,6 @@
-"""Training over the API and in the console: its state, versions promoted and returned from, samples forgotten."""
+"""Training over the API and in the console: its state, versions promoted and returned from, samples
+forgotten.
+"""
 
 import pytest
 
@@ -17,16 +19,25 @@ def gateway(gateway: ServedGateway) -> ServedGateway:
 def test_state_has_the_trainer_captures_and_versions(gateway: ServedGateway) -> None:
     state = gateway.http.get(f"{FLEET}/training").json()
     assert (state["trainer"], state["shed"], state["version"]) == ("trainer@a:31:77aa01", 212, 2)
-    assert state["figures"]["windows"] == 131 and [each["number"] for each in state["versions"]] == [2, 1]
+    assert state["figures"]["windows"] == 131 and [
+        each["number"] for each in state["versions"]
+    ] == [2, 1]
 
 
 def test_version_is_promoted_and_returned_from(gateway: ServedGateway) -> None:
-    assert gateway.http.post(f"{FLEET}/draft-versions/1/promote").json() == {"version": 1, "object": "fleet.draft_version"}
+    assert gateway.http.post(f"{FLEET}/draft-versions/1/promote").json() == {
+        "version": 1,
+        "object": "fleet.draft_version",
+    }
     assert gateway.http.post(f"{FLEET}/draft-versions/rollback").json()["version"] == 2
 
 
-@pytest.mark.parametrize(("number", "status"), [("9", 404), ("-1", 400), ("x", 400), ("1234567890", 400)])
-def test_wrong_number_of_a_version_is_refused(gateway: ServedGateway, number: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [("9", 404), ("-1", 400), ("x", 400), ("1234567890", 400)]
+)
+def test_wrong_number_of_a_version_is_refused(
+    gateway: ServedGateway, number: str, status: int
+) -> None:
     answer = gateway.http.post(f"{FLEET}/draft-versions/{number}/promote")
     assert answer.status_code == status and answer.json()["error"]["param"] == "number"
 

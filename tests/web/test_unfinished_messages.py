@@ -1,4 +1,6 @@
-"""Unfinished WebSocket messages are limited in memory and time, also while the connection sends more."""
+"""Unfinished WebSocket messages are limited in memory and time, also while the connection sends
+more.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -19,7 +21,9 @@ TOO_SLOW = b"\x03\xf0a message came too slowly"
 
 
 def fragment(num_bytes: int, *, missing: int = 0) -> bytes:
-    """Return the first frame of a fragmented text, masked with zeros, without the last `missing` bytes."""
+    """Return the first frame of a fragmented text, masked with zeros, without the last `missing`
+    bytes.
+    """
     return b"\x01\xff" + (num_bytes + missing).to_bytes(8) + bytes(4) + b"a" * num_bytes
 
 
@@ -38,7 +42,9 @@ def test_unfinished_websocket_messages_are_bounded_together(loaded: Loaded) -> N
             first.sendall(fragment(600_000) + attacks.PING)
             assert PONG in read_up_to(first, PONG)
             second.sendall(fragment(2_000_000))
-            assert TOO_MUCH in read_to_end(second), "what came after it does not reset the connection"
+            assert TOO_MUCH in read_to_end(second), (
+                "what came after it does not reset the connection"
+            )
             third.sendall(fragment(440_000) + attacks.PING)
             assert PONG in read_up_to(third, PONG), "the memory of a closed connection is free"
             with opened(target) as small:
@@ -55,15 +61,23 @@ def test_unfinished_websocket_messages_are_bounded_together(loaded: Loaded) -> N
         wait_until(fits, "the memory of connections that have ended to be free")
 
 
-@pytest.mark.parametrize("begun, dripped", [
-    (fragment(1000), attacks.PING),
-    (fragment(1000), b"\x00\x80\0\0\0\0"),
-    (fragment(1000, missing=1), b""),
-    (fragment(100_000, missing=10**6), b"a"),
-])  # fmt: skip
-def test_unfinished_websocket_message_without_progress_is_closed(loaded: Loaded, begun: bytes, dripped: bytes) -> None:
+@pytest.mark.parametrize(
+    "begun, dripped",
+    [
+        (fragment(1000), attacks.PING),
+        (fragment(1000), b"\x00\x80\0\0\0\0"),
+        (fragment(1000, missing=1), b""),
+        (fragment(100_000, missing=10**6), b"a"),
+    ],
+)
+def test_unfinished_websocket_message_without_progress_is_closed(
+    loaded: Loaded, begun: bytes, dripped: bytes
+) -> None:
     """Pings, empty fragments and single bytes are no progress."""
-    with serving(bounded(loaded, body_timeout_s=0.3)) as gateway, opened(AttackTarget.of(gateway.url)) as wire:
+    with (
+        serving(bounded(loaded, body_timeout_s=0.3)) as gateway,
+        opened(AttackTarget.of(gateway.url)) as wire,
+    ):
         wire.sendall(begun)
         wire.settimeout(0.02)
         received = b""
@@ -83,7 +97,10 @@ def test_unfinished_websocket_message_without_progress_is_closed(loaded: Loaded,
 
 
 def test_websocket_without_unfinished_message_stays_open(loaded: Loaded) -> None:
-    with serving(bounded(loaded, body_timeout_s=0.1)) as gateway, opened(AttackTarget.of(gateway.url)) as wire:
+    with (
+        serving(bounded(loaded, body_timeout_s=0.1)) as gateway,
+        opened(AttackTarget.of(gateway.url)) as wire,
+    ):
         with opened(AttackTarget.of(gateway.url)) as unfinished:
             unfinished.sendall(fragment(1000))
             assert TOO_SLOW in read_to_end(unfinished)

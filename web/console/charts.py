@@ -10,7 +10,9 @@ _PAD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One line of a chart. `path`: an SVG path with gaps where nothing was measured. `kind` selects the stroke."""
+    """One line of a chart. `path`: an SVG path with gaps where nothing was measured. `kind` selects
+    the stroke.
+    """
 
     kind: str
     path: str
@@ -18,7 +20,9 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`now`: the last measured value, at `at_us`. `note`: the value at the upper edge. Both are text with units."""
+    """`now`: the last measured value, at `at_us`. `note`: the value at the upper edge. Both are
+    text with units.
+    """
 
     key: str
     title: str
@@ -38,7 +42,12 @@ def draw_path(values: Sequence[float | None], top: float) -> str:
         if value is None:
             drawing = False
             continue
-        x, y = number * step, HEIGHT - _PAD - (HEIGHT - 2 * _PAD) * min(value / top, 1.0) if top > 0 else HEIGHT - _PAD
+        x, y = (
+            number * step,
+            HEIGHT - _PAD - (HEIGHT - 2 * _PAD) * min(value / top, 1.0)
+            if top > 0
+            else HEIGHT - _PAD,
+        )
         pieces.append(f"{'L' if drawing else 'M'}{x:.1f} {y:.1f}")
         alone = not drawing and (number + 1 == len(values) or values[number + 1] is None)
         if alone:
@@ -49,7 +58,9 @@ def draw_path(values: Sequence[float | None], top: float) -> str:
 
 def find_top(*series: Sequence[float | None]) -> float:
     """Return a round number that no value exceeds, 0 without values."""
-    highest = max((value for values in series for value in values if value is not None), default=0.0)
+    highest = max(
+        (value for values in series for value in values if value is not None), default=0.0
+    )
     if highest <= 0:
         return 0.0
     scale = 1.0
@@ -57,7 +68,11 @@ def find_top(*series: Sequence[float | None]) -> float:
         scale *= 10
     while scale > highest:
         scale /= 10
-    return next(scale * factor for factor in (1, 1.5, 2, 3, 4, 5, 6, 8, 10) if scale * factor >= highest * (1 - 1e-9))
+    return next(
+        scale * factor
+        for factor in (1, 1.5, 2, 3, 4, 5, 6, 8, 10)
+        if scale * factor >= highest * (1 - 1e-9)
+    )
 
 
 def find_last(values: Sequence[float | None], at_us: Sequence[int]) -> tuple[float | None, int]:

@@ -1,4 +1,6 @@
-"""Error pages: shown to a browser in place of a JSON error, with the reason and links to continue. Knows no route."""
+"""Error pages: shown to a browser in place of a JSON error, with the reason and links to continue.
+Knows no route.
+"""
 
 from http import HTTPStatus
 
@@ -14,12 +16,19 @@ from web.gateway.gateway import Gateway
 from web.http.errors import ErrorEnvelope
 
 API_PATHS = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
-TITLES = {404: "Page not found", 405: "Method not allowed", 500: "Internal server error", 503: "Not available now"}
+TITLES = {
+    404: "Page not found",
+    405: "Method not allowed",
+    500: "Internal server error",
+    503: "Not available now",
+}
 _decoder = msgspec.json.Decoder(ErrorEnvelope)
 
 
 class ErrorPages:
-    """Middleware that replaces a JSON error by a page if a person opened the address. Programs and buttons receive the JSON."""
+    """Middleware that replaces a JSON error by a page if a person opened the address. Programs and
+    buttons receive the JSON.
+    """
 
     def __init__(self, app: ASGIApp, gateway: Gateway, templates: Templates) -> None:
         self.app = app
@@ -27,10 +36,14 @@ class ErrorPages:
         self._templates = templates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, _ErrorPageSender(self, scope, send) if wants_page(scope) else send)
+        await self.app(
+            scope, receive, _ErrorPageSender(self, scope, send) if wants_page(scope) else send
+        )
 
     def render(self, scope: Scope, status: int, message: str, request_id: str) -> bytes:
-        """Render the page, without CSRF token and logout: browsers that are not logged in receive it too."""
+        """Render the page, without CSRF token and logout: browsers that are not logged in receive
+        it too.
+        """
         request = Request(scope)
         address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         html = self._templates.render(
@@ -39,14 +52,18 @@ class ErrorPages:
             title=TITLES.get(status, HTTPStatus(status).phrase),
             status=status,
             message=message,
-            retry_path=address if scope["method"] == "GET" and status >= HTTPStatus.INTERNAL_SERVER_ERROR else "",
+            retry_path=address
+            if scope["method"] == "GET" and status >= HTTPStatus.INTERNAL_SERVER_ERROR
+            else "",
             request_id=request_id if status >= HTTPStatus.INTERNAL_SERVER_ERROR else "",
         )
         return html.encode()
 
 
 def wants_page(scope: Scope) -> bool:
-    """Return True if a person opened the address in a browser, False for programs and the console's buttons and streams."""
+    """Return True if a person opened the address in a browser, False for programs and the console's
+    buttons and streams.
+    """
     if scope["type"] != "http" or scope["path"].startswith(API_PATHS):
         return False
     headers = Headers(scope=scope)
@@ -54,7 +71,9 @@ def wants_page(scope: Scope) -> bool:
 
 
 class _ErrorPageSender:
-    """`send` that collects the body of a JSON error and sends the page instead. Other responses pass unchanged."""
+    """`send` that collects the body of a JSON error and sends the page instead. Other responses
+    pass unchanged.
+    """
 
     def __init__(self, pages: ErrorPages, scope: Scope, send: Send) -> None:
         self._pages = pages
@@ -80,14 +99,28 @@ class _ErrorPageSender:
             body = self._body
         else:
             headers = MutableHeaders(raw=start["headers"])
-            body = self._pages.render(self._scope, start["status"], error.message, headers.get("x-request-id", ""))
-            headers.update({"content-type": "text/html; charset=utf-8", "content-length": str(len(body)), **NO_STORE})
+            body = self._pages.render(
+                self._scope, start["status"], error.message, headers.get("x-request-id", "")
+            )
+            headers.update(
+                {
+                    "content-type": "text/html; charset=utf-8",
+                    "content-length": str(len(body)),
+                    **NO_STORE,
+                }
+            )
         await self._send(start)
         await self._send({"type": "http.response.body", "body": body})
 
 
 def _is_error(start: Message) -> bool:
-    """Return True for a JSON error that a page may replace; not for a refused Host header, which another site may have sent."""
+    """Return True for a JSON error that a page may replace; not for a refused Host header, which
+    another site may have sent.
+    """
     status = start["status"]
     kind = Headers(raw=start["headers"]).get("content-type", "")
-    return status >= HTTPStatus.BAD_REQUEST and status != HTTPStatus.MISDIRECTED_REQUEST and kind.startswith("application/json")
+    return (
+        status >= HTTPStatus.BAD_REQUEST
+        and status != HTTPStatus.MISDIRECTED_REQUEST
+        and kind.startswith("application/json")
+    )

@@ -18,7 +18,11 @@ def ms(value: float | None) -> str:
 
 def us(value: float | None) -> str:
     """Format microseconds."""
-    return f"{value:.0f} µs" if value is not None and value < 1000 else ms(None if value is None else value / 1000)
+    return (
+        f"{value:.0f} µs"
+        if value is not None and value < 1000
+        else ms(None if value is None else value / 1000)
+    )
 
 
 def seconds(value: float | None) -> str:
@@ -91,5 +95,17 @@ def _moment(us: int) -> datetime:
     return datetime.fromtimestamp(us / 1e6, UTC)
 
 
-FILTERS: tuple[Callable[..., str], ...] = (ms, us, seconds, size, count, rate, ratio, percent, clock, stamp, iso)
+FILTERS: tuple[Callable[..., str], ...] = (
+    ms,
+    us,
+    seconds,
+    size,
+    count,
+    rate,
+    ratio,
+    percent,
+    clock,
+    stamp,
+    iso,
+)
 """The Jinja filters; templates use them by their function names."""

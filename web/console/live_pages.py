@@ -1,6 +1,7 @@
 """Live pages: one server-sent stream each, whose messages replace the blocks that have changed.
 
-The ids of a stream are those of the fleet's events. A page that reconnects is sent whole, so it shows what it missed.
+The ids of a stream are those of the fleet's events. A page that reconnects is sent whole, so it
+shows what it missed.
 """
 
 import dataclasses
@@ -80,20 +81,34 @@ class LivePages:
                     yield format_message(event_id or last_id or "0-0", changed)
 
     async def _read(self, page: LivePage, query: Query, last: PageContext | None) -> PageContext:
-        """Read the page; on an error return what was shown last, with the reason. A trouble of Redis replaces the page's own."""
+        """Read the page; on an error return what was shown last, with the reason. A trouble of
+        Redis replaces the page's own.
+        """
         try:
             shown = await page.read(query)
-            if shown.status == HTTPStatus.NOT_FOUND and last is not None and last.status == HTTPStatus.OK:
+            if (
+                shown.status == HTTPStatus.NOT_FOUND
+                and last is not None
+                and last.status == HTTPStatus.OK
+            ):
                 # What the page shows expired while it was open.
-                shown = dataclasses.replace(last, trouble=shown.trouble, remedy="", status=shown.status)
+                shown = dataclasses.replace(
+                    last, trouble=shown.trouble, remedy="", status=shown.status
+                )
             trouble = self._gateway.client.telemetry.redis_trouble()
             return dataclasses.replace(shown, trouble=trouble, remedy="") if trouble else shown
         except FleetError as error:
-            shown = last or dataclasses.replace(page.empty(query), known=isinstance(error, NotFound))
-            return dataclasses.replace(shown, trouble=error.message, remedy="", status=status_of(error))
+            shown = last or dataclasses.replace(
+                page.empty(query), known=isinstance(error, NotFound)
+            )
+            return dataclasses.replace(
+                shown, trouble=error.message, remedy="", status=status_of(error)
+            )
 
     def _block(self, page: LivePage, name: str, context: PageContext, request: Request) -> str:
-        return self._templates.render_block(f"{page.key}.html", name, page=context, shell=self._shell(page, request))
+        return self._templates.render_block(
+            f"{page.key}.html", name, page=context, shell=self._shell(page, request)
+        )
 
     def _shell(self, page: LivePage, request: Request) -> Shell:
         return build_shell(self._gateway, csrf_of(request.scope), page.active, find_origin(request))
@@ -102,7 +117,8 @@ class LivePages:
 def format_message(event_id: str, blocks: Mapping[str, str], swap: str = "outerMorph") -> bytes:
     """Build an event that replaces the elements whose ids are the blocks' names."""
     html = "\n".join(
-        f'<hx-partial hx-target="#{name}" hx-swap="{swap}">\n{block}\n</hx-partial>' for name, block in blocks.items()
+        f'<hx-partial hx-target="#{name}" hx-swap="{swap}">\n{block}\n</hx-partial>'
+        for name, block in blocks.items()
     )
     return format_event(event_id, html)
 

@@ -1,4 +1,6 @@
-"""The login page, where a browser exchanges the API key for a cookie, and the logout. Knows no other page."""
+"""The login page, where a browser exchanges the API key for a cookie, and the logout. Knows no
+other page.
+"""
 
 from http import HTTPStatus
 from urllib.parse import parse_qs
@@ -20,7 +22,12 @@ MAX_FORM_BYTES = 8192
 
 class LoginPages:
     def __init__(
-        self, gateway: Gateway, api_key: str | None, logins: Logins, wrong_keys: WrongKeys, templates: Templates
+        self,
+        gateway: Gateway,
+        api_key: str | None,
+        logins: Logins,
+        wrong_keys: WrongKeys,
+        templates: Templates,
     ) -> None:
         self._gateway = gateway
         self._api_key = api_key
@@ -40,7 +47,13 @@ class LoginPages:
         await self._logins.end(login_token(request.scope))
         response = RedirectResponse(wanted or "/", status_code=303)
         name = cookie_name(request.scope)
-        response.set_cookie(name, await self._logins.begin(), httponly=True, samesite="strict", secure=name == SECURE_COOKIE)
+        response.set_cookie(
+            name,
+            await self._logins.begin(),
+            httponly=True,
+            samesite="strict",
+            secure=name == SECURE_COOKIE,
+        )
         return response
 
     async def log_out(self, request: Request) -> Response:
@@ -60,7 +73,9 @@ class LoginPages:
         return response
 
     def _form(self, wanted: str, refused: str = "", status: int = 200) -> Response:
-        html = self._templates.render("login.html", model=self._gateway.model, refused=refused, next=wanted)
+        html = self._templates.render(
+            "login.html", model=self._gateway.model, refused=refused, next=wanted
+        )
         return HTMLResponse(html, status_code=status, headers=NO_STORE)
 
 
@@ -74,6 +89,8 @@ def _read_key(form: bytes) -> str:
 
 
 def keep_local_path(path: str) -> str:
-    """Return `path` if it is one of this gateway, else "": a login must not lead to another site."""
+    """Return `path` if it is one of this gateway, else "": a login must not lead to another
+    site.
+    """
     local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
     return path if local else ""

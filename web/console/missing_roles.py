@@ -1,4 +1,6 @@
-"""One sentence about roles without a worker that accepts tasks, for every page: what is absent, and what is expected soon."""
+"""One sentence about roles without a worker that accepts tasks, for every page: what is absent, and
+what is expected soon.
+"""
 
 from collections.abc import Sequence
 
@@ -6,8 +8,11 @@ from fleet.core.ids import RoleName
 from fleet.core.telemetry import RoleView, WorkerView
 
 
-def describe_missing(missing: Sequence[RoleName], workers: Sequence[WorkerView], roles: Sequence[RoleView]) -> tuple[str, str]:
-    """Return the sentence about the `missing` roles, and the command that adds a worker where one must be started; "" without.
+def describe_missing(
+    missing: Sequence[RoleName], workers: Sequence[WorkerView], roles: Sequence[RoleView]
+) -> tuple[str, str]:
+    """Return the sentence about the `missing` roles, and the command that adds a worker where one
+    must be started; "" without.
 
     A role whose worker starts, stands by, drains or is late has a worker, and is described by it.
     """
@@ -15,12 +20,23 @@ def describe_missing(missing: Sequence[RoleName], workers: Sequence[WorkerView],
     notes = {role: _states_of(role, workers, by_role.get(role)) for role in missing}
     absent = [role for role in missing if not notes[role]]
     present = [f"{role} ({notes[role]})" for role in missing if notes[role]]
-    named = [f"{role} ({gap})" if (gap := by_role[role].gap if role in by_role else "") else str(role) for role in absent]
+    named = [
+        f"{role} ({gap})" if (gap := by_role[role].gap if role in by_role else "") else str(role)
+        for role in absent
+    ]
     sentences = [f"No worker accepts new tasks for {', '.join(present)}."] if present else []
     sentences += [f"No worker for {', '.join(named)}."] if named else []
     # Nothing else replaces a worker that drains or is late.
-    alone = [role for role in missing if notes[role] and not _is_replaced(role, workers, by_role.get(role))]
-    drains = [role for role in alone if any(view.role == role and view.state == "draining" for view in workers)]
+    alone = [
+        role
+        for role in missing
+        if notes[role] and not _is_replaced(role, workers, by_role.get(role))
+    ]
+    drains = [
+        role
+        for role in alone
+        if any(view.role == role and view.state == "draining" for view in workers)
+    ]
     needed = absent or alone
     if needed:
         sentences.append("Resume it, or start one:" if not absent and drains else "Start one:")
@@ -29,7 +45,11 @@ def describe_missing(missing: Sequence[RoleName], workers: Sequence[WorkerView],
 
 def _states_of(role: RoleName, workers: Sequence[WorkerView], view: RoleView | None) -> str:
     states = [worker.state for worker in workers if worker.role == role and not worker.gone]
-    loaded = f", {view.loaded_percent} % loaded" if view is not None and view.loaded_percent is not None else ""
+    loaded = (
+        f", {view.loaded_percent} % loaded"
+        if view is not None and view.loaded_percent is not None
+        else ""
+    )
     counts = {
         f"starting{loaded}": view.starting if view is not None else 0,
         "standing by": states.count("standby"),

@@ -18,8 +18,9 @@ Query = Mapping[str, str]
 class PageContext:
     """Data that the template of every live page needs.
 
-    `stream_query`: parameters of the page's event stream. `trouble`: the problem to show first, and `remedy` the command that
-    solves it; both empty without one. `known`: False until the fleet could be read, so that an empty list is not shown as "none".
+    `stream_query`: parameters of the page's event stream. `trouble`: the problem to show first, and
+    `remedy` the command that solves it; both empty without one. `known`: False until the fleet
+    could be read, so that an empty list is not shown as "none".
     `status`: the HTTP status.
     """
 
@@ -32,7 +33,9 @@ class PageContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterLink:
-    """A link that filters a list by a state or role, "" for all. `count`: rows of the unfiltered list that match it."""
+    """A link that filters a list by a state or role, "" for all. `count`: rows of the unfiltered
+    list that match it.
+    """
 
     name: str
     count: int
@@ -43,8 +46,9 @@ class FilterLink:
 class LivePage(ABC):
     """A page with the template `KEY.html` at `path`, shown in the navigation under `active`.
 
-    `live` names the blocks that are sent again when they change; each is one element whose id is the block's name. `context` is
-    the class of the page's context, shown with its defaults when the fleet cannot be read.
+    `live` names the blocks that are sent again when they change; each is one element whose id is
+    the block's name. `context` is the class of the page's context, shown with its defaults when the
+    fleet cannot be read.
     """
 
     key: ClassVar[str]

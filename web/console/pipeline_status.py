@@ -1,4 +1,6 @@
-"""The live status of the pipeline: the stages with their workers, and one request's edges with their counts. Knows no HTML."""
+"""The live status of the pipeline: the stages with their workers, and one request's edges with
+their counts. Knows no HTML.
+"""
 
 from dataclasses import dataclass
 
@@ -14,7 +16,8 @@ ENDED = frozenset({"finished", "failed", "aborted"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageCard:
-    """`up`, `draining`, `standby` and `starting` count workers; `up` workers accept tasks, and `capacity` counts their slots.
+    """`up`, `draining`, `standby` and `starting` count workers; `up` workers accept tasks, and
+    `capacity` counts their slots.
 
     `task` is that of the shown request, if any.
     """
@@ -57,14 +60,25 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
     """Read the current status; an unreachable Redis becomes its `trouble`."""
     graph = gateway.graph
     try:
-        listed, missing = await gateway.client.telemetry.workers(), await gateway.client.telemetry.missing_roles()
+        listed, missing = (
+            await gateway.client.telemetry.workers(),
+            await gateway.client.telemetry.missing_roles(),
+        )
         roles = await gateway.client.telemetry.roles() if missing else []
         request = await gateway.client.telemetry.trace(request_id) if request_id else None
     except FleetError as error:
-        workers, roles, request_id, request, trouble = list[WorkerView](), list[RoleView](), None, None, error.message
+        workers, roles, request_id, request, trouble = (
+            list[WorkerView](),
+            list[RoleView](),
+            None,
+            None,
+            error.message,
+        )
     else:
         workers = [view for view in listed if view.lease_left_s > 0]
-        trouble = gateway.client.telemetry.redis_trouble() or " ".join(filter(None, describe_missing(missing, listed, roles)))
+        trouble = gateway.client.telemetry.redis_trouble() or " ".join(
+            filter(None, describe_missing(missing, listed, roles))
+        )
     tasks = {task.stage: task for task in request.tasks} if request is not None else {}
     counts = {edge.name: edge for edge in request.edges} if request is not None else {}
     cards: list[StageCard] = []
@@ -72,7 +86,14 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
         of_stage = [view for view in workers if stage_of(view.role) == stage.name]
         edges = [
             counts.get(edge.name)
-            or EdgeTrace(name=edge.name, source=edge.source, target=edge.target, produced=0, consumed=0, items=0)
+            or EdgeTrace(
+                name=edge.name,
+                source=edge.source,
+                target=edge.target,
+                produced=0,
+                consumed=0,
+                items=0,
+            )
             for edge in graph.edges_from(stage.name)
         ]
         card = StageCard(
@@ -88,7 +109,9 @@ async def read_pipeline_status(gateway: Gateway, request_id: RequestId | None) -
         )
         cards.append(card)
     state = request.state if request is not None else ""
-    return PipelineStatus(stages=tuple(cards), request_id=request_id or "", state=state, trouble=trouble)
+    return PipelineStatus(
+        stages=tuple(cards), request_id=request_id or "", state=state, trouble=trouble
+    )
 
 
 def _accepts_tasks(view: WorkerView) -> bool:

@@ -1,22 +1,28 @@
-"""Decides when open pages are read again: one reader of the fleet's events for all pages of a gateway."""
+"""Decides when open pages are read again: one reader of the fleet's events for all pages of a
+gateway.
+"""
 
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
 
-from fleet.process.background import keep_running
 from fleet.core.errors import FleetError
+from fleet.process.background import keep_running
 from web.gateway.gateway import Gateway
 
 log = logging.getLogger("fleet.web")
 
 MIN_INTERVAL_S, MAX_INTERVAL_S = 0.5, 2.0
-"""Time between two readings of a page: the shorter after an event, the longer for loads and ages, which cause no event."""
+"""Time between two readings of a page: the shorter after an event, the longer for loads and ages,
+which cause no event.
+"""
 RETRY_S = 1.0
 
 
 class RefreshTimer:
-    """Follows the fleet's events while a page is open. `last_event_id` is "" before the first event."""
+    """Follows the fleet's events while a page is open. `last_event_id` is "" before the first
+    event.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -26,7 +32,9 @@ class RefreshTimer:
         self.last_event_id = ""
 
     async def wait_for_changes(self) -> AsyncGenerator[str, None]:
-        """Yield the last event's id each time a page is due, beginning immediately, until the gateway closes."""
+        """Yield the last event's id each time a page is due, beginning immediately, until the
+        gateway closes.
+        """
         closing = self._gateway.closing
         self._num_pages += 1
         if self._reader is None:
@@ -46,11 +54,17 @@ class RefreshTimer:
     async def _follow_events(self) -> None:
         while True:
             try:
-                async for entry in self._gateway.client.telemetry.follow_events(after=self.last_event_id):
+                async for entry in self._gateway.client.telemetry.follow_events(
+                    after=self.last_event_id
+                ):
                     self.last_event_id = entry.id
                     self._notify_pages()
             except FleetError as error:
-                log.debug("the fleet's events cannot be followed; retrying in %s s: %s", RETRY_S, error.message)
+                log.debug(
+                    "the fleet's events cannot be followed; retrying in %s s: %s",
+                    RETRY_S,
+                    error.message,
+                )
             # pages are read on an error too, and then show it
             self._notify_pages()
             await asyncio.sleep(RETRY_S)

@@ -24,9 +24,20 @@ from web.gateway.gateway import Gateway
 
 def console_routes(gateway: Gateway, login: LoginPages, templates: Templates) -> list[BaseRoute]:
     requests = RequestsPage(gateway)
-    workers = (WorkersPage(gateway), OneWorkerPage(gateway), QueuesPage(gateway), TransfersPage(gateway))
+    workers = (
+        WorkersPage(gateway),
+        OneWorkerPage(gateway),
+        QueuesPage(gateway),
+        TransfersPage(gateway),
+    )
     training = TrainingPage(gateway)
-    others = (OverviewPage(gateway), OneRequestPage(gateway), SessionsPage(gateway), JobsPage(gateway), LogsPage(gateway))
+    others = (
+        OverviewPage(gateway),
+        OneRequestPage(gateway),
+        SessionsPage(gateway),
+        JobsPage(gateway),
+        LogsPage(gateway),
+    )
     live = LivePages(gateway, templates, (requests, *workers, training, *others))
     return [
         Route("/", VoicePage(gateway, templates).show),

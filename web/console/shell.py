@@ -1,4 +1,6 @@
-"""The frame around every page: navigation, logout, the token for changes. Knows no page's content."""
+"""The frame around every page: navigation, logout, the token for changes. Knows no page's
+content.
+"""
 
 from dataclasses import dataclass
 
@@ -25,10 +27,12 @@ NAV = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shell:
-    """Data of the frame. `active`: key of the selected navigation item. `csrf`: value of the header `x-csrf-token` of changes.
+    """Data of the frame. `active`: key of the selected navigation item. `csrf`: value of the header
+    `x-csrf-token` of changes.
 
-    `read_only`: buttons that change the fleet are left out. `locked`: the browser can log out. `now_us`: this server's clock, for
-    the ages that a page shows. `origin`: the address by which the browser reaches this server, such as `http://localhost:8001`.
+    `read_only`: buttons that change the fleet are left out. `locked`: the browser can log out.
+    `now_us`: this server's clock, for the ages that a page shows. `origin`: the address by which
+    the browser reaches this server, such as `http://localhost:8001`.
     """
 
     model: str
@@ -57,8 +61,8 @@ def build_shell(gateway: Gateway, csrf: str, active: str, origin: str) -> Shell:
 def find_origin(request: Request) -> str:
     """Return scheme, host and port as the browser's address bar has them.
 
-    Behind a proxy they are what its X-Forwarded-Proto and X-Forwarded-Host name. The result is only shown to the sender of these
-    headers, so they need no trust.
+    Behind a proxy they are what its X-Forwarded-Proto and X-Forwarded-Host name. The result is only
+    shown to the sender of these headers, so they need no trust.
     """
     scheme = _first(request.headers.get("x-forwarded-proto", ""))
     host = _first(request.headers.get("x-forwarded-host", "")) or request.url.netloc

@@ -1,4 +1,6 @@
-"""Static files: cached by browsers for a year under an address with their hash, revalidated under any other."""
+"""Static files: cached by browsers for a year under an address with their hash, revalidated under
+any other.
+"""
 
 from urllib.parse import parse_qs
 
@@ -13,6 +15,10 @@ class HashedStaticFiles(StaticFiles):
     async def get_response(self, path: str, scope: Scope) -> Response:
         response = await super().get_response(path, scope)
         digest = parse_qs(scope["query_string"].decode("latin-1")).get("v", [""])[0]
-        current = bool(digest) and response.status_code == 200 and digest == compute_digest(STATIC / path)
-        response.headers["cache-control"] = "public, max-age=31536000, immutable" if current else "no-cache"
+        current = (
+            bool(digest) and response.status_code == 200 and digest == compute_digest(STATIC / path)
+        )
+        response.headers["cache-control"] = (
+            "public, max-age=31536000, immutable" if current else "no-cache"
+        )
         return response

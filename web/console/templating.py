@@ -1,4 +1,6 @@
-"""Rendering of templates, and addresses of static files that change with their content. Knows no page."""
+"""Rendering of templates, and addresses of static files that change with their content. Knows no
+page.
+"""
 
 import hashlib
 from functools import cache
@@ -20,7 +22,9 @@ class Templates:
     """Renders pages and single blocks of them. A name missing from the context is an error."""
 
     def __init__(self, graph: Graph) -> None:
-        self._colours = {stage.name: number % NUM_COLOURS for number, stage in enumerate(graph.stages)}
+        self._colours = {
+            stage.name: number % NUM_COLOURS for number, stage in enumerate(graph.stages)
+        }
         self._environment = Environment(
             loader=FileSystemLoader(HERE / "templates"),
             autoescape=True,
@@ -37,7 +41,9 @@ class Templates:
         globals_["ui"] = self._environment.get_template("parts/ui.html").module
 
     def _colour_of(self, role: str) -> int:
-        """Return the colour number of a stage or role, by the stage's position in the graph; -1 for others."""
+        """Return the colour number of a stage or role, by the stage's position in the graph; -1 for
+        others.
+        """
         return self._colours.get(stage_of(role), -1)
 
     def render(self, name: str, **values: object) -> str:

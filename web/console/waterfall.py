@@ -1,4 +1,5 @@
-"""One request as lanes over time: the request, its stages, its edges, the owners of its KV cache. Pure; knows no SVG.
+"""One request as lanes over time: the request, its stages, its edges, the owners of its KV cache.
+Pure; knows no SVG.
 
 Units: coordinates are thousandths of the request's time, `*_us` microseconds since 1970.
 """
@@ -26,8 +27,8 @@ ENDS = ("finished", "failed", "lost", "handed_off")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneSpan:
-    """`kind` selects its style: wait, first, output, walk, hop, pull, kv, whole. `detail` describes it; `label` is drawn on it if
-    it is wide enough.
+    """`kind` selects its style: wait, first, output, walk, hop, pull, kv, whole. `detail` describes
+    it; `label` is drawn on it if it is wide enough.
     """
 
     x: float
@@ -39,7 +40,9 @@ class LaneSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LanePoint:
-    """A moment. `kind`: tick (a chunk), lost, failed, aborted, handed_off or another trace event."""
+    """A moment. `kind`: tick (a chunk), lost, failed, aborted, handed_off or another trace
+    event.
+    """
 
     x: float
     kind: str
@@ -48,7 +51,9 @@ class LanePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """`stage`: the stage whose colour it has, "" without one. `note`: text beside the lane, such as bytes or owners."""
+    """`stage`: the stage whose colour it has, "" without one. `note`: text beside the lane, such as
+    bytes or owners.
+    """
 
     key: str
     label: str
@@ -96,7 +101,9 @@ def build_waterfall(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Waterf
         lanes += _walk_lane(find_walk_spans(trace, task, graph, logs), task.stage, axis)
         if task.hand_off is not None:
             lanes.append(_hand_off_lane(task, axis))
-        lanes += [_hop_lane(edge, trace, ticks, axis) for edge in trace.edges if edge.source == task.stage]
+        lanes += [
+            _hop_lane(edge, trace, ticks, axis) for edge in trace.edges if edge.source == task.stage
+        ]
         lanes += _kv_lane(task.stage, trace.kv, axis)
     labels = tuple(_labels((axis.end_us - axis.start_us) / 1000))
     return Waterfall(lanes=tuple(lanes), labels=labels)
@@ -122,38 +129,83 @@ def _walk_lane(spans: Sequence[WalkSpan], stage: str, axis: Axis) -> Iterator[La
         length = formats.ms((span.to_us - span.from_us) / 1000)
         detail = f"{stage} in {span.walk} for {length}, {span.worker}, {axis.at(span.from_us)}"
         one = axis.span(span.from_us, span.to_us, "walk", detail)
-        drawn.append(replace(one, label=span.walk if one.width >= LABEL_WIDTH * len(span.walk) else ""))
+        drawn.append(
+            replace(one, label=span.walk if one.width >= LABEL_WIDTH * len(span.walk) else "")
+        )
     note = ", ".join(f"{walk} {formats.ms(us / 1000)}" for walk, us in took.items())
-    yield Lane(key=f"walks-{stage}", label=f"{stage} walks", kind="walk", stage=stage, note=note, spans=tuple(drawn))
+    yield Lane(
+        key=f"walks-{stage}",
+        label=f"{stage} walks",
+        kind="walk",
+        stage=stage,
+        note=note,
+        spans=tuple(drawn),
+    )
 
 
 def _request_lane(trace: RequestTrace, axis: Axis) -> Lane:
     took = formats.ms((axis.end_us - axis.start_us) / 1000)
     span = axis.span(axis.start_us, axis.end_us, "whole", f"request {trace.state}, {took}")
-    events = [event for event in trace.events if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")]
+    events = [
+        event
+        for event in trace.events
+        if event.stage in ("", CLIENT) and event.what not in ("submitted", "ended")
+    ]
     points = [_point(event, axis) for event in events]
     if trace.state in STRIKE and trace.ended_us:
-        points.append(LanePoint(x=axis.x(trace.ended_us), kind=trace.state, detail=f"{trace.state} {axis.at(trace.ended_us)}"))
-    return Lane(key="request", label="request", kind="request", stage="", note=took, spans=(span,), points=tuple(points))
+        points.append(
+            LanePoint(
+                x=axis.x(trace.ended_us),
+                kind=trace.state,
+                detail=f"{trace.state} {axis.at(trace.ended_us)}",
+            )
+        )
+    return Lane(
+        key="request",
+        label="request",
+        kind="request",
+        stage="",
+        note=took,
+        spans=(span,),
+        points=tuple(points),
+    )
 
 
 def _point(event: TraceEvent, axis: Axis) -> LanePoint:
-    parts = [event.what.replace("_", " "), event.stage, event.worker, event.detail, axis.at(event.at_us)]
-    return LanePoint(x=axis.x(event.at_us), kind=event.what, detail=", ".join(part for part in parts if part))
+    parts = [
+        event.what.replace("_", " "),
+        event.stage,
+        event.worker,
+        event.detail,
+        axis.at(event.at_us),
+    ]
+    return LanePoint(
+        x=axis.x(event.at_us), kind=event.what, detail=", ".join(part for part in parts if part)
+    )
 
 
 def _stage_lane(task: TaskTrace, trace: RequestTrace, axis: Axis) -> Lane:
     events = [event for event in trace.events if event.stage == task.stage]
     spans = tuple(_spans_of_events(events, axis)) or tuple(_spans_of_task(task, axis))
-    points = tuple(_point(event, axis) for event in events if event.what in ("lost", "failed", "handed_off"))
+    points = tuple(
+        _point(event, axis) for event in events if event.what in ("lost", "failed", "handed_off")
+    )
     return Lane(
-        key=f"stage-{task.stage}", label=task.stage, kind="stage", stage=task.stage, note=task.state, spans=spans, points=points
+        key=f"stage-{task.stage}",
+        label=task.stage,
+        kind="stage",
+        stage=task.stage,
+        note=task.state,
+        spans=spans,
+        points=points,
     )
 
 
 @dataclass(slots=True)
 class _TaskPhases:
-    """Builds a task's spans from its trace events. `*_since_us`: begin of its wait, work and output, 0 outside of them."""
+    """Builds a task's spans from its trace events. `*_since_us`: begin of its wait, work and
+    output, 0 outside of them.
+    """
 
     axis: Axis
     waiting_since_us: int = 0
@@ -177,7 +229,8 @@ class _TaskPhases:
     def _end_wait(self, at_us: int) -> None:
         if self.waiting_since_us:
             text = (
-                f"waits for a worker {formats.ms((at_us - self.waiting_since_us) / 1000)}, {self.axis.at(self.waiting_since_us)}"
+                f"waits for a worker {formats.ms((at_us - self.waiting_since_us) / 1000)}, "
+                f"{self.axis.at(self.waiting_since_us)}"
             )
             self.spans.append(self.axis.span(self.waiting_since_us, at_us, "wait", text))
         self.waiting_since_us = 0
@@ -192,10 +245,16 @@ class _TaskPhases:
         kind = "first" if self.output_since_us or how != "finished" else OUTPUT
         took = formats.ms((first_us - self.working_since_us) / 1000)
         until = "to its first output" if self.output_since_us else how
-        self.spans.append(self.axis.span(self.working_since_us, first_us, kind, f"{self.worker}: {took} {until}, {begun}"))
+        self.spans.append(
+            self.axis.span(
+                self.working_since_us, first_us, kind, f"{self.worker}: {took} {until}, {begun}"
+            )
+        )
         if self.output_since_us:
             took = formats.ms((at_us - self.output_since_us) / 1000)
-            detail = f"{self.worker}: output for {took}, {how}, {self.axis.at(self.output_since_us)}"
+            detail = (
+                f"{self.worker}: output for {took}, {how}, {self.axis.at(self.output_since_us)}"
+            )
             self.spans.append(self.axis.span(self.output_since_us, at_us, OUTPUT, detail))
         self.working_since_us = self.output_since_us = 0
 
@@ -218,7 +277,9 @@ def _spans_of_task(task: TaskTrace, axis: Axis) -> Iterator[LaneSpan]:
     for kind, text, begin_us, end_us in steps:
         if begin_us:
             took = formats.ms(((end_us or axis.end_us) - begin_us) / 1000)
-            yield axis.span(begin_us, end_us or axis.end_us, kind, f"{task.owner or task.stage}: {text}, {took}")
+            yield axis.span(
+                begin_us, end_us or axis.end_us, kind, f"{task.owner or task.stage}: {text}, {took}"
+            )
 
 
 def _hand_off_lane(task: TaskTrace, axis: Axis) -> Lane:
@@ -233,21 +294,42 @@ def _hand_off_lane(task: TaskTrace, axis: Axis) -> Lane:
         ("first step", times.confirmed_us, times.resumed_us),
     )
     spans = [
-        axis.span(begin, end, "pull" if "pulled" in text else "hop", f"{text}, {formats.ms((end - begin) / 1000)}")
+        axis.span(
+            begin,
+            end,
+            "pull" if "pulled" in text else "hop",
+            f"{text}, {formats.ms((end - begin) / 1000)}",
+        )
         for text, begin, end in steps
         if begin and end and end >= begin
     ]
     last = times.resumed_us or times.opened_us
     note = f"{formats.ms((last - times.prefilled_us) / 1000)} in all"
     label = f"{task.stage} hand-off"
-    return Lane(key=f"hand-off-{task.stage}", label=label, kind="hand-off", stage=task.stage, note=note, spans=tuple(spans))
+    return Lane(
+        key=f"hand-off-{task.stage}",
+        label=label,
+        kind="hand-off",
+        stage=task.stage,
+        note=note,
+        spans=tuple(spans),
+    )
 
 
-def _hop_lane(edge: EdgeTrace, trace: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis) -> Lane:
-    receipts = [receipt for task in trace.tasks for receipt in task.receipts if receipt.edge == edge.name]
-    parts = [f"{edge.produced} chunks of {edge.items} items, {formats.size(edge.num_bytes)} through the log"]
+def _hop_lane(
+    edge: EdgeTrace, trace: RequestTrace, ticks: Mapping[str, Sequence[int]], axis: Axis
+) -> Lane:
+    receipts = [
+        receipt for task in trace.tasks for receipt in task.receipts if receipt.edge == edge.name
+    ]
+    parts = [
+        f"{edge.produced} chunks of {edge.items} items, {formats.size(edge.num_bytes)} through "
+        "the log"
+    ]
     parts += [_describe_receipt(receipt) for receipt in receipts]
-    spans = (axis.span(edge.first_us, edge.last_us, "hop", "; ".join(parts)),) if edge.first_us else ()
+    spans = (
+        (axis.span(edge.first_us, edge.last_us, "hop", "; ".join(parts)),) if edge.first_us else ()
+    )
     target = "listener" if edge.target == CLIENT else edge.target
     return Lane(
         key=f"hop-{edge.name}",
@@ -261,7 +343,10 @@ def _hop_lane(edge: EdgeTrace, trace: RequestTrace, ticks: Mapping[str, Sequence
 
 
 def _volume(edge: EdgeTrace, receipts: Sequence[Receipt]) -> str:
-    pulled, took_us = sum(receipt.pull_bytes for receipt in receipts), sum(receipt.pull_us for receipt in receipts)
+    pulled, took_us = (
+        sum(receipt.pull_bytes for receipt in receipts),
+        sum(receipt.pull_us for receipt in receipts),
+    )
     volume = formats.size(edge.num_bytes + max(edge.remote_bytes, pulled))
     return f"{volume} at {pulled / took_us / 1000:.2f} GB/s" if pulled and took_us else volume
 
@@ -270,7 +355,10 @@ def _describe_receipt(receipt: Receipt) -> str:
     mean, most = formats.ms(receipt.hop_mean_us / 1000), formats.ms(receipt.hop_max_us / 1000)
     text = f"{receipt.num_chunks} arrived at {receipt.worker}, {mean} old, at most {most}"
     if receipt.num_pulls:
-        text += f"; {receipt.num_pulls} pulls of {formats.size(receipt.pull_bytes)} in {formats.ms(receipt.pull_us / 1000)}"
+        text += (
+            f"; {receipt.num_pulls} pulls of {formats.size(receipt.pull_bytes)} in "
+            f"{formats.ms(receipt.pull_us / 1000)}"
+        )
     if receipt.num_failed_pulls:
         text += f", {receipt.num_failed_pulls} of them failed"
     return text
@@ -279,17 +367,29 @@ def _describe_receipt(receipt: Receipt) -> str:
 def _ticks(produced_us: Sequence[int], axis: Axis) -> tuple[LanePoint, ...]:
     """Return a tick for each chunk; of very many, as many as can be distinguished."""
     every = max(1, -(-len(produced_us) // MAX_TICKS))
-    return tuple(LanePoint(x=axis.x(at), kind="tick", detail="") for at in produced_us[::every] if at)
+    return tuple(
+        LanePoint(x=axis.x(at), kind="tick", detail="") for at in produced_us[::every] if at
+    )
 
 
 def _kv_lane(stage: str, owned: Sequence[KVSpan], axis: Axis) -> Iterator[Lane]:
     spans = [
         axis.span(
-            span.from_us, span.to_us or axis.end_us, "kv", f"{span.worker} owns the KV cache, {span.how}, {axis.at(span.from_us)}"
+            span.from_us,
+            span.to_us or axis.end_us,
+            "kv",
+            f"{span.worker} owns the KV cache, {span.how}, {axis.at(span.from_us)}",
         )
         for span in owned
         if span.stage == stage
     ]
     if spans:
         note = f"{len(spans)} owner{'' if len(spans) == 1 else 's'}"
-        yield Lane(key=f"kv-{stage}", label=f"{stage} KV owner", kind="kv", stage=stage, note=note, spans=tuple(spans))
+        yield Lane(
+            key=f"kv-{stage}",
+            label=f"{stage} KV owner",
+            kind="kv",
+            stage=stage,
+            note=note,
+            spans=tuple(spans),
+        )

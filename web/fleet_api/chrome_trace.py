@@ -1,6 +1,8 @@
-"""A request's trace in Chrome's trace format, which Perfetto opens: a lane per stage, edge and KV owner. Pure.
+"""A request's trace in Chrome's trace format, which Perfetto opens: a lane per stage, edge and KV
+owner. Pure.
 
-Source: the "Trace Event Format" document of the Chromium project: complete events (X), instants (i), metadata (M); times in us.
+Source: the "Trace Event Format" document of the Chromium project: complete events (X), instants
+(i), metadata (M); times in us.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,33 +36,73 @@ class ChromeTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> ChromeTrace:
-    """Convert a trace. Lanes in the order of the graph: the request, stages, edges, walks of stages, then KV owners.
+    """Convert a trace. Lanes in the order of the graph: the request, stages, edges, walks of
+    stages, then KV owners.
 
     `logs`: chunks by edge, which determine the begin of walks.
     """
-    walks = {task.stage: found for task in trace.tasks if (found := find_walk_spans(trace, task, graph, logs))}
-    lanes = ["request", *(task.stage for task in trace.tasks), *(f"edge {edge.name}" for edge in trace.edges)]
+    walks = {
+        task.stage: found
+        for task in trace.tasks
+        if (found := find_walk_spans(trace, task, graph, logs))
+    }
+    lanes = [
+        "request",
+        *(task.stage for task in trace.tasks),
+        *(f"edge {edge.name}" for edge in trace.edges),
+    ]
     lanes += [f"walks {stage}" for stage in walks]
     lanes += sorted({f"kv {span.stage}" for span in trace.kv})
     number = {lane: place for place, lane in enumerate(lanes, start=1)}
     end = trace.ended_us or trace.now_us
     events = [ChromeTraceEvent(name="process_name", ph="M", args={"name": trace.id})]
-    events += [ChromeTraceEvent(name="thread_name", ph="M", tid=number[lane], args={"name": lane}) for lane in lanes]
-    events.append(_span(trace.state, trace.created_us, end, number["request"], {"kind": trace.kind, "model": trace.model}))
+    events += [
+        ChromeTraceEvent(name="thread_name", ph="M", tid=number[lane], args={"name": lane})
+        for lane in lanes
+    ]
+    events.append(
+        _span(
+            trace.state,
+            trace.created_us,
+            end,
+            number["request"],
+            {"kind": trace.kind, "model": trace.model},
+        )
+    )
     for task in trace.tasks:
         events += _task_spans(task, end, number[task.stage])
     for edge in trace.edges:
         events += _edge_spans(edge, number[f"edge {edge.name}"])
     for stage, spans in walks.items():
         lane = number[f"walks {stage}"]
-        events += [_span(span.walk, span.from_us, span.to_us, lane, {"worker": span.worker}) for span in spans]
+        events += [
+            _span(span.walk, span.from_us, span.to_us, lane, {"worker": span.worker})
+            for span in spans
+        ]
     for span in trace.kv:
-        events.append(_span(span.worker, span.from_us, span.to_us or end, number[f"kv {span.stage}"], {"how": span.how}))
+        events.append(
+            _span(
+                span.worker,
+                span.from_us,
+                span.to_us or end,
+                number[f"kv {span.stage}"],
+                {"how": span.how},
+            )
+        )
     for event in trace.events:
         lane = number.get(event.stage, number["request"])
-        args: dict[str, str | int] = {"worker": event.worker, "epoch": event.epoch, "detail": event.detail}
-        events.append(ChromeTraceEvent(name=event.what, ph="i", ts=event.at_us, tid=lane, s="t", args=args))
-    return ChromeTrace(traceEvents=events, otherData={"request": trace.id, "graph": trace.graph, "state": trace.state})
+        args: dict[str, str | int] = {
+            "worker": event.worker,
+            "epoch": event.epoch,
+            "detail": event.detail,
+        }
+        events.append(
+            ChromeTraceEvent(name=event.what, ph="i", ts=event.at_us, tid=lane, s="t", args=args)
+        )
+    return ChromeTrace(
+        traceEvents=events,
+        otherData={"request": trace.id, "graph": trace.graph, "state": trace.state},
+    )
 
 
 def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEvent]:
@@ -74,21 +116,39 @@ def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEve
             yield _span(name, begin, until, lane, args)
     for receipt in task.receipts:
         counts: dict[str, str | int] = {
-            "chunks": receipt.num_chunks, "hop mean us": receipt.hop_mean_us, "hop max us": receipt.hop_max_us,
-            "pulls": receipt.num_pulls, "pulled bytes": receipt.pull_bytes, "pull us": receipt.pull_us,
-        }  # fmt: skip
-        yield ChromeTraceEvent(name=f"received {receipt.edge}", ph="i", ts=receipt.first_us, tid=lane, s="t", args=counts)
+            "chunks": receipt.num_chunks,
+            "hop mean us": receipt.hop_mean_us,
+            "hop max us": receipt.hop_max_us,
+            "pulls": receipt.num_pulls,
+            "pulled bytes": receipt.pull_bytes,
+            "pull us": receipt.pull_us,
+        }
+        yield ChromeTraceEvent(
+            name=f"received {receipt.edge}",
+            ph="i",
+            ts=receipt.first_us,
+            tid=lane,
+            s="t",
+            args=counts,
+        )
 
 
 def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[ChromeTraceEvent]:
     if not edge.first_us:
         return ()
     args: dict[str, str | int] = {
-        "chunks": edge.produced, "consumed": edge.consumed, "items": edge.items, "bytes": edge.num_bytes,
+        "chunks": edge.produced,
+        "consumed": edge.consumed,
+        "items": edge.items,
+        "bytes": edge.num_bytes,
         "remote bytes": edge.remote_bytes,
-    }  # fmt: skip
+    }
     return (_span(f"{edge.source} to {edge.target}", edge.first_us, edge.last_us, lane, args),)
 
 
-def _span(name: str, begin: int, end: int, lane: int, args: dict[str, str | int]) -> ChromeTraceEvent:
-    return ChromeTraceEvent(name=name, ph="X", ts=begin, dur=max(end - begin, 0), tid=lane, args=args)
+def _span(
+    name: str, begin: int, end: int, lane: int, args: dict[str, str | int]
+) -> ChromeTraceEvent:
+    return ChromeTraceEvent(
+        name=name, ph="X", ts=begin, dur=max(end - begin, 0), tid=lane, args=args
+    )

@@ -20,17 +20,23 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
-    """`loaded_percent`: of its weights, by the most advanced of its starting workers; None if it is not known."""
+    """`loaded_percent`: of its weights, by the most advanced of its starting workers; None if it is
+    not known.
+    """
 
     role: str
     loaded_percent: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.role} (starting{'' if self.loaded_percent is None else f', {self.loaded_percent} % loaded'})"
+        return (
+            f"{self.role} "
+            f"(starting{'' if self.loaded_percent is None else f', {self.loaded_percent} % loaded'})"
+        )
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`missing`: roles without a live worker; `starting`: those of them that have one starting. For clients with the API key.
+    """`missing`: roles without a live worker; `starting`: those of them that have one starting. For
+    clients with the API key.
 
     With no role missing, `error` says why Redis admits no requests.
     """
@@ -46,14 +52,20 @@ class HealthRoutes:
         self._gateway = gateway
 
     def routes(self) -> list[BaseRoute]:
-        return [Route("/health", self.health), Route("/ready", self.ready), Route("/metrics", self.metrics)]
+        return [
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics),
+        ]
 
     async def health(self, _request: Request) -> Response:
         """Report that this process is up, independent of others."""
         return json_response(Health())
 
     async def ready(self, request: Request) -> Response:
-        """Report if requests can be served. Probes need only the status; the missing roles are for clients with the key."""
+        """Report if requests can be served. Probes need only the status; the missing roles are for
+        clients with the key.
+        """
         try:
             missing = await self._gateway.client.telemetry.missing_roles()
             roles = await self._gateway.client.telemetry.roles() if missing else []
@@ -62,8 +74,16 @@ class HealthRoutes:
         trouble = self._gateway.client.telemetry.redis_trouble()
         if not missing and not trouble:
             return json_response(Readiness(ready=True, missing=[]))
-        starting = [StartingRole(role=v.role, loaded_percent=v.loaded_percent) for v in roles if v.starting and v.role in missing]
-        error = RedisUnreachable(trouble) if trouble else _no_worker(missing, starting, {v.role: v.gap for v in roles if v.gap})
+        starting = [
+            StartingRole(role=v.role, loaded_percent=v.loaded_percent)
+            for v in roles
+            if v.starting and v.role in missing
+        ]
+        error = (
+            RedisUnreachable(trouble)
+            if trouble
+            else _no_worker(missing, starting, {v.role: v.gap for v in roles if v.gap})
+        )
         return _not_ready(request, missing, starting, error)
 
     async def metrics(self, _request: Request) -> Response:
@@ -82,17 +102,26 @@ class HealthRoutes:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
-def _no_worker(missing: Sequence[str], starting: Sequence[StartingRole], gaps: Mapping[RoleName, str]) -> NoWorker:
+def _no_worker(
+    missing: Sequence[str], starting: Sequence[StartingRole], gaps: Mapping[RoleName, str]
+) -> NoWorker:
     shown = {each.role: str(each) for each in starting}
     absent = [role for role in missing if role not in shown]
     remedy = f"start one with `fleet worker {absent[0]}`" if absent else "wait until it has loaded"
-    named = [shown.get(role, role) + (f" ({gap})" if (gap := gaps.get(RoleName(role))) else "") for role in missing]
+    named = [
+        shown.get(role, role) + (f" ({gap})" if (gap := gaps.get(RoleName(role))) else "")
+        for role in missing
+    ]
     return NoWorker(f"no live worker for: {', '.join(named)}; {remedy}")
 
 
-def _not_ready(request: Request, missing: Sequence[str], starting: Sequence[StartingRole], error: FleetError) -> Response:
+def _not_ready(
+    request: Request, missing: Sequence[str], starting: Sequence[StartingRole], error: FleetError
+) -> Response:
     if not is_trusted(request.scope):
         missing, starting = [], []
         error = NoWorker("requests cannot be served now; send the API key to read what is missing")
-    body = Readiness(ready=False, missing=list(missing), starting=list(starting), error=envelope_of(error).error)
+    body = Readiness(
+        ready=False, missing=list(missing), starting=list(starting), error=envelope_of(error).error
+    )
     return json_response(body, 503, {"retry-after": "1"})

@@ -1,4 +1,6 @@
-"""One request's trace with its texts, and its audio, read from the logs of its edges. Knows no stage."""
+"""One request's trace with its texts, and its audio, read from the logs of its edges. Knows no
+stage.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +33,9 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
     trace = await gateway.client.telemetry.trace(request)
     if trace is None:
         raise request_not_found(request)
-    ids = _joined(await gateway.client.telemetry.edge_log(request, gateway.edges.text), "ids", "<i4")
+    ids = _joined(
+        await gateway.client.telemetry.edge_log(request, gateway.edges.text), "ids", "<i4"
+    )
     audio = next((edge for edge in trace.edges if edge.name == gateway.edges.audio), None)
     fields = {name: getattr(trace, name) for name in RequestTrace.__struct_fields__}
     return RequestDetail(
@@ -44,27 +48,41 @@ async def read_request_detail(gateway: Gateway, request: RequestId) -> RequestDe
 
 
 async def wav_of(gateway: Gateway, request: RequestId) -> bytes:
-    """Return the audio produced so far. Raises: NotFound if there is none, or it is no longer stored."""
+    """Return the audio produced so far. Raises: NotFound if there is none, or it is no longer
+    stored.
+    """
     edge = gateway.edges.audio
-    samples = _joined(await gateway.client.telemetry.edge_log(request, edge), "pcm", "<i2") if edge is not None else _NOTHING
+    samples = (
+        _joined(await gateway.client.telemetry.edge_log(request, edge), "pcm", "<i2")
+        if edge is not None
+        else _NOTHING
+    )
     if not len(samples):
         if await gateway.client.telemetry.trace(request) is None:
             raise request_not_found(request)
         raise NotFound(
-            f"request {request} has no audio, or it is no longer stored: audio is deleted a minute after the end",
+            f"request {request} has no audio, or it is no longer stored: audio is deleted a "
+            "minute after the end",
             param="request_id",
         )
-    return await asyncio.to_thread(encode_whole, samples.tobytes(), gateway.frontend.sample_rate_hz, "wav")
+    return await asyncio.to_thread(
+        encode_whole, samples.tobytes(), gateway.frontend.sample_rate_hz, "wav"
+    )
 
 
-async def read_logs_without_audio(gateway: Gateway, trace: RequestTrace) -> dict[str, Sequence[Chunk]]:
+async def read_logs_without_audio(
+    gateway: Gateway, trace: RequestTrace
+) -> dict[str, Sequence[Chunk]]:
     """Return the chunks of every edge except audio, which would be large."""
     names = [edge.name for edge in trace.edges if edge.name != gateway.edges.audio]
     return {name: await gateway.client.telemetry.edge_log(trace.id, name) for name in names}
 
 
 def request_not_found(request: str) -> NotFound:
-    return NotFound(f"no request {quoted(request)}; it never was, or its retention time is over", param="request_id")
+    return NotFound(
+        f"no request {quoted(request)}; it never was, or its retention time is over",
+        param="request_id",
+    )
 
 
 _NOTHING = np.empty(0, "<i2")
@@ -77,5 +95,9 @@ def _text(gateway: Gateway, ids: tuple[int, ...]) -> str:
 
 def _joined(chunks: Sequence[Chunk], name: str, dtype: str) -> np.ndarray:
     """Concatenate one inline tensor of every chunk."""
-    found = [tensor.data for chunk in chunks if (tensor := chunk.tensors.get(name)) is not None and tensor.data is not None]
+    found = [
+        tensor.data
+        for chunk in chunks
+        if (tensor := chunk.tensors.get(name)) is not None and tensor.data is not None
+    ]
     return np.frombuffer(b"".join(found), dtype)

@@ -1,4 +1,6 @@
-"""GET /v1/fleet/requests/{id}/stream: resume a streamed answer after the loss of its gateway or connection. Knows no stage."""
+"""GET /v1/fleet/requests/{id}/stream: resume a streamed answer after the loss of its gateway or
+connection. Knows no stage.
+"""
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,9 +17,11 @@ from web.openai.chat import ChatEnvelope, chat_events
 
 
 class ResumeEndpoint:
-    """An ASGI app: the events of the chat completion after `Last-Event-ID`, or all without that header.
+    """An ASGI app: the events of the chat completion after `Last-Event-ID`, or all without that
+    header.
 
-    The latest connection receives the answer; an older one gets no further events, and its end no longer aborts the request.
+    The latest connection receives the answer; an older one gets no further events, and its end no
+    longer aborts the request.
     """
 
     def __init__(self, gateway: Gateway) -> None:
@@ -25,18 +29,29 @@ class ResumeEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if request.method != "GET":  # Starlette accepts HEAD for every GET route; it would take the answer from its client
+        # Starlette accepts HEAD for every GET route; it would take the answer from its client
+        if request.method != "GET":
             raise HTTPException(405, headers={"allow": "GET"})
         if self._gateway.config.web.read_only:
-            raise ReadOnly("reading an answer's stream takes it from its listener, and this gateway is read-only (web.read_only)")
+            raise ReadOnly(
+                "reading an answer's stream takes it from its listener, and this gateway is "
+                "read-only (web.read_only)"
+            )
         sent = Position.parse(request.headers.get("last-event-id", str(Position())))
-        await until_disconnect(receive, self._resume(request_id_of(str(request.path_params["request_id"])), sent, scope, send))
+        await until_disconnect(
+            receive,
+            self._resume(request_id_of(str(request.path_params["request_id"])), sent, scope, send),
+        )
 
-    async def _resume(self, request_id: RequestId, sent: Position, scope: Scope, send: Send) -> None:
+    async def _resume(
+        self, request_id: RequestId, sent: Position, scope: Scope, send: Send
+    ) -> None:
         answer = await self._gateway.resume(request_id)
         if answer is None:
             raise request_not_found(request_id)
         async with answer:
             answer.is_stalled = lambda: is_stalled(scope)
             reply = ChatEnvelope.of(answer.spec, self._gateway.model)
-            await send_stream(send, {}, chat_events(self._gateway, reply, answer, sent, with_ids=True))
+            await send_stream(
+                send, {}, chat_events(self._gateway, reply, answer, sent, with_ids=True)
+            )

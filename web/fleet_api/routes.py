@@ -1,4 +1,5 @@
-"""GET, POST and DELETE /v1/fleet/...: state of the fleet and operations on it. The console's buttons call these routes.
+"""GET, POST and DELETE /v1/fleet/...: state of the fleet and operations on it. The console's
+buttons call these routes.
 
 Knows no stage and no page.
 """
@@ -15,8 +16,6 @@ from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName, request_id_of
 from fleet.core.jobs import EXAMPLE, REPORT_FILES
 from fleet.core.request_trace import STATES, RequestFilter, RequestRow
-from fleet.spans.protocol.routes import routes_of
-from fleet.drafts.figures.speculation import StageDrafts
 from fleet.core.telemetry import (
     LEVELS,
     WORKER_ORDERS,
@@ -29,8 +28,15 @@ from fleet.core.telemetry import (
     WorkerOrder,
     WorkerView,
 )
+from fleet.drafts.figures.speculation import StageDrafts
+from fleet.spans.protocol.routes import routes_of
 from web.fleet_api.chrome_trace import chrome_trace_of
-from web.fleet_api.request_detail import read_logs_without_audio, read_request_detail, request_not_found, wav_of
+from web.fleet_api.request_detail import (
+    read_logs_without_audio,
+    read_request_detail,
+    request_not_found,
+    wav_of,
+)
 from web.fleet_api.training import TrainingApi
 from web.gateway.gateway import Gateway
 from web.gateway.metrics import GATEWAY_ROLE
@@ -158,7 +164,11 @@ class FleetApi:
             Route(f"{root}/requests/{{request_id}}/audio", self.audio),
             Route(f"{root}/requests/{{request_id}}/trace", self.trace),
             Route(f"{root}/requests/{{request_id}}/retry", self.retry, methods=["POST"]),
-            Route(f"{root}/requests/{{request_id}}/tasks/{{stage}}/redeliver", self.redeliver, methods=["POST"]),
+            Route(
+                f"{root}/requests/{{request_id}}/tasks/{{stage}}/redeliver",
+                self.redeliver,
+                methods=["POST"],
+            ),
             Route(f"{root}/workers", self.workers),
             Route(f"{root}/workers/{{worker_id}}/{{order}}", self.order_worker, methods=["POST"]),
             Route(f"{root}/drafters", self.drafters),
@@ -166,7 +176,11 @@ class FleetApi:
             *TrainingApi(self._gateway).routes(root),
             Route(f"{root}/queues", self.queues),
             Route(f"{root}/dead-letters", self.dead_letters),
-            Route(f"{root}/dead-letters/{{request_id}}/retry", self.retry_dead_letter, methods=["POST"]),
+            Route(
+                f"{root}/dead-letters/{{request_id}}/retry",
+                self.retry_dead_letter,
+                methods=["POST"],
+            ),
             Route(f"{root}/dead-letters/{{request_id}}", self.drop_dead_letter, methods=["DELETE"]),
             Route(f"{root}/transfers", self.transfers),
             Route(f"{root}/routes", self.span_routes),
@@ -186,8 +200,14 @@ class FleetApi:
         params = request.query_params
         wanted = read_request_filter(params)
         limit = int_param(params, "limit", 50, MAX_PAGE, least=1)
-        page = await self._client.telemetry.list_requests(wanted, before=params.get("before", ""), limit=limit)
-        return json_response(RequestList(data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us))
+        page = await self._client.telemetry.list_requests(
+            wanted, before=params.get("before", ""), limit=limit
+        )
+        return json_response(
+            RequestList(
+                data=page.rows, next=page.next or None, counts=page.counts, now_us=page.now_us
+            )
+        )
 
     async def abort(self, request: Request) -> Response:
         """Abort a request; `aborted` is false if it had ended already."""
@@ -201,11 +221,17 @@ class FleetApi:
         return json_response(await read_request_detail(self._gateway, _request_id(request)))
 
     async def audio(self, request: Request) -> Response:
-        """Send the audio produced so far as a WAV file; it is stored until a minute after the end."""
+        """Send the audio produced so far as a WAV file; it is stored until a minute after the
+        end.
+        """
         request_id = _request_id(request)
         wav = await wav_of(self._gateway, request_id)
         name = f'inline; filename="{request_id}.wav"'
-        return Response(wav, media_type="audio/wav", headers={"content-disposition": name, "cache-control": "no-store"})
+        return Response(
+            wav,
+            media_type="audio/wav",
+            headers={"content-disposition": name, "cache-control": "no-store"},
+        )
 
     async def trace(self, request: Request) -> Response:
         """Send the trace in Chrome's format, which Perfetto opens."""
@@ -213,9 +239,15 @@ class FleetApi:
         found = await self._client.telemetry.trace(request_id)
         if found is None:
             raise request_not_found(request_id)
-        trace = chrome_trace_of(found, self._gateway.graph, await read_logs_without_audio(self._gateway, found))
+        trace = chrome_trace_of(
+            found, self._gateway.graph, await read_logs_without_audio(self._gateway, found)
+        )
         name = f'attachment; filename="{request_id}.json"'
-        return Response(msgspec.json.encode(trace), media_type="application/json", headers={"content-disposition": name})
+        return Response(
+            msgspec.json.encode(trace),
+            media_type="application/json",
+            headers={"content-disposition": name},
+        )
 
     async def retry(self, request: Request) -> Response:
         request_id = _request_id(request)
@@ -223,7 +255,9 @@ class FleetApi:
         return json_response(RetryResult(id=new_id, retry_of=request_id), 201)
 
     async def redeliver(self, request: Request) -> Response:
-        """Take a stage's task back from its worker, to be granted again. `epoch`: refuse if the task has another epoch by now."""
+        """Take a stage's task back from its worker, to be granted again. `epoch`: refuse if the
+        task has another epoch by now.
+        """
         request_id, stage = _request_id(request), StageName(str(request.path_params["stage"]))
         epoch = Epoch(int_param(request.query_params, "epoch", 0, MAX_EPOCH))
         await self._client.operations.redeliver(request_id, stage, epoch)
@@ -235,12 +269,20 @@ class FleetApi:
             for view in await self._client.telemetry.workers(with_gone=True)
         ]
         missing = await self._client.telemetry.missing_roles()
-        live, gone = [view for view in workers if not view.gone], [view for view in workers if view.gone]
+        live, gone = (
+            [view for view in workers if not view.gone],
+            [view for view in workers if view.gone],
+        )
         return json_response(WorkerList(data=live, gone=gone, missing_roles=missing))
 
     async def order_worker(self, request: Request) -> Response:
-        """`drain`: claim no tasks. `resume`: claim tasks again. `stop`: finish the tasks and exit. `dump`: log stack traces."""
-        worker, order = str(request.path_params["worker_id"]), _order(str(request.path_params["order"]))
+        """`drain`: claim no tasks. `resume`: claim tasks again. `stop`: finish the tasks and exit.
+        `dump`: log stack traces.
+        """
+        worker, order = (
+            str(request.path_params["worker_id"]),
+            _order(str(request.path_params["order"])),
+        )
         await self._client.operations.order_worker(worker, order)
         return json_response(WorkerOrderResult(id=worker, order=order))
 
@@ -278,12 +320,20 @@ class FleetApi:
         return json_response(SeriesList(data=await self._client.telemetry.series()))
 
     async def logs(self, request: Request) -> Response:
-        """List log lines, newest first; the parameters filter, `q` by a part of the message, `level` by that level and above."""
+        """List log lines, newest first; the parameters filter, `q` by a part of the message,
+        `level` by that level and above.
+        """
         params = request.query_params
         wanted = read_log_query(params)
         limit = int_param(params, "limit", 200, MAX_LINES, least=1)
-        page = await self._client.telemetry.logs(wanted, before=params.get("before", ""), limit=limit)
-        return json_response(LogList(data=page.lines, next=page.next or None, newest=page.newest, dropped=page.dropped))
+        page = await self._client.telemetry.logs(
+            wanted, before=params.get("before", ""), limit=limit
+        )
+        return json_response(
+            LogList(
+                data=page.lines, next=page.next or None, newest=page.newest, dropped=page.dropped
+            )
+        )
 
     async def jobs(self, _request: Request) -> Response:
         return json_response(JobList(data=await self._client.jobs.list_jobs()))
@@ -292,7 +342,9 @@ class FleetApi:
         job_id = str(request.path_params["job_id"])
         job = await self._client.jobs.find(job_id)
         if job is None:
-            raise NotFound(f"no job {quoted(job_id)}; GET /v1/fleet/jobs lists those there are", param="job_id")
+            raise NotFound(
+                f"no job {quoted(job_id)}; GET /v1/fleet/jobs lists those there are", param="job_id"
+            )
         return json_response(job)
 
     async def job_file(self, request: Request) -> Response:
@@ -355,13 +407,19 @@ def choice_param(params: Mapping[str, str], name: str, known: Sequence[str]) -> 
     return value
 
 
-def int_param(params: Mapping[str, str], name: str, default: int, most: int, *, least: int = 0) -> int:
+def int_param(
+    params: Mapping[str, str], name: str, default: int, most: int, *, least: int = 0
+) -> int:
     """Return a query parameter as a number. Raises: BadInput naming the limits."""
     value = params.get(name, "")
     if not value:
         return default
-    if not (value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most):
-        raise BadInput(f"{name}: {value[:40]!r} is not a whole number from {least} to {most}", param=name)
+    if not (
+        value.isascii() and value.isdecimal() and len(value) < 19 and least <= int(value) <= most
+    ):
+        raise BadInput(
+            f"{name}: {value[:40]!r} is not a whole number from {least} to {most}", param=name
+        )
     return int(value)
 
 
@@ -369,7 +427,9 @@ def _order(name: str) -> WorkerOrder:
     for order in WORKER_ORDERS:
         if name == order:
             return order
-    raise NotFound(f"no order {name[:40]!r}; a worker takes {', '.join(WORKER_ORDERS)}", param="order")
+    raise NotFound(
+        f"no order {name[:40]!r}; a worker takes {', '.join(WORKER_ORDERS)}", param="order"
+    )
 
 
 def _job_body(raw: bytes) -> tuple[str, object]:
@@ -383,10 +443,14 @@ def _job_body(raw: bytes) -> tuple[str, object]:
     fields = cast("dict[str, object]", body)
     for name in fields:
         if name not in JobBody.__struct_fields__:
-            raise BadInput(f"{name[:40]}: a job has no such field; send for example {EXAMPLE}", param=name[:40])
+            raise BadInput(
+                f"{name[:40]}: a job has no such field; send for example {EXAMPLE}", param=name[:40]
+            )
     kind = fields.get("kind")
     if not isinstance(kind, str):
-        raise BadInput(f"kind: it must name the kind of job; send for example {EXAMPLE}", param="kind")
+        raise BadInput(
+            f"kind: it must name the kind of job; send for example {EXAMPLE}", param="kind"
+        )
     return kind, fields.get("arguments", {})
 
 

@@ -1,4 +1,6 @@
-"""Routes of training: its state, the version of the draft head in use, and orders to forget samples."""
+"""Routes of training: its state, the version of the draft head in use, and orders to forget
+samples.
+"""
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +15,9 @@ MAX_DIGITS = 9
 
 
 class VersionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Workers of the main stage use this version of the draft head within two seconds; answers do not change."""
+    """Workers of the main stage use this version of the draft head within two seconds; answers do
+    not change.
+    """
 
     version: int
     object: str = "fleet.draft_version"
@@ -49,7 +53,10 @@ class TrainingApi:
     async def promote(self, request: Request) -> Response:
         number = str(request.path_params["number"])
         if not (number.isascii() and number.isdigit() and len(number) <= MAX_DIGITS):
-            raise BadInput("number: it must be the number of a version, or 0 for the head of the start", param="number")
+            raise BadInput(
+                "number: it must be the number of a version, or 0 for the head of the start",
+                param="number",
+            )
         await self._training.promote(int(number))
         return json_response(VersionResult(version=int(number)))
 

@@ -1,7 +1,8 @@
-"""The walks of a request's tasks over time, from the markers of its chunks and the events of its trace. Pure.
+"""The walks of a request's tasks over time, from the markers of its chunks and the events of its
+trace. Pure.
 
-Walks belong to the request: a worker that claims a task again replays earlier walks within the one that the task had reached.
-Knows no stage by name.
+Walks belong to the request: a worker that claims a task again replays earlier walks within the one
+that the task had reached. Knows no stage by name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ RELEASED = ("lost", "failed", "handed_off", "finished")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkSpan:
-    """Units: microseconds since 1970. A walk that begins with a chunk begins when the chunk was produced."""
+    """Units: microseconds since 1970. A walk that begins with a chunk begins when the chunk was
+    produced.
+    """
 
     walk: str
     worker: str
@@ -26,15 +29,21 @@ class WalkSpan:
     to_us: int
 
 
-def find_walk_spans(trace: RequestTrace, task: TaskTrace, graph: Graph, logs: EdgeLogs) -> tuple[WalkSpan, ...]:
-    """Return the walks in order, while a worker owned the task; nothing for a stage with only one walk."""
+def find_walk_spans(
+    trace: RequestTrace, task: TaskTrace, graph: Graph, logs: EdgeLogs
+) -> tuple[WalkSpan, ...]:
+    """Return the walks in order, while a worker owned the task; nothing for a stage with only one
+    walk.
+    """
     stage = next((stage for stage in graph.stages if stage.name == task.stage), None)
     if stage is None or len(stage.walks) < 2:
         return ()
     begins = [(0, str(stage.walks[0])), *_transitions(task, graph, logs)]
     ends = [at for at, _ in begins[1:]] + [trace.ended_us or trace.now_us]
     spans: list[WalkSpan] = []
-    for worker, from_us, to_us in _find_owners(task, [event for event in trace.events if event.stage == task.stage], ends[-1]):
+    for worker, from_us, to_us in _find_owners(
+        task, [event for event in trace.events if event.stage == task.stage], ends[-1]
+    ):
         for (begin, walk), end in zip(begins, ends, strict=True):
             first, last = max(begin, from_us), min(end, to_us)
             if first < last:
@@ -43,19 +52,26 @@ def find_walk_spans(trace: RequestTrace, task: TaskTrace, graph: Graph, logs: Ed
 
 
 def _transitions(task: TaskTrace, graph: Graph, logs: EdgeLogs) -> list[tuple[int, str]]:
-    """Return (time, walk) of each later walk: from the markers of the inputs, or for a task without inputs from its first output
-    in that walk.
+    """Return (time, walk) of each later walk: from the markers of the inputs, or for a task without
+    inputs from its first output in that walk.
     """
     inputs = graph.edges_to(task.stage)
     if inputs:
         times = [
-            (chunk.produced_us, chunk.walk or edge.consumer_walk(chunk.producer_walk, chunk.ordinal))
+            (
+                chunk.produced_us,
+                chunk.walk or edge.consumer_walk(chunk.producer_walk, chunk.ordinal),
+            )
             for edge in inputs
             for chunk in logs.get(edge.name, ())
             if chunk.boundary and chunk.producer_walk is not None
         ]
     else:
-        times = [(c.produced_us, c.producer_walk) for edge in graph.edges_from(task.stage) for c in logs.get(edge.name, ())]
+        times = [
+            (c.produced_us, c.producer_walk)
+            for edge in graph.edges_from(task.stage)
+            for c in logs.get(edge.name, ())
+        ]
     order = {str(walk): index for index, walk in enumerate(graph.stage(task.stage).walks)}
     last = 0
     changes: list[tuple[int, str]] = []
@@ -66,7 +82,9 @@ def _transitions(task: TaskTrace, graph: Graph, logs: EdgeLogs) -> list[tuple[in
     return changes
 
 
-def _find_owners(task: TaskTrace, events: Sequence[TraceEvent], end_us: int) -> list[tuple[str, int, int]]:
+def _find_owners(
+    task: TaskTrace, events: Sequence[TraceEvent], end_us: int
+) -> list[tuple[str, int, int]]:
     """Return (worker, begin, end) of each ownership of the task."""
     owners: list[tuple[str, int, int]] = []
     worker, since = "", 0

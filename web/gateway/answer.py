@@ -1,4 +1,6 @@
-"""One answer as it arrives: chunks of the client edges become pieces of text and audio, with token counts. Knows no HTTP."""
+"""One answer as it arrives: chunks of the client edges become pieces of text and audio, with token
+counts. Knows no HTTP.
+"""
 
 import asyncio
 import logging
@@ -24,7 +26,9 @@ from web.schema.responses import CompletionDetails, PromptDetails, Usage
 log = logging.getLogger("fleet.web")
 
 GROUP_BYTES = 6
-"""A multiple of 3 and of a sample: clients concatenate the base64 of the pieces before they decode it."""
+"""A multiple of 3 and of a sample: clients concatenate the base64 of the pieces before they decode
+it.
+"""
 MAX_PIECE_BYTES = 48_000
 BYTES_PER_SAMPLE = 2
 MAX_DIGITS = 15
@@ -37,7 +41,9 @@ class TextPiece:
 
 @dataclass(frozen=True, slots=True)
 class AudioPiece:
-    """PCM16 little-endian mono. Invariants: a multiple of `GROUP_BYTES`, except for the answer's last piece."""
+    """PCM16 little-endian mono. Invariants: a multiple of `GROUP_BYTES`, except for the answer's
+    last piece.
+    """
 
     pcm: bytes
 
@@ -47,7 +53,9 @@ Piece = TextPiece | AudioPiece
 
 @dataclass(slots=True)
 class Position:
-    """Amount of an answer that was sent: Unicode characters of text, bytes of audio. Written `CHARS.BYTES`."""
+    """Amount of an answer that was sent: Unicode characters of text, bytes of audio. Written
+    `CHARS.BYTES`.
+    """
 
     chars: int = 0
     audio_bytes: int = 0
@@ -59,9 +67,15 @@ class Position:
     def parse(text: str) -> "Position":
         """Raises: BadInput."""
         chars, dot, sound_bytes = text.partition(".")
-        numbers = all(digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS for digits in (chars, sound_bytes))
+        numbers = all(
+            digits.isascii() and digits.isdigit() and len(digits) <= MAX_DIGITS
+            for digits in (chars, sound_bytes)
+        )
         if not (dot and numbers) or int(sound_bytes) % BYTES_PER_SAMPLE:
-            raise BadInput(f"Last-Event-ID: {text[:40]!r} is not the id of an event of this stream", param="Last-Event-ID")
+            raise BadInput(
+                f"Last-Event-ID: {text[:40]!r} is not the id of an event of this stream",
+                param="Last-Event-ID",
+            )
         return Position(int(chars), int(sound_bytes))
 
     def advance(self, piece: Piece) -> None:
@@ -96,13 +110,17 @@ class ClientEdges:
 
 
 class AnswerStream:
-    """The answer to one request; an async context manager, which aborts the request when left before the end of the answer.
+    """The answer to one request; an async context manager, which aborts the request when left
+    before the end of the answer.
 
-    Two exceptions: when the gateway stops (GatewayStopping, or `closing` is set), the client may resume at another gateway; and
-    when `is_stalled` returns True (the client was disconnected for not reading), the request continues and can be resumed.
+    Two exceptions: when the gateway stops (GatewayStopping, or `closing` is set), the client may
+    resume at another gateway; and when `is_stalled` returns True (the client was disconnected for
+    not reading), the request continues and can be resumed.
 
-    The audio begins with at most `max_leading_silence_ms` of silence; `num_samples` counts the samples before trimming.
-    `first_audio_at`: arrival of the first audio, in seconds of `time.monotonic`. `on_complete` gets the answer's tokens.
+    The audio begins with at most `max_leading_silence_ms` of silence; `num_samples` counts the
+    samples before trimming.
+    `first_audio_at`: arrival of the first audio, in seconds of `time.monotonic`. `on_complete` gets
+    the answer's tokens.
     """
 
     def __init__(
@@ -148,9 +166,18 @@ class AnswerStream:
         self._metrics.in_flight.inc()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._metrics.in_flight.dec()
-        if not self._ended and self._closing.is_set() and self._outcome in ("", GatewayStopping.code):
+        if (
+            not self._ended
+            and self._closing.is_set()
+            and self._outcome in ("", GatewayStopping.code)
+        ):
             self._outcome = "left"
         elif not self._ended and not self._outcome and self.is_stalled():
             self._outcome = "left"
@@ -159,9 +186,12 @@ class AnswerStream:
             self._outcome = self._outcome or "aborted"
             await self._abort()
         self._metrics.observe_request_end(
-            self._outcome, time.monotonic() - self._started, self.audio_s,
-            num_frames=self._frontend.num_answer_audio_tokens(self.num_samples), continuous=self._continuity.ok,
-        )  # fmt: skip
+            self._outcome,
+            time.monotonic() - self._started,
+            self.audio_s,
+            num_frames=self._frontend.num_answer_audio_tokens(self.num_samples),
+            continuous=self._continuity.ok,
+        )
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Yield text and audio in order of arrival, no empty pieces.
@@ -176,7 +206,8 @@ class AnswerStream:
         except FleetError as error:
             self._outcome = error.code
             raise
-        # an incomplete character stays incomplete, and the beginning of a stop string is ordinary text
+        # an incomplete character stays incomplete, and the beginning of a stop string is ordinary
+        # text
         rest = self._trimmer.add(self._detokenizer.finish()) + self._trimmer.finish()
         if rest:
             yield TextPiece(rest)
@@ -214,13 +245,18 @@ class AnswerStream:
     def usage(self) -> Usage:
         prompt = len(self.spec.prompt_ids)
         prompt_audio = self._frontend.num_prompt_audio_tokens(self.spec)
-        text, audio = self._num_text_tokens, self._frontend.num_answer_audio_tokens(self.num_samples)
+        text, audio = (
+            self._num_text_tokens,
+            self._frontend.num_answer_audio_tokens(self.num_samples),
+        )
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=text + audio,
             total_tokens=prompt + text + audio,
             prompt_tokens_details=PromptDetails(
-                audio_tokens=prompt_audio, text_tokens=prompt - prompt_audio, cached_tokens=self._num_cached
+                audio_tokens=prompt_audio,
+                text_tokens=prompt - prompt_audio,
+                cached_tokens=self._num_cached,
             ),
             completion_tokens_details=CompletionDetails(audio_tokens=audio, text_tokens=text),
         )
@@ -228,7 +264,9 @@ class AnswerStream:
     async def _abort(self) -> None:
         """Abort a failed request too: the failure may have been that Redis was unreachable."""
         try:
-            await self._stream.abort("the client left" if self._outcome == "aborted" else self._outcome)
+            await self._stream.abort(
+                "the client left" if self._outcome == "aborted" else self._outcome
+            )
         except FleetError as error:
             log.warning("request %s: cannot be aborted: %s", self.spec.id, error.message)
 
@@ -249,9 +287,12 @@ class AnswerStream:
 
     def _text_pieces(self, chunk: Chunk) -> list[Piece]:
         ids = [int(token) for token in _array(chunk, "ids", "<i4")]
-        num_unchecked = max(0, max(len(self.spec.given), self._main.min_tokens) - self._num_text_tokens)
+        num_unchecked = max(
+            0, max(len(self.spec.given), self._main.min_tokens) - self._num_text_tokens
+        )
         self._text_ids += ids
-        # as in the stage, stop strings end the text only in generated tokens, and only after `min_tokens`
+        # as in the stage, stop strings end the text only in generated tokens, and only after
+        # `min_tokens`
         unchecked, checked = ids[:num_unchecked], ids[num_unchecked:]
         text = self._detokenizer.add(unchecked) + self._trimmer.add(self._detokenizer.add(checked))
         if not text:
@@ -264,7 +305,8 @@ class AnswerStream:
         if end:
             self._observe_first("audio")
         pieces: list[Piece] = [
-            AudioPiece(bytes(self._pcm[start : min(start + MAX_PIECE_BYTES, end)])) for start in range(0, end, MAX_PIECE_BYTES)
+            AudioPiece(bytes(self._pcm[start : min(start + MAX_PIECE_BYTES, end)]))
+            for start in range(0, end, MAX_PIECE_BYTES)
         ]
         del self._pcm[:end]
         return pieces
@@ -278,4 +320,6 @@ class AnswerStream:
 def _array(chunk: Chunk, name: str, dtype: str) -> np.ndarray:
     """A chunk's inline tensor, flat; empty for a final chunk without data."""
     tensor = chunk.tensors.get(name)
-    return np.frombuffer(tensor.data if tensor is not None and tensor.data is not None else b"", dtype)
+    return np.frombuffer(
+        tensor.data if tensor is not None and tensor.data is not None else b"", dtype
+    )

@@ -18,7 +18,9 @@ from web.ports import FleetPort
 
 
 class AudioPreparation:
-    """Invariants: requests being decoded are no more than the fleet would admit beside the live ones."""
+    """Invariants: requests being decoded are no more than the fleet would admit beside the live
+    ones.
+    """
 
     def __init__(self, client: FleetPort, frontend: Frontend, limits: Limits) -> None:
         self._client, self._frontend, self._max_audio_s = client, frontend, limits.max_audio_s
@@ -30,13 +32,20 @@ class AudioPreparation:
 
         Raises: BadInput, InputTooLarge naming the field; Overloaded, NoWorker, RedisUnreachable.
         """
-        parts = [(part.where, part.data) for part in chat.audio_parts if not isinstance(part.data, np.ndarray)]
+        parts = [
+            (part.where, part.data)
+            for part in chat.audio_parts
+            if not isinstance(part.data, np.ndarray)
+        ]
         if not parts or not self._frontend.audio_rate_hz:
             return chat
         self._frontend.voice(chat.voice, chat.voice_where)
         num_admissible = await self._client.requests.check_admission(chat.id, chat.outputs)
         if self._num_preparing >= num_admissible:
-            raise Overloaded(f"{self._num_preparing} requests with audio are being prepared already; try again shortly")
+            raise Overloaded(
+                f"{self._num_preparing} requests with audio are being prepared already; try "
+                "again shortly"
+            )
         self._num_preparing += 1
         try:
             return chat.with_samples(await self._samples(parts))
@@ -48,8 +57,12 @@ class AudioPreparation:
         files = [(where, data) for where, data in parts if not isinstance(data, Recording)]
         if needs_decoder(files):
             assert len(files) == len(parts), "a chat holds files or recordings, never both"
-            return await self._pool.decode(DecodeJob.of(files, rate_hz=rate_hz, max_audio_s=self._max_audio_s))
-        return await asyncio.to_thread(decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s, plain_only=True)
+            return await self._pool.decode(
+                DecodeJob.of(files, rate_hz=rate_hz, max_audio_s=self._max_audio_s)
+            )
+        return await asyncio.to_thread(
+            decode_parts, parts, rate_hz=rate_hz, max_audio_s=self._max_audio_s, plain_only=True
+        )
 
     def close(self) -> None:
         """End the decoder processes, after the last request."""

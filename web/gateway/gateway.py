@@ -13,7 +13,15 @@ import msgspec
 from fleet.config.schema import FleetConfig
 from fleet.control.client import ClientStream
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, ConfigError, FleetError, InputTooLarge, ModelNotFound, UnsupportedValue, quoted
+from fleet.core.errors import (
+    BadInput,
+    ConfigError,
+    FleetError,
+    InputTooLarge,
+    ModelNotFound,
+    UnsupportedValue,
+    quoted,
+)
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling, session_name
 from fleet.graphs import Graph
@@ -51,12 +59,16 @@ class PreparedChat:
     spoken: bool
 
     def headers(self, ignored: Sequence[str]) -> dict[str, str]:
-        """Response headers. `ignored`: names of fields that the client sent and that change nothing."""
+        """Response headers. `ignored`: names of fields that the client sent and that change
+        nothing.
+        """
         headers = {"x-fleet-seed": str(self.seed)}
         if (voice := self.spec.params.get("voice")) is not None:
             headers["x-fleet-voice"] = voice
         if ignored:
-            headers["x-fleet-ignored"] = ", ".join(ascii(name[:64])[1:-1][:64] for name in ignored[:32])
+            headers["x-fleet-ignored"] = ", ".join(
+                ascii(name[:64])[1:-1][:64] for name in ignored[:32]
+            )
         return headers
 
 
@@ -69,7 +81,9 @@ class ActiveRequest:
 
 
 class Gateway:
-    """Raises: ConfigError if the graph has no text edge to the client, or the deployment's sampling is wrong."""
+    """Raises: ConfigError if the graph has no text edge to the client, or the deployment's sampling
+    is wrong.
+    """
 
     def __init__(self, config: FleetConfig, client: FleetPort, frontend: Frontend) -> None:
         self.config = config
@@ -82,7 +96,9 @@ class Gateway:
         self.playback_reports = PlaybackReports(client)
         self.started_s = int(time.time())
         self.closing = asyncio.Event()
-        """Set at shutdown: endless streams end, and unfinished answers can be resumed at another gateway."""
+        """Set at shutdown: endless streams end, and unfinished answers can be resumed at another
+        gateway.
+        """
         self.audio = AudioPreparation(client, frontend, config.limits)
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = self.graph.main_stage.name
@@ -97,13 +113,23 @@ class Gateway:
         return self.frontend.audio_rate_hz > 0
 
     def check_model(self, wanted: str, where: str = "model") -> None:
-        """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound naming the field `where`."""
+        """Accept the model's name and its aliases (`web.model_aliases`). Raises: ModelNotFound
+        naming the field `where`.
+        """
         if wanted != self.model and wanted not in self.config.web.model_aliases:
-            others = ", and web.model_aliases lists its other names" if self.config.web.model_aliases else ""
-            raise ModelNotFound(f"{where}: no model {quoted(wanted)}; this server has {self.model!r}{others}", param=where)
+            others = (
+                ", and web.model_aliases lists its other names"
+                if self.config.web.model_aliases
+                else ""
+            )
+            raise ModelNotFound(
+                f"{where}: no model {quoted(wanted)}; this server has {self.model!r}{others}",
+                param=where,
+            )
 
     async def submit(self, body: ChatBody, request_id: RequestId) -> ActiveRequest:
-        """Check, prepare and submit a request. If the caller is cancelled meanwhile, no request remains.
+        """Check, prepare and submit a request. If the caller is cancelled meanwhile, no request
+        remains.
 
         Raises: BadInput, InputTooLarge, ModelNotFound, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -128,9 +154,10 @@ class Gateway:
     ) -> PreparedChat:
         """Check a chat and decode its audio; no body is read here. `submit_prepared` submits it.
 
-        `stored`: its stored body, by default that of the options and messages. `kind`: kind of the request in the request index,
-        by default speech or text. `given`: the answer, or its beginning. `where` and `voice_where` name the fields of prompt and
-        voice in errors. `continues`: the audio follows other audio, so all of its leading silence is sent.
+        `stored`: its stored body, by default that of the options and messages. `kind`: kind of the
+        request in the request index, by default speech or text. `given`: the answer, or its
+        beginning. `where` and `voice_where` name the fields of prompt and voice in errors.
+        `continues`: the audio follows other audio, so all of its leading silence is sent.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -152,10 +179,13 @@ class Gateway:
             voice_where=voice_where,
         )
         decoded = await self.audio.decode(chat)
-        spec, blob = await prepare_in_thread(num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded)
+        spec, blob = await prepare_in_thread(
+            num_chars(chat) > INLINE_BYTES, self.frontend.prepare, decoded
+        )
         spec = msgspec.structs.replace(
             spec,
-            reply=reply_of(options) | (self._leading_silence_param() if spoken and not continues else {}),
+            reply=reply_of(options)
+            | (self._leading_silence_param() if spoken and not continues else {}),
             session=session_of(options),
             body=stored_body(options, messages) if stored is None else stored,
             model=self.model,
@@ -166,22 +196,29 @@ class Gateway:
         return PreparedChat(spec=spec, blob=blob, seed=seed, spoken=spoken)
 
     async def submit_prepared(self, chat: PreparedChat) -> ActiveRequest:
-        """Raises: Overloaded, NoWorker, RedisUnreachable. If the caller is cancelled, no request remains."""
+        """Raises: Overloaded, NoWorker, RedisUnreachable. If the caller is cancelled, no request
+        remains.
+        """
         stream = await self._submit_spec(chat.spec, chat.blob)
         return ActiveRequest(chat=chat, answer=self._answer(chat.spec, stream))
 
     def _leading_silence_param(self) -> dict[str, str]:
-        """The limit of leading silence, stored with the request so that audio positions are the same at every gateway."""
+        """The limit of leading silence, stored with the request so that audio positions are the
+        same at every gateway.
+        """
         max_ms = self.config.web.max_leading_silence_ms
         return {MAX_LEADING_SILENCE_MS: str(max_ms)} if max_ms is not None else {}
 
     def _with_length_of_given(self, spec: RequestSpec) -> RequestSpec:
         """Set max_tokens of an answer that is given in full to its own length."""
-        main = msgspec.structs.replace(self._sampling_of(spec, self._main), max_tokens=len(spec.given))
+        main = msgspec.structs.replace(
+            self._sampling_of(spec, self._main), max_tokens=len(spec.given)
+        )
         return msgspec.structs.replace(spec, sampling={**spec.sampling, self._main: main})
 
     async def resume(self, request_id: RequestId) -> AnswerStream | None:
-        """Continue the answer of a request that another gateway or connection submitted; None if there is no such request.
+        """Continue the answer of a request that another gateway or connection submitted; None if
+        there is no such request.
 
         Raises: RedisUnreachable.
         """
@@ -204,15 +241,25 @@ class Gateway:
         )
 
     async def _num_cached(self, spec: RequestSpec) -> int:
-        """Number of prompt positions of a finished request that the previous turn of the conversation had computed."""
+        """Number of prompt positions of a finished request that the previous turn of the
+        conversation had computed.
+        """
         if not spec.session:
             return 0
         try:
             view = await self.client.telemetry.trace(spec.id)
         except FleetError as error:
-            log.warning("request %s: the number of its cached prompt tokens cannot be read: %s", spec.id, error.message)
+            log.warning(
+                "request %s: the number of its cached prompt tokens cannot be read: %s",
+                spec.id,
+                error.message,
+            )
             return 0
-        cached = [task.cached_rows for task in view.tasks if task.stage == self._main] if view is not None else []
+        cached = (
+            [task.cached_rows for task in view.tasks if task.stage == self._main]
+            if view is not None
+            else []
+        )
         return min(sum(cached), len(spec.prompt_ids))
 
     async def _submit_spec(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
@@ -230,22 +277,32 @@ class Gateway:
         if not spoken:
             return (self.edges.text,)
         if self.edges.audio is None or not self.speaks:
-            raise UnsupportedValue("modalities: this model does not speak; ask for text", param="modalities")
+            raise UnsupportedValue(
+                "modalities: this model does not speak; ask for text", param="modalities"
+            )
         return (self.edges.text, self.edges.audio)
 
     async def keep_transcript(self, audio_id: str, transcript: str) -> int:
-        """Store the transcript of a spoken answer; return its expiry in seconds since 1970, the same for each call."""
-        return await self.client.voice.save_transcript(audio_id, transcript, int(time.time()) + self.config.retention_s)
+        """Store the transcript of a spoken answer; return its expiry in seconds since 1970, the
+        same for each call.
+        """
+        return await self.client.voice.save_transcript(
+            audio_id, transcript, int(time.time()) + self.config.retention_s
+        )
 
     def check_num_messages(self, num_messages: int) -> None:
         """Raises: InputTooLarge."""
         if num_messages > self.config.limits.max_messages:
-            reason = f"{num_messages} messages; at most {self.config.limits.max_messages} are allowed"
+            reason = (
+                f"{num_messages} messages; at most {self.config.limits.max_messages} are allowed"
+            )
             raise InputTooLarge(f"messages: {reason}", param="messages")
 
     async def _messages(self, body: ChatBody) -> tuple[Message, ...]:
         self.check_num_messages(len(body.messages))
-        return tuple([await self._message(message, index) for index, message in enumerate(body.messages)])
+        return tuple(
+            [await self._message(message, index) for index, message in enumerate(body.messages)]
+        )
 
     async def _message(self, message: MessageBody, index: int) -> Message:
         where = f"messages[{index}]"
@@ -256,14 +313,21 @@ class Gateway:
             if content is None:
                 where_audio = f"{where}.audio.id"
                 raise BadInput(
-                    f"{where_audio}: no such answer, or it has expired; send its transcript as content instead",
+                    f"{where_audio}: no such answer, or it has expired; send its transcript as "
+                    "content instead",
                     param=where_audio,
                 )
         if content is None:
             raise BadInput(f"{where}.content: this field is required", param=f"{where}.content")
         if isinstance(content, str):
-            return Message(role=role, name=message.name or "", content=TextPart(text=content, where=f"{where}.content"))
-        parts = tuple(_part(part, f"{where}.content[{number}]") for number, part in enumerate(content))
+            return Message(
+                role=role,
+                name=message.name or "",
+                content=TextPart(text=content, where=f"{where}.content"),
+            )
+        parts = tuple(
+            _part(part, f"{where}.content[{number}]") for number, part in enumerate(content)
+        )
         return Message(role=role, name=message.name or "", content=parts)
 
     @staticmethod
@@ -271,13 +335,23 @@ class Gateway:
         return spec.sampling.get(stage, Sampling())
 
 
-MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS, WARNED = "mirror", "usage", "wav", "max_leading_silence_ms", "warned"
+MIRROR, USAGE, WAV, MAX_LEADING_SILENCE_MS, WARNED = (
+    "mirror",
+    "usage",
+    "wav",
+    "max_leading_silence_ms",
+    "warned",
+)
 
 
 def num_chars(chat: ChatRequest) -> int:
     """Count the characters of the chat's texts."""
     contents = (message.content for message in chat.messages)
-    parts = (part for content in contents for part in (content if isinstance(content, tuple) else (content,)))
+    parts = (
+        part
+        for content in contents
+        for part in (content if isinstance(content, tuple) else (content,))
+    )
     return sum(len(part.text) for part in parts if isinstance(part, TextPart))
 
 
@@ -285,9 +359,11 @@ def reply_of(body: ChatOptions) -> dict[str, str]:
     """Options of the answer's shape, as stored with the request: a key is present or absent."""
     options = body.stream_options or StreamOptions()
     wanted = {
-        MIRROR: "text" in body.wants, USAGE: options.include_usage, WAV: options.include_wav_headers,
+        MIRROR: "text" in body.wants,
+        USAGE: options.include_usage,
+        WAV: options.include_wav_headers,
         NO_STORE: body.store is False,
-    }  # fmt: skip
+    }
     warned = {WARNED: ",".join(names)} if (names := body.warned()) else {}
     return {name: "yes" for name, is_wanted in wanted.items() if is_wanted} | warned
 
@@ -309,7 +385,8 @@ def model_name(config: FleetConfig) -> str:
     if config.web.model_name:
         return config.web.model_name
     folder = Path(config.checkpoint)
-    if folder.parent.name == "snapshots":  # the model hub's cache: models--OWNER--NAME/snapshots/REVISION
+    # the model hub's cache: models--OWNER--NAME/snapshots/REVISION
+    if folder.parent.name == "snapshots":
         return folder.parent.parent.name.removeprefix("models--").replace("--", "/")
     return folder.name if folder.name not in ("", "auto") else config.graph
 

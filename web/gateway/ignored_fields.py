@@ -1,4 +1,6 @@
-"""Warnings about ignored fields that a client may count on: in the answer, and in the log. Knows no route."""
+"""Warnings about ignored fields that a client may count on: in the answer, and in the log. Knows no
+route.
+"""
 
 import logging
 import time
@@ -18,7 +20,9 @@ def warning_of(name: str) -> str:
 
 
 class IgnoredFieldLog:
-    """Logs each ignored field once in `PERIOD_S`: clients with tools send them with every request."""
+    """Logs each ignored field once in `PERIOD_S`: clients with tools send them with every
+    request.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -29,4 +33,9 @@ class IgnoredFieldLog:
         for name in names:
             if now - self._logged_at.get(name, -PERIOD_S) >= PERIOD_S:
                 self._logged_at[name] = now
-                log.warning("request %s: %s; others in the next %.0f s are not logged", request_id, warning_of(name), PERIOD_S)
+                log.warning(
+                    "request %s: %s; others in the next %.0f s are not logged",
+                    request_id,
+                    warning_of(name),
+                    PERIOD_S,
+                )

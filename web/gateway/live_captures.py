@@ -1,11 +1,13 @@
-"""Live answers that are trained on: a random share of those whose clients allow it. Knows no route."""
+"""Live answers that are trained on: a random share of those whose clients allow it. Knows no
+route.
+"""
 
 import random
 from collections.abc import Sequence
 
-from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.config import FleetConfig
 from fleet.core.request import RequestSpec
+from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from web.ports import FleetPort
 
 NO_STORE = "no_store"
@@ -13,7 +15,9 @@ NO_STORE = "no_store"
 
 
 class LiveCaptures:
-    """None without `training.share`. Answers that their request contained, as texts to speak, are not the model's own."""
+    """None without `training.share`. Answers that their request contained, as texts to speak, are
+    not the model's own.
+    """
 
     def __init__(self, client: FleetPort, config: FleetConfig) -> None:
         self._share = config.training.share if config.training.enabled else 0.0

@@ -1,11 +1,13 @@
-"""Playback positions that clients report, written to the traces of their requests at most once a second each."""
+"""Playback positions that clients report, written to the traces of their requests at most once a
+second each.
+"""
 
 import asyncio
 import logging
 
-from fleet.process.background import start
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
+from fleet.process.background import start
 from web.ports import FleetPort
 
 log = logging.getLogger("fleet.web")
@@ -14,7 +16,9 @@ WRITE_INTERVAL_S = 1.0
 
 
 class PlaybackReports:
-    """Pending reports of one gateway. `note` never waits. A failed write loses only a number of the trace."""
+    """Pending reports of one gateway. `note` never waits. A failed write loses only a number of the
+    trace.
+    """
 
     def __init__(self, client: FleetPort) -> None:
         self._client = client
@@ -26,15 +30,23 @@ class PlaybackReports:
         before = self._latest.get(request, (0, 0))
         self._latest[request] = (played_samples, before[1] + underruns)
         if request not in self._writing:
-            self._writing[request] = start(self._write(request), f"the writing of playback positions of request {request}")
+            self._writing[request] = start(
+                self._write(request), f"the writing of playback positions of request {request}"
+            )
 
     async def _write(self, request: RequestId) -> None:
         written: tuple[int, int] | None = None
         while (latest := self._latest[request]) != written:
             try:
-                await self._client.telemetry.record_playback(request, played_samples=latest[0], underruns=latest[1])
+                await self._client.telemetry.record_playback(
+                    request, played_samples=latest[0], underruns=latest[1]
+                )
             except FleetError as error:
-                log.info("request %s: its playback position cannot be written: %s", request, error.message)
+                log.info(
+                    "request %s: its playback position cannot be written: %s",
+                    request,
+                    error.message,
+                )
             written = latest
             await asyncio.sleep(WRITE_INTERVAL_S)
         del self._latest[request], self._writing[request]

@@ -1,4 +1,5 @@
-"""Sampling parameters of each stage of a request: declaration < checkpoint < deployment < request < its `fleet` section.
+"""Sampling parameters of each stage of a request: declaration < checkpoint < deployment < request <
+its `fleet` section.
 
 Knows stages only by what the graph declares of them.
 """
@@ -17,7 +18,14 @@ from web.schema.chat import MAX_SEED, ChatOptions, SamplingFields, StageFields
 
 Value = float | int | tuple[str, ...]
 _FIELDS = (
-    *("temperature", "top_p", "top_k", "repetition_penalty", "frequency_penalty", "presence_penalty"),
+    *(
+        "temperature",
+        "top_p",
+        "top_k",
+        "repetition_penalty",
+        "frequency_penalty",
+        "presence_penalty",
+    ),
     *("max_tokens", "min_tokens", "ignore_eos"),
 )
 
@@ -27,19 +35,28 @@ def new_seed() -> int:
     return secrets.randbelow(2**32)
 
 
-def stage_defaults(config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]) -> dict[StageName, Sampling]:
+def stage_defaults(
+    config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str, float | int]]
+) -> dict[StageName, Sampling]:
     """Default sampling of each stage; `of_checkpoint` is the frontend's `sampling`.
 
-    Raises: ConfigError if the deployment's `stages.NAME.sampling` has an unknown field or a value out of range.
+    Raises: ConfigError if the deployment's `stages.NAME.sampling` has an unknown field or a value
+    out of range.
     """
     defaults: dict[StageName, Sampling] = {}
     for stage in config.graph_declaration().stages:
-        given = {**stage.default_sampling, **of_checkpoint.get(stage.name, {}), **config.stage(stage.name).sampling}
+        given = {
+            **stage.default_sampling,
+            **of_checkpoint.get(stage.name, {}),
+            **config.stage(stage.name).sampling,
+        }
         try:
             StageFields.model_validate(given)
             sampling = msgspec.convert(given, Sampling, strict=True)
         except (ValueError, msgspec.ValidationError) as error:
-            raise ConfigError(f"stages.{stage.name}.sampling: {error}", param=f"stages.{stage.name}.sampling") from error
+            raise ConfigError(
+                f"stages.{stage.name}.sampling: {error}", param=f"stages.{stage.name}.sampling"
+            ) from error
         if stage.main:
             bound = min(sampling.max_tokens, config.limits.max_answer_tokens)
             sampling = msgspec.structs.replace(sampling, max_tokens=bound)
@@ -48,11 +65,16 @@ def stage_defaults(config: FleetConfig, of_checkpoint: Mapping[str, Mapping[str,
 
 
 def resolve_sampling(
-    body: ChatOptions, config: FleetConfig, defaults: Mapping[StageName, Sampling], stages: tuple[StageName, ...], seed: int
+    body: ChatOptions,
+    config: FleetConfig,
+    defaults: Mapping[StageName, Sampling],
+    stages: tuple[StageName, ...],
+    seed: int,
 ) -> dict[StageName, Sampling]:
     """Return the sampling of each of `stages`.
 
-    The temperature of a request applies to every stage that samples, its seed to every stage, its other fields to the main stage.
+    The temperature of a request applies to every stage that samples, its seed to every stage, its
+    other fields to the main stage.
     Raises: BadInput naming an unknown stage or a bound exceeded.
     """
     graph = config.graph_declaration()
@@ -61,7 +83,9 @@ def resolve_sampling(
     for name in sections:
         if name not in known:
             param = f"fleet.{name[:SHOWN_CHARS]}"
-            raise BadInput(f"{param}: no such stage; use one of {', '.join(sorted(known))}", param=param)
+            raise BadInput(
+                f"{param}: no such stage; use one of {', '.join(sorted(known))}", param=param
+            )
     resolved: dict[StageName, Sampling] = {}
     for stage in graph.stages:
         if stage.name not in stages:
@@ -73,11 +97,15 @@ def resolve_sampling(
         if section is not None:
             values |= _set_values(section)
             where = where if section.max_tokens is None else f"fleet.{stage.name}.max_tokens"
-            where_min = where_min if section.min_tokens is None else f"fleet.{stage.name}.min_tokens"
+            where_min = (
+                where_min if section.min_tokens is None else f"fleet.{stage.name}.min_tokens"
+            )
         _check_bound(values, stage, config, defaults[stage.name], where)
         sampling = msgspec.structs.replace(defaults[stage.name], **values)
         if sampling.min_tokens > sampling.max_tokens:
-            reason = f"{sampling.min_tokens} is more than the answer's limit of {sampling.max_tokens}"
+            reason = (
+                f"{sampling.min_tokens} is more than the answer's limit of {sampling.max_tokens}"
+            )
             raise BadInput(f"{where_min}: {reason}; lower it, or raise max_tokens", param=where_min)
         resolved[stage.name] = sampling
     return resolved
@@ -99,7 +127,9 @@ def _request_values(body: ChatOptions, stage: Stage) -> dict[str, Value]:
 
 
 def _set_values(fields: SamplingFields) -> dict[str, Value]:
-    values: dict[str, Value] = {name: value for name in _FIELDS if (value := getattr(fields, name)) is not None}
+    values: dict[str, Value] = {
+        name: value for name in _FIELDS if (value := getattr(fields, name)) is not None
+    }
     if fields.top_k is not None:
         values["top_k"] = max(fields.top_k, 0)
     if fields.seed is not None:
@@ -109,7 +139,9 @@ def _set_values(fields: SamplingFields) -> dict[str, Value]:
     return values
 
 
-def _check_bound(values: Mapping[str, Value], stage: Stage, config: FleetConfig, default: Sampling, where: str) -> None:
+def _check_bound(
+    values: Mapping[str, Value], stage: Stage, config: FleetConfig, default: Sampling, where: str
+) -> None:
     limit = config.limits.max_answer_tokens
     if not stage.main:
         limit = max(limit, default.max_tokens)

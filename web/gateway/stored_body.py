@@ -14,13 +14,16 @@ AUDIO_FIELDS = ("data", "url")
 
 
 def stored_body(options: ChatOptions, messages: Sequence[Message] = ()) -> str:
-    """The body as JSON, audio replaced by a note of its size; "" if that is longer than `MAX_STORED_BYTES`.
+    """The body as JSON, audio replaced by a note of its size; "" if that is longer than
+    `MAX_STORED_BYTES`.
 
     `messages` are those of a chat that had no body.
     """
     fields = options.model_dump(exclude_unset=True)
     if messages:
-        fields["messages"] = [{"role": message.role, "content": _content(message)} for message in messages]
+        fields["messages"] = [
+            {"role": message.role, "content": _content(message)} for message in messages
+        ]
     try:
         text = json.dumps(_Copier().without_audio(fields), ensure_ascii=False)
     except _TooLong:
@@ -31,13 +34,19 @@ def stored_body(options: ChatOptions, messages: Sequence[Message] = ()) -> str:
 def _content(message: Message) -> object:
     if isinstance(message.content, TextPart):
         return message.content.text
-    return [{"type": "text", "text": p.text} if isinstance(p, TextPart) else _audio_note(p) for p in message.content]
+    return [
+        {"type": "text", "text": p.text} if isinstance(p, TextPart) else _audio_note(p)
+        for p in message.content
+    ]
 
 
 def _audio_note(part: AudioPart) -> object:
     """Describe audio as the part of a body that would hold it."""
     num_samples = len(part.data.samples) if isinstance(part.data, Recording) else len(part.data)
-    return {"type": "input_audio", "input_audio": {"data": f"(sound, {num_samples} samples, is not kept)", "format": "wav"}}
+    return {
+        "type": "input_audio",
+        "input_audio": {"data": f"(sound, {num_samples} samples, is not kept)", "format": "wav"},
+    }
 
 
 class _TooLong(Exception):
@@ -45,7 +54,9 @@ class _TooLong(Exception):
 
 
 def _min_json_len(value: object) -> int:
-    """Return a lower bound of the JSON length of a string, number or constant; for a list or object, of its brackets."""
+    """Return a lower bound of the JSON length of a string, number or constant; for a list or
+    object, of its brackets.
+    """
     if isinstance(value, str):
         return len(value)
     return 1 + value.bit_length() // 4 if isinstance(value, int) else 1
@@ -63,7 +74,10 @@ class _Copier:
         if self._left < 0:
             raise _TooLong
         if isinstance(value, dict):
-            return {name: self.without_audio(inner, name) for name, inner in cast("dict[str, object]", value).items()}
+            return {
+                name: self.without_audio(inner, name)
+                for name, inner in cast("dict[str, object]", value).items()
+            }
         if isinstance(value, list):
             return [self.without_audio(inner) for inner in cast("list[object]", value)]
         return value

@@ -1,1 +1,3 @@
-"""HTTP itself: connections, bodies, access rules, errors, event streams. Knows no request of the model."""
+"""HTTP itself: connections, bodies, access rules, errors, event streams. Knows no request of the
+model.
+"""

@@ -6,7 +6,9 @@ NETWORK_BITS = 64
 
 
 def client_address(peer: tuple[str, int] | None) -> str | None:
-    """Return a client's IPv4 address, or the /64 network of its IPv6 address (one client has all of it); None without a peer."""
+    """Return a client's IPv4 address, or the /64 network of its IPv6 address (one client has all of
+    it); None without a peer.
+    """
     if peer is None:
         return None
     host = peer[0].partition("%")[0]

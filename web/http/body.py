@@ -14,7 +14,9 @@ MIB = 1024 * 1024
 
 
 class BodyMemory:
-    """Memory of the bodies of all requests. Each request frees its share at its end, also after an error."""
+    """Memory of the bodies of all requests. Each request frees its share at its end, also after an
+    error.
+    """
 
     def __init__(self, max_mib: int) -> None:
         self._max_mib = max_mib
@@ -24,7 +26,8 @@ class BodyMemory:
         """Raises: BodiesTooLarge."""
         if self.num_bytes + num_bytes > self._max_mib * MIB:
             raise BodiesTooLarge(
-                f"the requests under way have bodies of {self.num_bytes} bytes already, and web.body_memory_mib allows "
+                f"the requests under way have bodies of {self.num_bytes} bytes already, and "
+                "web.body_memory_mib allows "
                 f"{self._max_mib} MiB; try again shortly, or send a smaller body"
             )
         self.num_bytes += num_bytes
@@ -64,7 +67,9 @@ def body_memory_of(scope: Scope) -> RequestBodyMemory:
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """Read the body. Raises: InputTooLarge as soon as it is known to be too long; BodiesTooLarge; ClientDisconnect."""
+    """Read the body. Raises: InputTooLarge as soon as it is known to be too long; BodiesTooLarge;
+    ClientDisconnect.
+    """
     declared = request.headers.get("content-length", "0")
     if not declared.isdigit():
         raise BadInput("content-length: not a number")

@@ -25,9 +25,11 @@ def is_stalled(scope: Scope) -> bool:
 
 
 async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> T:
-    """Run `work` until its end or the disconnect of the client, which cancels it and waits for its clean-up.
+    """Run `work` until its end or the disconnect of the client, which cancels it and waits for its
+    clean-up.
 
-    The body must have been read: further input is dropped. Raises: ClientDisconnect, and the errors of `work`.
+    The body must have been read: further input is dropped. Raises: ClientDisconnect, and the errors
+    of `work`.
     """
     working = asyncio.ensure_future(work)
     watching = asyncio.ensure_future(_disconnected(receive))
@@ -40,7 +42,8 @@ async def until_disconnect(receive: Receive, work: Coroutine[None, None, T]) -> 
         working.cancel()
         watching.cancel()
         await asyncio.wait({working, watching})
-        # retrieve the error of work that failed as the client disconnected, or asyncio would report it as never retrieved
+        # retrieve the error of work that failed as the client disconnected, or asyncio would report
+        # it as never retrieved
         if not working.cancelled() and (error := working.exception()) is not None:
             log.debug("the work of a request ended with %r", error)
 

@@ -1,4 +1,6 @@
-"""Errors as HTTP responses in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`. Knows no route."""
+"""Errors as HTTP responses in OpenAI's shape: `{"error": {"message", "type", "param", "code"}}`.
+Knows no route.
+"""
 
 import logging
 from collections.abc import Mapping
@@ -72,7 +74,9 @@ class SessionEndedByOperator(BadInput):
 
 
 class SessionExpired(BadInput):
-    """The voice session has reached its maximum duration. Code and wording are those of OpenAI's service."""
+    """The voice session has reached its maximum duration. Code and wording are those of OpenAI's
+    service.
+    """
 
     code = "session_expired"
 
@@ -132,7 +136,9 @@ STATUSES: dict[type[FleetError], int] = {
     errors.TransferError: 503,
     errors.WorkerLost: 503,
 }
-"""HTTP status by error class; a subclass that is not listed has that of its base, any other class 500."""
+"""HTTP status by error class; a subclass that is not listed has that of its base, any other class
+500.
+"""
 
 
 def status_of(error: FleetError) -> int:
@@ -140,7 +146,9 @@ def status_of(error: FleetError) -> int:
 
 
 def envelope_of(error: FleetError) -> ErrorEnvelope:
-    body = ErrorBody(message=error.message, type=error_type(error), param=error.param, code=error.code)
+    body = ErrorBody(
+        message=error.message, type=error_type(error), param=error.param, code=error.code
+    )
     return ErrorEnvelope(body)
 
 
@@ -155,16 +163,29 @@ def error_type(error: FleetError) -> str:
 
 
 def error_response(
-    envelope: ErrorEnvelope, status: int, headers: Mapping[str, str] | None = None, *, retry_after_s: int = 1
+    envelope: ErrorEnvelope,
+    status: int,
+    headers: Mapping[str, str] | None = None,
+    *,
+    retry_after_s: int = 1,
 ) -> Response:
     extra = {"retry-after": str(retry_after_s)} if status in (429, 503) else {}
     if status == HTTPStatus.UNAUTHORIZED:
         extra["www-authenticate"] = "Bearer"
-    return Response(msgspec.json.encode(envelope), status, media_type="application/json", headers={**extra, **(headers or {})})
+    return Response(
+        msgspec.json.encode(envelope),
+        status,
+        media_type="application/json",
+        headers={**extra, **(headers or {})},
+    )
 
 
 def internal_error_response() -> Response:
-    body = ErrorBody(message="the server failed; its log has the reason", type="server_error", code="server_error")
+    body = ErrorBody(
+        message="the server failed; its log has the reason",
+        type="server_error",
+        code="server_error",
+    )
     return error_response(ErrorEnvelope(body), 500)
 
 
@@ -186,5 +207,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and allowed:
         reason = f"this route takes {allowed} only"
     path = request.url.path[:MAX_SHOWN_PATH]
-    body = ErrorBody(message=f"{request.method} {path}: {reason}", type=type_of(error.status_code), code=code)
+    body = ErrorBody(
+        message=f"{request.method} {path}: {reason}", type=type_of(error.status_code), code=code
+    )
     return error_response(ErrorEnvelope(body), error.status_code, error.headers)

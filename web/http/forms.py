@@ -1,4 +1,6 @@
-"""Parsing of a multipart form from a body in memory, with limits of fields, files and headers. Knows no field of any route."""
+"""Parsing of a multipart form from a body in memory, with limits of fields, files and headers.
+Knows no field of any route.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -27,7 +29,9 @@ async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
     """
     kind = headers.get("content-type", "")
     if len(kind) > MAX_TYPE_CHARS:
-        raise BadInput(f"content-type: more than {MAX_TYPE_CHARS} characters; shorten the form's boundary")
+        raise BadInput(
+            f"content-type: more than {MAX_TYPE_CHARS} characters; shorten the form's boundary"
+        )
     try:
         form = await _Parser(headers, raw).parse()
     except MultiPartException as error:
@@ -39,10 +43,18 @@ async def open_form(headers: Headers, raw: bytes) -> AsyncIterator[FormData]:
 
 
 class _Parser(MultiPartParser):
-    """Starlette's parser with further limits. Files stay in memory, like the body, and are not written to disk."""
+    """Starlette's parser with further limits. Files stay in memory, like the body, and are not
+    written to disk.
+    """
 
     def __init__(self, headers: Headers, raw: bytes) -> None:
-        super().__init__(headers, _pieces(raw), max_files=MAX_FILES, max_fields=MAX_FIELDS, max_part_size=MAX_FIELD_BYTES)
+        super().__init__(
+            headers,
+            _pieces(raw),
+            max_files=MAX_FILES,
+            max_fields=MAX_FIELDS,
+            max_part_size=MAX_FIELD_BYTES,
+        )
         self.spool_max_size = len(raw) + 1
         self._part_header_bytes = 0
 
@@ -69,7 +81,10 @@ class _Parser(MultiPartParser):
     def _count_header(self, num_bytes: int) -> None:
         self._part_header_bytes += num_bytes
         if self._part_header_bytes > MAX_PART_HEADER_BYTES:
-            raise InputTooLarge(f"the form has a part with more than {MAX_PART_HEADER_BYTES} bytes of headers; shorten its names")
+            raise InputTooLarge(
+                f"the form has a part with more than {MAX_PART_HEADER_BYTES} bytes of headers; "
+                "shorten its names"
+            )
 
 
 async def _pieces(raw: bytes) -> AsyncGenerator[bytes]:

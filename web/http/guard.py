@@ -13,7 +13,15 @@ from starlette.websockets import WebSocket
 from fleet.config.schema import WebConfig
 from fleet.core.errors import FleetError, RedisUnreachable
 from web.http.cookies import read_cookie
-from web.http.errors import Forbidden, ForeignHost, ReadOnly, Unauthorized, envelope_of, error_response, status_of
+from web.http.errors import (
+    Forbidden,
+    ForeignHost,
+    ReadOnly,
+    Unauthorized,
+    envelope_of,
+    error_response,
+    status_of,
+)
 from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
 from web.http.origins import AllowedOrigins, not_listed
@@ -21,7 +29,9 @@ from web.http.wrong_keys import WrongKeys
 
 COOKIE = "fleet_console"
 SECURE_COOKIE = "__Host-fleet_console"
-"""Name of the cookie under https. Browsers accept this prefix only over https, and not from other hosts of the domain."""
+"""Name of the cookie under https. Browsers accept this prefix only over https, and not from other
+hosts of the domain.
+"""
 CSRF_HEADER = "x-csrf-token"
 LOGIN_PATH = "/console/login"
 METRICS_PATH = "/metrics"
@@ -70,19 +80,39 @@ class AccessRules:
         if reason := self.hosts.find_refusal(headers.get("host")):
             return ForeignHost(reason, param="host")
         key = client_key(scope)
-        if scope["type"] == "websocket" and scope["path"] == REALTIME_PATH and (key or "").startswith(CLIENT_SECRET_PREFIX):
+        if (
+            scope["type"] == "websocket"
+            and scope["path"] == REALTIME_PATH
+            and (key or "").startswith(CLIENT_SECRET_PREFIX)
+        ):
             return None
         changes = scope["type"] == "http" and scope["method"] not in ("GET", "HEAD", "OPTIONS")
-        has_key = self.api_key is not None and keys_equal((key or "").encode("latin-1"), self.api_key)
+        has_key = self.api_key is not None and keys_equal(
+            (key or "").encode("latin-1"), self.api_key
+        )
         scope.setdefault("state", {})[_TRUSTED] = has_key or self.api_key is None
-        if not has_key and (refused := await self._without_key(scope, headers, changes)) is not None:
-            return self.wrong_keys.refusal(scope, refused) if key and self.api_key is not None else refused
+        if (
+            not has_key
+            and (refused := await self._without_key(scope, headers, changes)) is not None
+        ):
+            return (
+                self.wrong_keys.refusal(scope, refused)
+                if key and self.api_key is not None
+                else refused
+            )
         if self.web.read_only and changes and scope["path"].startswith(FLEET_API_PATH):
-            return ReadOnly("this gateway is read-only (web.read_only); ask one that is not, or use the command line")
+            return ReadOnly(
+                "this gateway is read-only (web.read_only); ask one that is not, or use the "
+                "command line"
+            )
         return None
 
-    async def _without_key(self, scope: Scope, headers: Headers, changes: bool) -> Unauthorized | Forbidden | None:
-        """Rules for requests without the key: from browsers with a login, from pages of other origins, and others."""
+    async def _without_key(
+        self, scope: Scope, headers: Headers, changes: bool
+    ) -> Unauthorized | Forbidden | None:
+        """Rules for requests without the key: from browsers with a login, from pages of other
+        origins, and others.
+        """
         foreign, allowed = _foreign(headers), self.origins.allow(scope)
         if foreign is not None and not allowed and (changes or scope["type"] == "websocket"):
             return Forbidden(foreign)
@@ -90,10 +120,15 @@ class AccessRules:
             return None
         login = login_token(scope)
         if (foreign is not None and allowed) or not await self.logins.is_valid(login):
-            return Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY")
+            return Unauthorized(
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            )
         csrf = self.logins.csrf_token(login)
         if changes and not keys_equal(headers.get(CSRF_HEADER, "").encode("latin-1"), csrf):
-            return Forbidden(f"{CSRF_HEADER}: missing or wrong; load the console's page again, or send the key as Bearer")
+            return Forbidden(
+                f"{CSRF_HEADER}: missing or wrong; load the console's page again, or send the "
+                "key as Bearer"
+            )
         scope["state"][_CSRF] = csrf
         return None
 
@@ -105,7 +140,9 @@ RefuseSocket = Callable[[WebSocket, FleetError], Awaitable[None]]
 
 
 class Guard:
-    """Middleware that applies the rules: a refused program gets the error, a refused browser the login page."""
+    """Middleware that applies the rules: a refused program gets the error, a refused browser the
+    login page.
+    """
 
     def __init__(self, app: ASGIApp, rules: AccessRules, refuse_socket: RefuseSocket) -> None:
         self.app = app
@@ -127,16 +164,30 @@ class Guard:
         elif scope["type"] == "websocket":
             await self._refuse_socket(WebSocket(scope, receive, send), refusal)
         elif isinstance(refusal, Unauthorized) and _wants_page(scope):
-            where = f"{LOGIN_PATH}?next={quote(scope['path'], safe='/')}" if scope["path"] != "/" else LOGIN_PATH
-            await send({"type": "http.response.start", "status": 303, "headers": [(b"location", where.encode())]})
+            where = (
+                f"{LOGIN_PATH}?next={quote(scope['path'], safe='/')}"
+                if scope["path"] != "/"
+                else LOGIN_PATH
+            )
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": 303,
+                    "headers": [(b"location", where.encode())],
+                }
+            )
             await send({"type": "http.response.body"})
         else:
-            response = error_response(envelope_of(refusal), status_of(refusal), retry_after_s=refusal.retry_after_s)
+            response = error_response(
+                envelope_of(refusal), status_of(refusal), retry_after_s=refusal.retry_after_s
+            )
             await response(scope, receive, send)
 
 
 class _WhileLoggedIn:
-    """A `send` that ends a stream once its login has ended; while Redis is unreachable the stream continues."""
+    """A `send` that ends a stream once its login has ended; while Redis is unreachable the stream
+    continues.
+    """
 
     def __init__(self, send: Send, logins: Logins, login: str) -> None:
         self._send = send
@@ -161,15 +212,22 @@ def _wants_page(scope: Scope) -> bool:
     if scope["path"] == "/":
         return True
     asks_html = "text/html" in Headers(scope=scope).get("accept", "")
-    return scope["method"] == "GET" and asks_html and not scope["path"].startswith(("/v1/", "/console/"))
+    return (
+        scope["method"] == "GET"
+        and asks_html
+        and not scope["path"].startswith(("/v1/", "/console/"))
+    )
 
 
 def _foreign(headers: Headers) -> str | None:
-    """Return why the request counts as cross-site, or None. Programs send no Origin; browsers always do."""
+    """Return why the request counts as cross-site, or None. Programs send no Origin; browsers
+    always do.
+    """
     origin = headers.get("origin")
     if origin is not None and origin.partition("://")[2] != headers.get("host"):
         return (
-            f"{not_listed(origin)} to let them call the API; the console's changes and sockets come from its own pages only "
+            f"{not_listed(origin)} to let them call the API; the console's changes and sockets "
+            "come from its own pages only "
             "(a proxy must pass the Host header on unchanged)"
         )
     if headers.get("sec-fetch-site") in ("cross-site", "same-site"):
@@ -187,7 +245,9 @@ def login_token(scope: Scope) -> str:
 
 
 def client_key(scope: Scope) -> str | None:
-    """Return the client's key, from the Authorization header or a subprotocol: browsers cannot set headers of a WebSocket."""
+    """Return the client's key, from the Authorization header or a subprotocol: browsers cannot set
+    headers of a WebSocket.
+    """
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return key.strip()

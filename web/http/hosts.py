@@ -1,7 +1,8 @@
 """Check of the Host header, against DNS rebinding.
 
-A gateway on loopback without a key trusts every client. A site whose name resolves to this machine could make a browser send
-requests here as to its own origin; their Host header has the site's name. Knows no route.
+A gateway on loopback without a key trusts every client. A site whose name resolves to this machine
+could make a browser send requests here as to its own origin; their Host header has the site's name.
+Knows no route.
 """
 
 from urllib.parse import urlsplit
@@ -11,21 +12,26 @@ from fleet.config.schema import WebConfig
 
 
 class AllowedHosts:
-    """Names of the gateway: any name with a key or beyond loopback, unless `web.allowed_hosts` lists names."""
+    """Names of the gateway: any name with a key or beyond loopback, unless `web.allowed_hosts`
+    lists names.
+    """
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
         self._known = {name.lower() for name in (web.host, *web.allowed_hosts)}
         self._checked = bool(web.allowed_hosts) or (not has_key and is_loopback(web.host))
 
     def find_refusal(self, host: str | None) -> str | None:
-        """Return why requests to this host are refused, or None. A request without a host is not from a browser."""
+        """Return why requests to this host are refused, or None. A request without a host is not
+        from a browser.
+        """
         if not self._checked or host is None:
             return None
         name = _name(host)
         if is_loopback(name) or name in self._known:
             return None
         return (
-            f"host: {host[:80]!r} is not a name of this gateway; open it as localhost, list the name in web.allowed_hosts, "
+            f"host: {host[:80]!r} is not a name of this gateway; open it as localhost, list the "
+            "name in web.allowed_hosts, "
             "or set FLEET_API_KEY"
         )
 

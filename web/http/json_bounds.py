@@ -1,4 +1,5 @@
-"""Limits of a JSON text, checked before parsing: parsed values take up to a hundred times the memory of their text.
+"""Limits of a JSON text, checked before parsing: parsed values take up to a hundred times the
+memory of their text.
 
 Knows no route and no field.
 """
@@ -11,19 +12,27 @@ from pydantic import BeforeValidator
 from fleet.core.errors import InputTooLarge
 
 MAX_VALUES = 65_536
-"""Values in the body of a request. The largest legitimate ones list a hundred tools, each with a schema of hundreds of values."""
+"""Values in the body of a request. The largest legitimate ones list a hundred tools, each with a
+schema of hundreds of values.
+"""
 MAX_WIDE_BYTES = 8 * 1024 * 1024
-"""Limit of strings with characters beyond ASCII, which take up to four bytes per character. Base64 has none."""
+"""Limit of strings with characters beyond ASCII, which take up to four bytes per character. Base64
+has none.
+"""
 MAX_OUTSIDE_BYTES = 4 * 1024 * 1024
-"""Limit of numbers, white space and punctuation: a number of four thousand digits takes five times its text."""
+"""Limit of numbers, white space and punctuation: a number of four thousand digits takes five times
+its text.
+"""
 _PIECE_BYTES = 64 * 1024
 """One step of the scan, at most a millisecond, after which other threads may run."""
 
 
 def check_json(raw: bytes, *, max_values: int = MAX_VALUES, whole: str = "the body") -> None:
-    """Check the number of values, the bytes outside of strings, and those of wide strings; `whole` names the text in errors.
+    """Check the number of values, the bytes outside of strings, and those of wide strings; `whole`
+    names the text in errors.
 
-    Invalid JSON is counted as a parser reads it, up to its first error. Time: half a millisecond per MiB.
+    Invalid JSON is counted as a parser reads it, up to its first error. Time: half a millisecond
+    per MiB.
     Raises: InputTooLarge.
     """
     if len(raw) <= 2 * max_values:
@@ -32,19 +41,27 @@ def check_json(raw: bytes, *, max_values: int = MAX_VALUES, whole: str = "the bo
     for start in range(0, len(raw), _PIECE_BYTES):
         scan.feed(raw[start : start + _PIECE_BYTES])
         if scan.num_values > max_values:
-            raise InputTooLarge(f"{whole}: more than {max_values} JSON values, this server's limit; send fewer")
+            raise InputTooLarge(
+                f"{whole}: more than {max_values} JSON values, this server's limit; send fewer"
+            )
         if scan.outside_bytes > MAX_OUTSIDE_BYTES:
-            raise InputTooLarge(f"{whole}: more than {MAX_OUTSIDE_BYTES} bytes beside strings, this server's limit; send less")
+            raise InputTooLarge(
+                f"{whole}: more than {MAX_OUTSIDE_BYTES} bytes beside strings, this server's "
+                "limit; send less"
+            )
         if scan.wide_bytes > MAX_WIDE_BYTES:
             raise InputTooLarge(
-                f"{whole}: more than {MAX_WIDE_BYTES} bytes of strings with characters beyond ASCII, this server's limit; send "
+                f"{whole}: more than {MAX_WIDE_BYTES} bytes of strings with characters beyond "
+                "ASCII, this server's limit; send "
                 "shorter texts"
             )
 
 
 @dataclass(slots=True)
 class _Scan:
-    """State of the scan between two pieces. Separators are commas and opening brackets outside of strings."""
+    """State of the scan between two pieces. Separators are commas and opening brackets outside of
+    strings.
+    """
 
     num_separators: int = 0
     num_strings: int = 0
@@ -59,7 +76,9 @@ class _Scan:
 
     @property
     def num_values(self) -> int:
-        """Number of values: each but the first follows a separator. Strings alone count too, two per separator in an object."""
+        """Number of values: each but the first follows a separator. Strings alone count too, two
+        per separator in an object.
+        """
         return max(self.num_separators, self.num_strings // 2)
 
     @property
@@ -109,7 +128,9 @@ def _is_wide(text: bytes) -> bool:
 
 
 def max_keys(most: int) -> BeforeValidator:
-    """Return a limit of an object's keys, checked before its values: a validator collects the errors of all, 1 KiB each."""
+    """Return a limit of an object's keys, checked before its values: a validator collects the
+    errors of all, 1 KiB each.
+    """
 
     def check(value: object) -> object:
         num_keys = len(cast("dict[str, object]", value)) if isinstance(value, dict) else 0

@@ -8,5 +8,7 @@ from starlette.responses import Response
 _encode = msgspec.json.Encoder().encode
 
 
-def json_response(value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(
+    value: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     return Response(_encode(value), status, headers, media_type="application/json")

@@ -1,7 +1,8 @@
-"""Logins of browsers: each is a random token in a cookie, valid at every gateway until the login ends or expires.
+"""Logins of browsers: each is a random token in a cookie, valid at every gateway until the login
+ends or expires.
 
-Redis holds a MAC of the token under the API key, so its data grant no access, and a changed key ends every login.
-Knows no route.
+Redis holds a MAC of the token under the API key, so its data grant no access, and a changed key
+ends every login. Knows no route.
 """
 
 import hashlib
@@ -27,9 +28,13 @@ TOKEN_BYTES = 32
 
 
 class Logins:
-    """Logins under one API key; with None there are none. Raises: RedisUnreachable from every coroutine."""
+    """Logins under one API key; with None there are none. Raises: RedisUnreachable from every
+    coroutine.
+    """
 
-    def __init__(self, store: LoginStore, api_key: str | None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, store: LoginStore, api_key: str | None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._store = store
         self._key = api_key.encode() if api_key is not None else None
         self._clock = clock
@@ -44,7 +49,9 @@ class Logins:
         return token
 
     async def is_valid(self, token: str) -> bool:
-        """Return True if the token is that of a login that has not ended; renew the login if due."""
+        """Return True if the token is that of a login that has not ended; renew the login if
+        due.
+        """
         if self._key is None or not token:
             return False
         name = self._mac("login", token)
@@ -72,7 +79,9 @@ class Logins:
         self._cached_until.pop(name, None)
 
     def csrf_token(self, token: str) -> str:
-        """Return the token that the console's pages send with every change; pages of other sites cannot read it."""
+        """Return the token that the console's pages send with every change; pages of other sites
+        cannot read it.
+        """
         return self._mac("csrf", token)
 
     def _cache(self, name: str) -> None:
@@ -92,5 +101,8 @@ def _without_redis_address() -> Iterator[None]:
     try:
         yield
     except RedisUnreachable as error:
-        reason = "Redis does not answer, so no login can be checked; try again shortly, or send the API key as Bearer"
+        reason = (
+            "Redis does not answer, so no login can be checked; try again shortly, or send "
+            "the API key as Bearer"
+        )
         raise RedisUnreachable(reason) from error

@@ -16,8 +16,13 @@ from web.refused_work import Account, RefusedWork, charging
 log = logging.getLogger("fleet.web")
 
 _STATE_KEY = "fleet_request_id"
-CONTENT_POLICY = "default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
-"""No inline scripts or styles, and nothing from another host; a page may set a policy of its own."""
+CONTENT_POLICY = (
+    "default-src 'self'; object-src 'none'; frame-ancestors 'none'; base-uri "
+    "'none'; form-action 'self'"
+)
+"""No inline scripts or styles, and nothing from another host; a page may set a policy of its
+own.
+"""
 
 
 def request_id_of(scope: Scope) -> RequestId:
@@ -30,7 +35,8 @@ def request_id_or_none(scope: Scope) -> RequestId | None:
 
 
 class RequestContext:
-    """Creates the request id, sets response headers, counts responses, frees body memory, turns unexpected errors into a 500.
+    """Creates the request id, sets response headers, counts responses, frees body memory, turns
+    unexpected errors into a 500.
 
     Inputs that are refused are charged to the client's address.
     """
@@ -53,7 +59,9 @@ class RequestContext:
             else:
                 await self._respond(scope, receive, send, request_id)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, request_id: RequestId) -> None:
+    async def _respond(
+        self, scope: Scope, receive: Receive, send: Send, request_id: RequestId
+    ) -> None:
         sender = _ResponseStart(send, scope, request_id, self._responses)
         try:
             with self._bodies.track(scope):
@@ -86,7 +94,8 @@ class _ResponseStart:
             headers = MutableHeaders(scope=message)
             headers["x-request-id"] = self._request_id
             headers["x-content-type-options"] = "nosniff"
-            # not "no-referrer", with which a form's POST has no Origin and looks like a cross-site request
+            # not "no-referrer", with which a form's POST has no Origin and looks like a cross-site
+            # request
             headers["referrer-policy"] = "same-origin"
             headers.setdefault("content-security-policy", CONTENT_POLICY)
             route = getattr(self._scope.get("route"), "path", "other")
@@ -98,4 +107,8 @@ class _ResponseStart:
 def _method(scope: Scope) -> str:
     """Return the method as a label value of a bounded set: clients may send any word."""
     method = str(scope["method"])
-    return method if method in ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS") else "other"
+    return (
+        method
+        if method in ("GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS")
+        else "other"
+    )

@@ -1,6 +1,8 @@
-"""Cross-origin use of the API from browsers (CORS): allowed origins, and the headers that permit them.
+"""Cross-origin use of the API from browsers (CORS): allowed origins, and the headers that permit
+them.
 
-Credentials are never allowed: a page of another origin sends the API key and cannot use the console's cookie. Knows no route.
+Credentials are never allowed: a page of another origin sends the API key and cannot use the
+console's cookie. Knows no route.
 """
 
 from starlette.datastructures import Headers
@@ -19,12 +21,16 @@ API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 """Paths that other origins may be allowed to call; the console's pages are not among them."""
 METHODS = ("GET", "HEAD", "POST", "DELETE")
 EXPOSED = (ANY_ORIGIN, "x-request-id", "retry-after")
-"""Response headers that pages may read: all; two that SDKs read are named for browsers without support of wildcards."""
+"""Response headers that pages may read: all; two that SDKs read are named for browsers without
+support of wildcards.
+"""
 PREFLIGHT_MAX_AGE_S = 600
 
 
 class AllowedOrigins:
-    """Origins of `web.allowed_origins`. Raises: ConfigError if any origin is allowed and no API key is set."""
+    """Origins of `web.allowed_origins`. Raises: ConfigError if any origin is allowed and no API key
+    is set.
+    """
 
     def __init__(self, web: WebConfig, *, has_key: bool) -> None:
         self.listed = web.allowed_origins
@@ -32,17 +38,28 @@ class AllowedOrigins:
             raise ConfigError(refusal, param="web.allowed_origins")
 
     def allow(self, scope: Scope) -> bool:
-        """Return True if the request or WebSocket is for the API and from a page of a listed origin."""
+        """Return True if the request or WebSocket is for the API and from a page of a listed
+        origin.
+        """
         origin = Headers(scope=scope).get("origin")
-        return origin is not None and scope["path"].startswith(API) and (origin in self.listed or ANY_ORIGIN in self.listed)
+        return (
+            origin is not None
+            and scope["path"].startswith(API)
+            and (origin in self.listed or ANY_ORIGIN in self.listed)
+        )
 
 
 def not_listed(origin: str) -> str:
-    return f"origin: pages of {quoted(origin)} may not use this gateway; list it in web.allowed_origins"
+    return (
+        f"origin: pages of {quoted(origin)} may not use this gateway; list it in "
+        "web.allowed_origins"
+    )
 
 
 class Cors(CORSMiddleware):
-    """CORS headers on responses of the API, refusals included. A refused preflight gets an error in the API's shape."""
+    """CORS headers on responses of the API, refusals included. A refused preflight gets an error in
+    the API's shape.
+    """
 
     def __init__(self, app: ASGIApp, origins: AllowedOrigins, lines: TimedAbuseLog) -> None:
         self._lines = lines
@@ -69,7 +86,10 @@ class Cors(CORSMiddleware):
             refusal = Forbidden(not_listed(origin), param="origin")
         elif method not in METHODS:
             param = "access-control-request-method"
-            message = f"{param}: no route takes {quoted(method)}; use {', '.join(METHODS[:-1])} or {METHODS[-1]}"
+            message = (
+                f"{param}: no route takes {quoted(method)}; use {', '.join(METHODS[:-1])} "
+                f"or {METHODS[-1]}"
+            )
             refusal = BadInput(message, param=param)
         else:
             return super().preflight_response(request_headers)

@@ -9,8 +9,9 @@ from starlette.types import Send
 PING_S = 15.0
 """Interval of the pings that keep proxies from closing a silent stream."""
 PING = b" \n"
-"""Event stream parsers ignore this line as a field of unknown name; load tools that read single lines skip it as empty, and would
-parse the usual comment as JSON. A blank line ends an event, even an empty one, for some clients (openai's).
+"""Event stream parsers ignore this line as a field of unknown name; load tools that read single
+lines skip it as empty, and would parse the usual comment as JSON. A blank line ends an event, even
+an empty one, for some clients (openai's).
 """
 _encode = msgspec.json.Encoder().encode
 
@@ -23,7 +24,10 @@ def event(value: msgspec.Struct) -> bytes:
 async def send_stream(send: Send, headers: dict[str, str], lines: AsyncIterator[bytes]) -> None:
     """Send server-sent events, and `PING` after every `PING_S` without one."""
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-    fixed = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    fixed = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+    ]
     await send({"type": "http.response.start", "status": 200, "headers": [*fixed, *raw]})
     # wait() and not wait_for(): a time-out must not cancel the pending step of the answer
     pending = asyncio.ensure_future(anext(lines, None))

@@ -1,4 +1,6 @@
-"""The gateway's certificate: that of the configuration, or a self-signed one in the data folder. Knows no route."""
+"""The gateway's certificate: that of the configuration, or a self-signed one in the data folder.
+Knows no route.
+"""
 
 import contextlib
 import datetime as dt
@@ -29,7 +31,9 @@ class TlsFiles:
 
 
 def tls_files(config: FleetConfig) -> TlsFiles | None:
-    """Return the certificate files, or None for plain HTTP. Raises: ConfigError naming a missing file."""
+    """Return the certificate files, or None for plain HTTP. Raises: ConfigError naming a missing
+    file.
+    """
     web = config.web
     if web.tls_cert is not None and web.tls_key is not None:
         for name, path in (("web.tls_cert", web.tls_cert), ("web.tls_key", web.tls_key)):
@@ -40,7 +44,9 @@ def tls_files(config: FleetConfig) -> TlsFiles | None:
 
 
 def _self_signed(folder: Path, host: str) -> TlsFiles:
-    """Return the stored certificate while it is valid, since browsers ask for consent to each new one; otherwise create one."""
+    """Return the stored certificate while it is valid, since browsers ask for consent to each new
+    one; otherwise create one.
+    """
     files = TlsFiles(cert=folder / "cert.pem", key=folder / "key.pem")
     names = _names(host)
     if not (files.key.is_file() and _is_valid_for(files.cert, names)):
@@ -52,8 +58,14 @@ def _self_signed(folder: Path, host: str) -> TlsFiles:
 
 def _names(host: str) -> list[x509.GeneralName]:
     """Return the names and addresses of this machine."""
-    own = {address.address.partition("%")[0] for of_card in psutil.net_if_addrs().values() for address in of_card}
-    named: list[x509.GeneralName] = [x509.DNSName(name) for name in sorted({"localhost", socket.gethostname()})]
+    own = {
+        address.address.partition("%")[0]
+        for of_card in psutil.net_if_addrs().values()
+        for address in of_card
+    }
+    named: list[x509.GeneralName] = [
+        x509.DNSName(name) for name in sorted({"localhost", socket.gethostname()})
+    ]
     for text in sorted(own | {"127.0.0.1", "::1", host}):
         with contextlib.suppress(ValueError):
             named.append(x509.IPAddress(ipaddress.ip_address(text)))
@@ -86,6 +98,8 @@ def _create_certificate(files: TlsFiles, names: list[x509.GeneralName]) -> None:
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .sign(key, hashes.SHA256())
     )
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
     write_private(files.key, pem.decode())
     write_private(files.cert, cert.public_bytes(serialization.Encoding.PEM).decode())

@@ -1,43 +1,73 @@
-"""Advice in the 404 of an unknown path: what to use instead, or how to correct the client's base URL."""
+"""Advice in the 404 of an unknown path: what to use instead, or how to correct the client's base
+URL.
+"""
 
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 
 _CHAT = "POST /v1/chat/completions"
 _ROUTES = {
-    "responses": f"the Responses API is not served; use {_CHAT} (in the client: choose Chat Completions instead of Responses)",
+    "responses": f"the Responses API is not served; use {_CHAT} (in the client: choose Chat "
+    "Completions instead of Responses)",
     "conversations": f"conversations are not stored here; send the whole chat to {_CHAT}",
     "completions": f"text completions are not served; use {_CHAT}",
-    "messages": f"Anthropic's Messages API is not served; use {_CHAT} (in the client: choose an OpenAI-compatible provider)",
-    "embeddings": "this model has no embeddings; choose another server for them in the client's document settings",
-    "images": "this model does not generate images; turn image generation off in the client, or choose another server for it",
+    "messages": f"Anthropic's Messages API is not served; use {_CHAT} (in the client: choose an "
+    "OpenAI-compatible provider)",
+    "embeddings": "this model has no embeddings; choose another server for them in the client's "
+    "document settings",
+    "images": "this model does not generate images; turn image generation off in the client, or "
+    "choose another server for it",
     "videos": "this model does not generate video; choose another server for it",
     "moderations": "moderation is not served; turn moderation off in the client",
-    "files": "files are not stored here; send audio as content parts of type input_audio, and text in messages",
-    "uploads": "files are not stored here; send audio as content parts of type input_audio, and text in messages",
+    "files": "files are not stored here; send audio as content parts of type input_audio, and "
+    "text in messages",
+    "uploads": "files are not stored here; send audio as content parts of type input_audio, and "
+    "text in messages",
     "batches": f"batches are not served; send each request to {_CHAT}",
     "assistants": f"the Assistants API is not served; use {_CHAT}",
     "threads": f"the Assistants API is not served; use {_CHAT}",
     "vector_stores": "there is no search or storage here; send the text in messages",
     "fine_tuning": "models are not trained through this API",
     "realtime/calls": "WebRTC and SIP are not served; open a WebSocket at /v1/realtime?model=MODEL",
-    "realtime/sessions": "the beta dialect is not served; get a short-lived key at POST /v1/realtime/client_secrets",
-    "realtime/transcription_sessions": "the beta dialect is not served; use POST /v1/audio/transcriptions",
-    "realtime/translations": "translations are not served; /v1/audio/transcriptions transcribes speech in its own language",
+    "realtime/sessions": "the beta dialect is not served; get a short-lived key at POST "
+    "/v1/realtime/client_secrets",
+    "realtime/transcription_sessions": "the beta dialect is not served; use POST "
+    "/v1/audio/transcriptions",
+    "realtime/translations": "translations are not served; /v1/audio/transcriptions transcribes "
+    "speech in its own language",
     "chat/completions": f"answers are not stored under their ids; use {_CHAT}",
 }
-"""Unserved routes of OpenAI's API, without /v1/, including the routes below them; and the advice for each."""
+"""Unserved routes of OpenAI's API, without /v1/, including the routes below them; and the advice
+for each.
+"""
 _SERVED = (
-    "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, /v1/realtime (a WebSocket) and "
+    "this server has /v1/chat/completions, /v1/audio/speech, /v1/audio/transcriptions, "
+    "/v1/realtime (a WebSocket) and "
     "/v1/models; GET /openapi.json lists everything"
 )
 _OF_OLLAMA = frozenset(
-    {"blobs", "chat", "copy", "create", "delete", "embed", "embeddings", "generate", "ps", "pull", "push", "show", "tags"}
+    {
+        "blobs",
+        "chat",
+        "copy",
+        "create",
+        "delete",
+        "embed",
+        "embeddings",
+        "generate",
+        "ps",
+        "pull",
+        "push",
+        "show",
+        "tags",
+    }
     | {"version"}
 )
 """Routes of Ollama under /api/."""
 _ENDPOINTS = (["chat", "completions"], ["audio", "speech"], ["audio", "transcriptions"])
 """Routes whose name marks the beginning of the API's path in any URL."""
-_FIRST_PIECES = frozenset({"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)})
+_FIRST_PIECES = frozenset(
+    {"audio", "models", "realtime", *(route.partition("/")[0] for route in _ROUTES)}
+)
 _PREFIXES = frozenset({"v1", "api", "openai"})
 _AZURE_PREFIXES = frozenset({"deployments", "engines"})
 """Path segments that a deployment name follows."""
@@ -46,8 +76,16 @@ _AZURE_PREFIXES = frozenset({"deployments", "engines"})
 def advice_for_path(path: str) -> tuple[str, str]:
     """Return the error code and the advice for a path without a route."""
     pieces = [piece for piece in path.split("/") if piece]
-    if pieces[:1] == ["api"] and pieces[1:2] and pieces[1] in _OF_OLLAMA and pieces[1:3] not in _ENDPOINTS:
-        advice = "Ollama's API is not served; add this server as an OpenAI connection, with a base URL that ends in /v1"
+    if (
+        pieces[:1] == ["api"]
+        and pieces[1:2]
+        and pieces[1] in _OF_OLLAMA
+        and pieces[1:3] not in _ENDPOINTS
+    ):
+        advice = (
+            "Ollama's API is not served; add this server as an OpenAI connection, with a "
+            "base URL that ends in /v1"
+        )
         return UnsupportedValue.code, advice
     if pieces[:2] == ["v1", "v1"]:
         return "not_found", "the client's base URL has /v1 twice; remove one"
@@ -55,7 +93,10 @@ def advice_for_path(path: str) -> tuple[str, str]:
         return "not_found", f"this is the base URL of the API, not a route; {_SERVED}"
     start = _api_start(pieces)
     if start is not None and pieces[:start] != ["v1"]:
-        return "not_found", f"the API is under /v1; let the client's base URL be {_base_for(pieces[start:])}"
+        return (
+            "not_found",
+            f"the API is under /v1; let the client's base URL be {_base_for(pieces[start:])}",
+        )
     if pieces[:1] != ["v1"]:
         return "not_found", ""
     routes = ("/".join(pieces[1:3]), pieces[1])
@@ -63,7 +104,10 @@ def advice_for_path(path: str) -> tuple[str, str]:
     if advice and pieces[1:] not in _ENDPOINTS:
         return UnsupportedValue.code, advice
     if "//" in path:
-        return "not_found", f"the client's base URL ends in a slash; let it be {_base_for(pieces[1:])}"
+        return (
+            "not_found",
+            f"the client's base URL ends in a slash; let it be {_base_for(pieces[1:])}",
+        )
     return "not_found", _SERVED
 
 
@@ -72,13 +116,17 @@ def _base_for(route: list[str]) -> str:
 
 
 def _api_start(pieces: list[str]) -> int | None:
-    """Return the index of the path segment at which a path of the API begins, without /v1; None if there is none."""
+    """Return the index of the path segment at which a path of the API begins, without /v1; None if
+    there is none.
+    """
     for at in reversed(range(len(pieces) - 1)):
         if pieces[at : at + 2] in _ENDPOINTS:
             # the base URL is the address of an endpoint, and a route follows
             return at + 2 if pieces[at + 2 :] and pieces[at + 2] in _FIRST_PIECES else at
     for at, piece in enumerate(pieces):
-        is_below = at == 0 or pieces[at - 1] in _PREFIXES or (at > 1 and pieces[at - 2] in _AZURE_PREFIXES)
+        is_below = (
+            at == 0 or pieces[at - 1] in _PREFIXES or (at > 1 and pieces[at - 2] in _AZURE_PREFIXES)
+        )
         if piece in _FIRST_PIECES and is_below:
             return at
     return None

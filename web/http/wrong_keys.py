@@ -1,8 +1,9 @@
 """Back-off for clients that send wrong API keys, and bounded log lines about them. Knows no route.
 
-The right key is accepted during a back-off too: behind a proxy all clients have one address, and one that guesses must not lock
-out the others. The length of the key protects it from guessing (`fleet/config/safety.py` refuses short ones); the back-off slows
-down clients with an old key, and limits the log. All wrong keys get the same response.
+The right key is accepted during a back-off too: behind a proxy all clients have one address, and
+one that guesses must not lock out the others. The length of the key protects it from guessing
+(`fleet/config/safety.py` refuses short ones); the back-off slows down clients with an old key, and
+limits the log. All wrong keys get the same response.
 """
 
 import math
@@ -21,7 +22,9 @@ from web.http.protocol.abuse import TimedAbuseLog
 NUM_FREE = 10
 """Wrong keys of an address before its first back-off."""
 FIRST_S, LONGEST_S = 1.0, 60.0
-"""First and longest back-off; each further wrong key doubles it. OpenAI's SDKs wait no longer than the longest."""
+"""First and longest back-off; each further wrong key doubles it. OpenAI's SDKs wait no longer than
+the longest.
+"""
 FORGIVEN_S = 300.0
 """The wrong keys of an address are forgotten after this time without another."""
 MAX_ADDRESSES = 4096
@@ -45,17 +48,22 @@ class WrongKeys:
         self._records: OrderedDict[str, _Record] = OrderedDict()
 
     def refusal(self, scope: Scope, refused: FleetError) -> FleetError:
-        """Count a wrong key, and return the refusal to send: `refused`, or during a back-off TooManyWrongKeys."""
+        """Count a wrong key, and return the refusal to send: `refused`, or during a back-off
+        TooManyWrongKeys.
+        """
         wait_s = self.count(address_of(scope))
         if wait_s is None:
             return refused
         return TooManyWrongKeys(
-            f"too many wrong API keys came from this address; wait {wait_s} s before you send another, or send the right one",
+            f"too many wrong API keys came from this address; wait {wait_s} s before you send "
+            "another, or send the right one",
             retry_after_s=wait_s,
         )
 
     def count(self, address: str) -> int | None:
-        """Count a wrong key. Return the remaining seconds of a back-off that began earlier; None outside of one."""
+        """Count a wrong key. Return the remaining seconds of a back-off that began earlier; None
+        outside of one.
+        """
         now = self._clock()
         record = self._record_of(address, now)
         self._lines.note("wrong API keys", address, "a wrong API key")

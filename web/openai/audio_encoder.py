@@ -1,4 +1,6 @@
-"""Streaming encoder from PCM16 to audio files, optionally with a changed tempo. Knows no request."""
+"""Streaming encoder from PCM16 to audio files, optionally with a changed tempo. Knows no
+request.
+"""
 
 import io
 import struct
@@ -33,7 +35,9 @@ MIN_TEMPO = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Codec:
-    """`stream`: options of the container where it cannot seek back to complete its header. Units: `bit_rate` per second."""
+    """`stream`: options of the container where it cannot seek back to complete its header. Units:
+    `bit_rate` per second.
+    """
 
     container: str
     name: str
@@ -42,16 +46,25 @@ class _Codec:
 
 
 _CODECS = {
-    "mp3": _Codec(container="mp3", name="libmp3lame", bit_rate=64_000, stream={"write_xing": "0", "id3v2_version": "0"}),
+    "mp3": _Codec(
+        container="mp3",
+        name="libmp3lame",
+        bit_rate=64_000,
+        stream={"write_xing": "0", "id3v2_version": "0"},
+    ),
     "flac": _Codec(container="flac", name="flac"),
     # by default a page has a second of audio, which would delay the stream
-    "opus": _Codec(container="ogg", name="libopus", bit_rate=40_000, stream={"page_duration": "80000"}),
+    "opus": _Codec(
+        container="ogg", name="libopus", bit_rate=40_000, stream={"page_duration": "80000"}
+    ),
     "aac": _Codec(container="adts", name="aac", bit_rate=64_000),
 }
 
 
 class Encoder(Protocol):
-    """Encodes audio in pieces of whole samples; each call returns the bytes of the file that are final."""
+    """Encodes audio in pieces of whole samples; each call returns the bytes of the file that are
+    final.
+    """
 
     def feed(self, pcm: bytes) -> bytes: ...
 
@@ -59,8 +72,14 @@ class Encoder(Protocol):
 
 
 def open_encoder(kind: FileFormat, rate_hz: int, speed: float = 1.0) -> Encoder:
-    """Return an encoder of mono PCM16 little-endian. FLAC and WAV headers have no length, which is unknown at the beginning."""
-    encoder = _Uncompressed(kind, rate_hz) if kind in ("wav", "pcm") else _Compressed(kind, rate_hz, _Sink())
+    """Return an encoder of mono PCM16 little-endian. FLAC and WAV headers have no length, which is
+    unknown at the beginning.
+    """
+    encoder = (
+        _Uncompressed(kind, rate_hz)
+        if kind in ("wav", "pcm")
+        else _Compressed(kind, rate_hz, _Sink())
+    )
     return _TempoChange(encoder, rate_hz, speed) if speed != 1 else encoder
 
 
@@ -79,8 +98,14 @@ def encode_whole(pcm: bytes, rate_hz: int, kind: FileFormat) -> bytes:
 
 def wav_header(rate_hz: int, data_len: int = UNKNOWN_LEN) -> bytes:
     file_len = min(data_len + 36, UNKNOWN_LEN)
-    form = struct.pack("<4sIHHIIHH", b"fmt ", 16, 1, 1, rate_hz, rate_hz * BYTES_PER_SAMPLE, BYTES_PER_SAMPLE, 16)
-    return struct.pack("<4sI4s", b"RIFF", file_len, b"WAVE") + form + struct.pack("<4sI", b"data", data_len)
+    form = struct.pack(
+        "<4sIHHIIHH", b"fmt ", 16, 1, 1, rate_hz, rate_hz * BYTES_PER_SAMPLE, BYTES_PER_SAMPLE, 16
+    )
+    return (
+        struct.pack("<4sI4s", b"RIFF", file_len, b"WAVE")
+        + form
+        + struct.pack("<4sI", b"data", data_len)
+    )
 
 
 class _Uncompressed:
@@ -126,7 +151,12 @@ class _Compressed:
         if codec.bit_rate:
             context.bit_rate = codec.bit_rate
         context.open()
-        self._cut = AudioResampler(format=context.format.name, layout="mono", rate=rate_hz, frame_size=context.frame_size or None)
+        self._cut = AudioResampler(
+            format=context.format.name,
+            layout="mono",
+            rate=rate_hz,
+            frame_size=context.frame_size or None,
+        )
         self._num_samples = 0
 
     def feed(self, pcm: bytes) -> bytes:
@@ -166,7 +196,9 @@ class _TempoChange:
             node = self._graph.add("atempo", f"{factor:.6f}")
             last.link_to(node)
             last = node
-        form = self._graph.add("aformat", f"sample_fmts=s16:channel_layouts=mono:sample_rates={rate_hz}")
+        form = self._graph.add(
+            "aformat", f"sample_fmts=s16:channel_layouts=mono:sample_rates={rate_hz}"
+        )
         last.link_to(form)
         self._sink = self._graph.add("abuffersink")
         form.link_to(self._sink)

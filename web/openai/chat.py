@@ -1,4 +1,6 @@
-"""POST /v1/chat/completions: text and speech, streamed or not, in OpenAI's shapes. Knows no stage."""
+"""POST /v1/chat/completions: text and speech, streamed or not, in OpenAI's shapes. Knows no
+stage.
+"""
 
 import asyncio
 import base64
@@ -26,7 +28,16 @@ from web.offload import parse_body
 from web.openai.audio_encoder import encode_whole
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
 from web.schema.fields.chat import CHAT
-from web.schema.responses import AnswerMessage, AudioDelta, AudioMessage, ChatChunk, ChatCompletion, Choice, ChunkChoice, Delta
+from web.schema.responses import (
+    AnswerMessage,
+    AudioDelta,
+    AudioMessage,
+    ChatChunk,
+    ChatCompletion,
+    Choice,
+    ChunkChoice,
+    Delta,
+)
 
 STREAMED_FORMATS = ("pcm16", "wav")
 """A streamed `wav` is PCM16 without headers too, as other servers of this API send it."""
@@ -49,17 +60,23 @@ class ChatEnvelope:
     """True if each streamed piece of audio is a WAV file of its own."""
     warnings: tuple[str, ...]
 
-    def chunk(self, delta: Delta, finish_reason: str | None = None, *, is_first: bool = False) -> bytes:
+    def chunk(
+        self, delta: Delta, finish_reason: str | None = None, *, is_first: bool = False
+    ) -> bytes:
         choice = ChunkChoice(delta=delta, finish_reason=finish_reason)
         usage = None if self.usage else UNSET
         is_audio = delta.audio is not UNSET and delta.audio.data is not UNSET
         return event(
             ChatChunk(
-                id=self.id, created=self.created, model=self.model, choices=[choice], usage=usage,
+                id=self.id,
+                created=self.created,
+                model=self.model,
+                choices=[choice],
+                usage=usage,
                 modality="audio" if is_audio else "text",
                 warnings=self.listed_warnings() if is_first or finish_reason is not None else UNSET,
             )
-        )  # fmt: skip
+        )
 
     def listed_warnings(self) -> list[str] | UnsetType:
         return list(self.warnings) or UNSET
@@ -76,12 +93,16 @@ class ChatEnvelope:
             spoken=len(spec.outputs) > 1,
             usage=USAGE in spec.reply,
             wav=WAV in spec.reply,
-            warnings=tuple(warning_of(name) for name in spec.reply.get(WARNED, "").split(",") if name),
+            warnings=tuple(
+                warning_of(name) for name in spec.reply.get(WARNED, "").split(",") if name
+            ),
         )
 
 
 class ChatEndpoint:
-    """An ASGI app and not a function, so that a disconnect cancels the work, before or within the answer."""
+    """An ASGI app and not a function, so that a disconnect cancels the work, before or within the
+    answer.
+    """
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -89,7 +110,9 @@ class ChatEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        body = await parse_body(parse_chat, await read_body(request, self._gateway.config.limits.max_body_bytes))
+        body = await parse_body(
+            parse_chat, await read_body(request, self._gateway.config.limits.max_body_bytes)
+        )
         _check_format(body)
         answer = self._answer(body, scope, receive, send)
         del body  # it may be large, and is not needed during the answer
@@ -100,18 +123,28 @@ class ChatEndpoint:
         async with active.answer as answer:
             answer.is_stalled = lambda: is_stalled(scope)
             reply = ChatEnvelope.of(answer.spec, self._gateway.model)
-            headers, kind, is_streamed = active.chat.headers(_ignored(body, active)), _audio_format(body, "wav"), body.stream
+            headers, kind, is_streamed = (
+                active.chat.headers(_ignored(body, active)),
+                _audio_format(body, "wav"),
+                body.stream,
+            )
             with_ids = bool(body.stream_options and body.stream_options.include_event_ids)
             self._ignored_log.note(answer.spec.id, body.warned())
             del body
             body_memory_of(scope).free()
             if is_streamed:
-                await send_stream(send, headers, chat_events(self._gateway, reply, answer, Position(), with_ids=with_ids))
+                await send_stream(
+                    send,
+                    headers,
+                    chat_events(self._gateway, reply, answer, Position(), with_ids=with_ids),
+                )
             else:
                 response = await self._complete(reply, answer, kind, headers)
                 await response(scope, receive, send)
 
-    async def _complete(self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat, headers: dict[str, str]) -> Response:
+    async def _complete(
+        self, reply: ChatEnvelope, answer: AnswerStream, kind: AudioFormat, headers: dict[str, str]
+    ) -> Response:
         text: list[str] = []
         pcm = bytearray()
         async for piece in answer.pieces():
@@ -123,10 +156,15 @@ class ChatEndpoint:
         audio: AudioMessage | UnsetType = UNSET
         if reply.spoken:
             rate_hz = self._gateway.frontend.sample_rate_hz
-            file = await asyncio.to_thread(encode_whole, bytes(pcm), rate_hz, "pcm" if kind == "pcm16" else kind)
+            file = await asyncio.to_thread(
+                encode_whole, bytes(pcm), rate_hz, "pcm" if kind == "pcm16" else kind
+            )
             expires_at = await self._gateway.keep_transcript(reply.audio_id, transcript)
             audio = AudioMessage(
-                id=reply.audio_id, data=base64.b64encode(file).decode("ascii"), expires_at=expires_at, transcript=transcript
+                id=reply.audio_id,
+                data=base64.b64encode(file).decode("ascii"),
+                expires_at=expires_at,
+                transcript=transcript,
             )
         message = AnswerMessage(content=transcript if reply.mirror else None, audio=audio)
         completion = ChatCompletion(
@@ -143,9 +181,11 @@ class ChatEndpoint:
 async def chat_events(
     gateway: Gateway, reply: ChatEnvelope, answer: AnswerStream, sent: Position, *, with_ids: bool
 ) -> AsyncIterator[bytes]:
-    """Yield the events of the stream after position `sent`. A failure becomes an error event, without [DONE].
+    """Yield the events of the stream after position `sent`. A failure becomes an error event,
+    without [DONE].
 
-    The role is sent with the first piece: clients measure the time to the first token by the first event.
+    The role is sent with the first piece: clients measure the time to the first token by the first
+    event.
     `with_ids`: the id of an event is the position after it, from which any gateway can resume.
     """
     transcript: list[str] = []
@@ -169,11 +209,21 @@ async def chat_events(
         return
     yield opening + reply.chunk(Delta(), finish_reason=answer.finish_reason)
     if reply.usage:
-        yield event(ChatChunk(id=reply.id, created=reply.created, model=reply.model, choices=[], usage=answer.usage()))
+        yield event(
+            ChatChunk(
+                id=reply.id,
+                created=reply.created,
+                model=reply.model,
+                choices=[],
+                usage=answer.usage(),
+            )
+        )
     yield b"data: [DONE]\n\n"
 
 
-async def _with_transcript(pieces: AsyncIterator[Piece], transcript: list[str]) -> AsyncIterator[Piece]:
+async def _with_transcript(
+    pieces: AsyncIterator[Piece], transcript: list[str]
+) -> AsyncIterator[Piece]:
     async for piece in pieces:
         if isinstance(piece, TextPiece):
             transcript.append(piece.text)
@@ -197,7 +247,9 @@ def _audio_format(body: ChatBody, default: AudioFormat) -> AudioFormat:
 def _check_format(body: ChatBody) -> None:
     kind = _audio_format(body, "pcm16")
     if body.stream and "audio" in body.wants and kind not in STREAMED_FORMATS:
-        raise UnsupportedValue(f"audio.format: {kind} cannot be streamed; use pcm16", param="audio.format")
+        raise UnsupportedValue(
+            f"audio.format: {kind} cannot be streamed; use pcm16", param="audio.format"
+        )
 
 
 def _ignored(body: ChatBody, active: ActiveRequest) -> list[str]:

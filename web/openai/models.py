@@ -7,7 +7,14 @@ from starlette.routing import BaseRoute, Route
 from web.gateway.gateway import Gateway
 from web.http.errors import UnservedRoute
 from web.http.json_response import json_response
-from web.schema.responses import ListedVoice, Model, ModelList, SpeechModel, SpeechModelList, VoiceList
+from web.schema.responses import (
+    ListedVoice,
+    Model,
+    ModelList,
+    SpeechModel,
+    SpeechModelList,
+    VoiceList,
+)
 
 
 class ModelRoutes:
@@ -41,10 +48,17 @@ class ModelRoutes:
     async def speech_models(self, _request: Request) -> Response:
         """List the models for /v1/audio/speech: the served one, or none if it does not speak."""
         model = self._gateway.model
-        return json_response(SpeechModelList(models=[SpeechModel(id=model, name=model)] if self._gateway.speaks else []))
+        return json_response(
+            SpeechModelList(
+                models=[SpeechModel(id=model, name=model)] if self._gateway.speaks else []
+            )
+        )
 
     async def translations(self, _request: Request) -> Response:
-        raise UnservedRoute("translations are not served; /v1/audio/transcriptions transcribes speech in its own language")
+        raise UnservedRoute(
+            "translations are not served; /v1/audio/transcriptions transcribes speech in its "
+            "own language"
+        )
 
     def _model(self) -> Model:
         return Model(id=self._gateway.model, created=self._gateway.started_s)

@@ -1,6 +1,7 @@
 """POST /v1/audio/speech: text to speech, streamed, in any of OpenAI's formats.
 
-The text is the given answer of a chat request. A long text is split into pieces, one request after another. Knows no stage.
+The text is the given answer of a chat request. A long text is split into pieces, one request after
+another. Knows no stage.
 """
 
 import asyncio
@@ -58,12 +59,16 @@ class SpeechDone(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechStream:
-    """The audio of one text. `answer` holds the current request, which is aborted when the stack is closed before its end.
+    """The audio of one text. `answer` holds the current request, which is aborted when the stack is
+    closed before its end.
 
-    Each piece is a request of its own, submitted when the audio of the previous one is complete: playback is far behind by then.
+    Each piece is a request of its own, submitted when the audio of the previous one is complete:
+    playback is far behind by then.
     """
 
-    def __init__(self, gateway: Gateway, body: SpeechBody, pieces: list[str], answer: AsyncExitStack) -> None:
+    def __init__(
+        self, gateway: Gateway, body: SpeechBody, pieces: list[str], answer: AsyncExitStack
+    ) -> None:
         self._gateway, self._pieces, self._answer = gateway, pieces, answer
         self._options = ChatOptions(
             model=body.model,
@@ -80,7 +85,9 @@ class SpeechStream:
         return await self._submit(self._pieces[0], request_id)
 
     async def audio(self, first: ActiveRequest) -> AsyncIterator[bytes]:
-        """Yield PCM16 of all pieces; `first` is that of `begin`. Raises: FleetError if one fails."""
+        """Yield PCM16 of all pieces; `first` is that of `begin`. Raises: FleetError if one
+        fails.
+        """
         for number, text in enumerate(self._pieces):
             active = await self._submit_with_retries(text) if number else first
             async for piece in active.answer.pieces():
@@ -93,7 +100,9 @@ class SpeechStream:
 
     def usage(self) -> SpeechUsage:
         return SpeechUsage(
-            input_tokens=self._num_input, output_tokens=self._num_output, total_tokens=self._num_input + self._num_output
+            input_tokens=self._num_input,
+            output_tokens=self._num_output,
+            total_tokens=self._num_input + self._num_output,
         )
 
     async def _submit_with_retries(self, piece: str) -> ActiveRequest:
@@ -104,7 +113,9 @@ class SpeechStream:
                 await asyncio.sleep(RETRY_S)
         return await self._submit(piece, new_request_id(), continues=True)
 
-    async def _submit(self, piece: str, request_id: RequestId, *, continues: bool = False) -> ActiveRequest:
+    async def _submit(
+        self, piece: str, request_id: RequestId, *, continues: bool = False
+    ) -> ActiveRequest:
         """`continues`: the piece follows another one, so its leading silence is not trimmed."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
         messages = (Message(role="user", content=prompt),)
@@ -141,9 +152,14 @@ class SpeechEndpoint:
         if not self._gateway.speaks:
             raise UnsupportedValue("model: this model does not speak", param="model")
         if len(text) > limits.max_speech_chars:
-            raise InputTooLarge(f"input: {len(text)} characters; at most {limits.max_speech_chars} are allowed", param="input")
+            raise InputTooLarge(
+                f"input: {len(text)} characters; at most {limits.max_speech_chars} are allowed",
+                param="input",
+            )
         max_tokens = min(limits.speech_piece_tokens, limits.max_answer_tokens)
-        pieces = self._gateway.frontend.speech_pieces(TextPart(text=text, where="input"), max_tokens)
+        pieces = self._gateway.frontend.speech_pieces(
+            TextPart(text=text, where="input"), max_tokens
+        )
         if not pieces:
             raise BadInput("input: holds nothing that this model can say", param="input")
         return pieces
@@ -157,13 +173,18 @@ class SpeechEndpoint:
             if body.stream_format == "sse":
                 await send_stream(send, headers, _events(speech, file))
             else:
-                await _send_file(send, {**headers, "content-type": MEDIA_TYPES[body.file_format]}, file)
+                await _send_file(
+                    send, {**headers, "content-type": MEDIA_TYPES[body.file_format]}, file
+                )
 
     async def _file(self, audio: AsyncIterator[bytes], body: SpeechBody) -> AsyncIterator[bytes]:
         """Yield the encoded file, no empty pieces."""
-        encoder = open_encoder(body.file_format, self._gateway.frontend.sample_rate_hz, body.speed or 1.0)
+        encoder = open_encoder(
+            body.file_format, self._gateway.frontend.sample_rate_hz, body.speed or 1.0
+        )
         async for pcm in audio:
-            # encoding takes a hundredth of the duration of the speech: other streams of this process must not wait for it
+            # encoding takes a hundredth of the duration of the speech: other streams of this
+            # process must not wait for it
             if data := await asyncio.to_thread(encoder.feed, pcm):
                 yield data
         if data := await asyncio.to_thread(encoder.finish):
@@ -171,7 +192,9 @@ class SpeechEndpoint:
 
 
 async def _send_file(send: Send, headers: dict[str, str], file: AsyncIterator[bytes]) -> None:
-    """Start the response with the first audio, so that an earlier failure has its own status. A later one truncates the file."""
+    """Start the response with the first audio, so that an earlier failure has its own status. A
+    later one truncates the file.
+    """
     data = await anext(file, b"")
     raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})

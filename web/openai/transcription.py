@@ -61,7 +61,8 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
 class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
     """One segment over the whole clip, since the model gives no times within it.
 
-    `tokens`, `avg_logprob` and `no_speech_prob` are not measured: with these values, clients that filter by them keep it.
+    `tokens`, `avg_logprob` and `no_speech_prob` are not measured: with these values, clients that
+    filter by them keep it.
     Units: seconds. Source: openai 3.54, `TranscriptionSegment`.
     """
 
@@ -83,7 +84,9 @@ class DurationUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerboseTranscription(msgspec.Struct, frozen=True, kw_only=True):
-    """`verbose_json`; `language` is the one that the client gave. Units: seconds. Source: openai 3.54, `TranscriptionVerbose`."""
+    """`verbose_json`; `language` is the one that the client gave. Units: seconds. Source: openai
+    3.54, `TranscriptionVerbose`.
+    """
 
     task: Literal["transcribe"] = "transcribe"
     language: str
@@ -149,9 +152,16 @@ class TranscriptionEndpoint:
         request = Request(scope, receive)
         raw = await read_body(request, self._gateway.config.limits.max_body_bytes)
         if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-            raise BadInput("content-type: send a form, multipart/form-data, with the audio file as its field file")
+            raise BadInput(
+                "content-type: send a form, multipart/form-data, with the audio file as its "
+                "field file"
+            )
         async with open_form(request.headers, raw) as form:
-            fields = [(name, value) for name, value in form.multi_items() if isinstance(value, str) and name != "file"]
+            fields = [
+                (name, value)
+                for name, value in form.multi_items()
+                if isinstance(value, str) and name != "file"
+            ]
             form_fields = parse_transcription(fields)
             self._gateway.check_model(form_fields.model or self._gateway.model)
             file = await _file_of(form)
@@ -160,9 +170,22 @@ class TranscriptionEndpoint:
         del raw, file  # they may be large, and are not needed during the answer
         await until_disconnect(receive, answer)
 
-    async def _answer(self, form_fields: TranscriptionForm, file: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(
+        self,
+        form_fields: TranscriptionForm,
+        file: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         request_id = request_id_of(scope)
-        chat = await _prepare(self._gateway, file, request_id, temperature=form_fields.temperature, language=form_fields.language)
+        chat = await _prepare(
+            self._gateway,
+            file,
+            request_id,
+            temperature=form_fields.temperature,
+            language=form_fields.language,
+        )
         del file
         body_memory_of(scope).free()
         headers = chat.headers(sorted(ignored_of(form_fields)))
@@ -199,7 +222,9 @@ class Transcript:
         return round(sum(clip.num_samples / clip.rate_hz for clip in self.spec.audio), 3)
 
 
-def _response(form_fields: TranscriptionForm, transcript: Transcript, headers: dict[str, str]) -> Response:
+def _response(
+    form_fields: TranscriptionForm, transcript: Transcript, headers: dict[str, str]
+) -> Response:
     if form_fields.response_format == "text":
         return PlainTextResponse(transcript.text, headers=headers)
     body: msgspec.Struct = Transcription(text=transcript.text, usage=transcript.usage)
@@ -231,7 +256,11 @@ async def _file_of(form: FormData) -> bytes:
     file, *further = form.getlist("file") or [None]
     if isinstance(file, str) and not further:
         raise BadInput("file: send the audio as a file, not as text", param="file")
-    others = [name for name, value in form.multi_items() if name != "file" and isinstance(value, UploadFile) and value.size]
+    others = [
+        name
+        for name, value in form.multi_items()
+        if name != "file" and isinstance(value, UploadFile) and value.size
+    ]
     if further or (file is not None and others):
         field = "file" if further else others[0][:SHOWN_CHARS]
         raise UnsupportedValue(f"{field}: {ONE_FILE}", param=field)
@@ -273,5 +302,7 @@ def _token_usage(num_prompt: int, num_audio: int, num_answer: int) -> Transcript
         input_tokens=num_prompt,
         output_tokens=num_answer,
         total_tokens=num_prompt + num_answer,
-        input_token_details=InputDetails(text_tokens=num_prompt - num_audio, audio_tokens=num_audio),
+        input_token_details=InputDetails(
+            text_tokens=num_prompt - num_audio, audio_tokens=num_audio
+        ),
     )

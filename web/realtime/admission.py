@@ -1,6 +1,8 @@
-"""Admission to one gateway: how many voice sessions are open, and the order in which queued clients enter.
+"""Admission to one gateway: how many voice sessions are open, and the order in which queued clients
+enter.
 
-Client secrets may use a share of the places only; the rest is reserved for the API key and the console. Knows no session.
+Client secrets may use a share of the places only; the rest is reserved for the API key and the
+console. Knows no session.
 """
 
 import asyncio
@@ -33,21 +35,27 @@ class Admission:
         self._queue: list[QueuedClient] = []
 
     def join(self, *, by_secret: bool, on_position: Callable[[int], None]) -> QueuedClient:
-        """Admit the client (then `admitted` is set already), or queue it. Raises: Overloaded if the queue is full."""
+        """Admit the client (then `admitted` is set already), or queue it. Raises: Overloaded if the
+        queue is full.
+        """
         client = QueuedClient(by_secret, on_position)
         if self._has_place(by_secret=by_secret):
             self.add(by_secret=by_secret)
             client.admitted.set()
             return client
         queued_by_secret = sum(other.by_secret for other in self._queue)
-        if len(self._queue) >= self._voice.max_waiting or (by_secret and queued_by_secret >= self._max_queued_by_secret):
+        if len(self._queue) >= self._voice.max_waiting or (
+            by_secret and queued_by_secret >= self._max_queued_by_secret
+        ):
             raise self._full(by_secret)
         self._queue.append(client)
         self._report_positions()
         return client
 
     async def wait(self, client: QueuedClient) -> None:
-        """Wait until the client is admitted. A cancelled wait leaves the queue, or releases the place."""
+        """Wait until the client is admitted. A cancelled wait leaves the queue, or releases the
+        place.
+        """
         try:
             await client.admitted.wait()
         except asyncio.CancelledError:
@@ -70,11 +78,14 @@ class Admission:
         has_room = sum(self._num_open.values()) < self._voice.max_sessions
         if by_secret:
             return has_room and self._num_open[True] < self._max_by_secret
-        # Any number of sessions by secret may come from other gateways; the API key's places stay reserved even then.
+        # Any number of sessions by secret may come from other gateways; the API key's places stay
+        # reserved even then.
         return has_room or self._num_open[False] < self._voice.max_sessions - self._max_by_secret
 
     def _admit_next(self) -> None:
-        """Admit the first clients for which there is a place; a secret without one blocks no client behind it."""
+        """Admit the first clients for which there is a place; a secret without one blocks no client
+        behind it.
+        """
         for client in tuple(self._queue):
             if self._has_place(by_secret=client.by_secret):
                 self._queue.remove(client)
@@ -83,10 +94,16 @@ class Admission:
         self._report_positions()
 
     def _report_positions(self) -> None:
-        """Secrets whose share is used up do not count before clients with the API key, which enter earlier."""
+        """Secrets whose share is used up do not count before clients with the API key, which enter
+        earlier.
+        """
         is_blocked = self._num_open[True] >= self._max_by_secret
         for number, client in enumerate(self._queue, 1):
-            passed = sum(other.by_secret for other in self._queue[: number - 1]) if is_blocked and not client.by_secret else 0
+            passed = (
+                sum(other.by_secret for other in self._queue[: number - 1])
+                if is_blocked and not client.by_secret
+                else 0
+            )
             if client.position != number - passed:
                 client.position = number - passed
                 client.on_position(client.position)
@@ -96,8 +113,13 @@ class Admission:
             most = self._max_by_secret + self._max_queued_by_secret
             sessions, setting = f"{most} voice sessions of client secrets", " (voice.secret_share)"
         else:
-            sessions, setting = f"{self._voice.max_sessions + self._voice.max_waiting} voice sessions", ""
-        return Overloaded(f"{sessions} are open or waiting on this gateway{setting}; try again shortly")
+            sessions, setting = (
+                f"{self._voice.max_sessions + self._voice.max_waiting} voice sessions",
+                "",
+            )
+        return Overloaded(
+            f"{sessions} are open or waiting on this gateway{setting}; try again shortly"
+        )
 
 
 def _share_of(places: int, share: float) -> int:

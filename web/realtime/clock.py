@@ -1,4 +1,6 @@
-"""Time of the voice sessions: one clock for deadlines, playback and timers, which a test replaces by one that it advances."""
+"""Time of the voice sessions: one clock for deadlines, playback and timers, which a test replaces
+by one that it advances.
+"""
 
 import asyncio
 import time

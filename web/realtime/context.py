@@ -1,4 +1,6 @@
-"""State shared by the parts of one voice session, and the queue through which they report to the session that owns them."""
+"""State shared by the parts of one voice session, and the queue through which they report to the
+session that owns them.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +20,9 @@ E = TypeVar("E")
 
 
 class EventQueue(Generic[E]):
-    """Passes events to one handler, in order. An event emitted while another is handled waits for its end."""
+    """Passes events to one handler, in order. An event emitted while another is handled waits for
+    its end.
+    """
 
     def __init__(self, handle: Callable[[E], None]) -> None:
         self._handle = handle
@@ -39,7 +43,9 @@ class EventQueue(Generic[E]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedAudio:
-    """Audio state that all sessions of a gateway share: its speaking rate and the batches of voice detection."""
+    """Audio state that all sessions of a gateway share: its speaking rate and the batches of voice
+    detection.
+    """
 
     rate: SpeakingRate = field(default_factory=SpeakingRate)
     vad: VadBatcher = field(default_factory=VadBatcher)

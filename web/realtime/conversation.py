@@ -1,7 +1,8 @@
-"""Items of a conversation: bounded, in order, and with only those words of a response that were played. Pure; knows no socket.
+"""Items of a conversation: bounded, in order, and with only those words of a response that were
+played. Pure; knows no socket.
 
-The user's speech is stored as PCM16 at 16 kHz. Beside the words of a response that were played, all of it is stored, so that a
-later cut begins from the same whole.
+The user's speech is stored as PCM16 at 16 kHz. Beside the words of a response that were played, all
+of it is stored, so that a later cut begins from the same whole.
 """
 
 from base64 import b64encode
@@ -26,8 +27,9 @@ ROOT = "root"
 
 
 class PlayedSpeech(msgspec.Struct, kw_only=True):
-    """Speech of a response. Units: samples at 24 kHz. `sent` were sent to the client, of which `played` before the response was
-    cut; `silent` spans hold no speech. `whole`: the length of the speech of `text` without silence.
+    """Speech of a response. Units: samples at 24 kHz. `sent` were sent to the client, of which
+    `played` before the response was cut; `silent` spans hold no speech. `whole`: the length of the
+    speech of `text` without silence.
     """
 
     text: str
@@ -38,8 +40,8 @@ class PlayedSpeech(msgspec.Struct, kw_only=True):
 
 
 class Part(msgspec.Struct, kw_only=True):
-    """`text` of audio is its transcript: "" until the user's is known, and of a response only the words that were played.
-    `clip` names the audio among the conversation's clips.
+    """`text` of audio is its transcript: "" until the user's is known, and of a response only the
+    words that were played. `clip` names the audio among the conversation's clips.
     """
 
     kind: Literal["input_text", "input_audio", "output_text", "output_audio"]
@@ -82,7 +84,9 @@ class Clip(msgspec.Struct, frozen=True):
 
 
 class Conversation:
-    """Invariants: at most `max_items` items and `max_audio_s` seconds of the user's audio; the oldest are removed first."""
+    """Invariants: at most `max_items` items and `max_audio_s` seconds of the user's audio; the
+    oldest are removed first.
+    """
 
     def __init__(self, max_items: int, max_audio_s: float) -> None:
         self.items: list[Item] = []
@@ -92,7 +96,9 @@ class Conversation:
         self._max_items, self._max_audio_s = max_items, max_audio_s
 
     def snapshot(self) -> "Conversation":
-        """Return a copy, of the same items and clips, that a thread may read while this one changes."""
+        """Return a copy, of the same items and clips, that a thread may read while this one
+        changes.
+        """
         copy = Conversation(self._max_items, self._max_audio_s)
         copy.items, copy.clips = list(self.items), dict(self.clips)
         return copy
@@ -117,10 +123,15 @@ class Conversation:
         return any(other is item for other in self.items)
 
     def add(
-        self, item: Item, clips: dict[str, Clip] | None = None, after: str | None = None, *, where: str = "item.id"
+        self,
+        item: Item,
+        clips: dict[str, Clip] | None = None,
+        after: str | None = None,
+        *,
+        where: str = "item.id",
     ) -> list[str]:
-        """Insert the item after the given one (`root`: first; None: last). Returns the ids of the items removed for it.
-        `where` names the client's field that holds the item's id.
+        """Insert the item after the given one (`root`: first; None: last). Returns the ids of the
+        items removed for it. `where` names the client's field that holds the item's id.
 
         Raises: NotFound, BadInput.
         """
@@ -145,17 +156,24 @@ class Conversation:
         self.version += 1
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """Cut a response's speech where the client stopped playing it. Words that an earlier cut removed stay removed.
+        """Cut a response's speech where the client stopped playing it. Words that an earlier cut
+        removed stay removed.
 
         Raises: NotFound, BadInput.
         """
         item = self.find(item_id)
         part = item.parts[content_index] if content_index < len(item.parts) else None
         if part is None or part.speech is None:
-            raise BadInput("content_index: only an assistant's spoken content can be truncated", param="content_index")
+            raise BadInput(
+                "content_index: only an assistant's spoken content can be truncated",
+                param="content_index",
+            )
         sent_ms = part.speech.sent * 1000 // OUTPUT_RATE_HZ
         if audio_end_ms > sent_ms + FRAME_MS:
-            raise BadInput(f"audio_end_ms: {audio_end_ms} is beyond the item's {sent_ms} ms of audio", param="audio_end_ms")
+            raise BadInput(
+                f"audio_end_ms: {audio_end_ms} is beyond the item's {sent_ms} ms of audio",
+                param="audio_end_ms",
+            )
         self.cut(item, min(part.speech.played, audio_end_ms * OUTPUT_RATE_HZ // 1000))
 
     def cut(self, item: Item, played: int) -> None:
@@ -163,12 +181,14 @@ class Conversation:
         for part in item.parts:
             if (speech := part.speech) is not None:
                 speech.played = played
-                part.text = played_words(speech.text, played_speech(played, speech.silent, speech.whole), speech.whole)
+                part.text = played_words(
+                    speech.text, played_speech(played, speech.silent, speech.whole), speech.whole
+                )
         self.version += 1
 
     def set_transcript(self, item_id: str, content_index: int, text: str) -> bool:
-        """Store the transcript of the user's audio; return False if the item was removed. The prompt, which holds the audio
-        itself, does not change.
+        """Store the transcript of the user's audio; return False if the item was removed. The
+        prompt, which holds the audio itself, does not change.
         """
         for item in self.items:
             if item.id == item_id and content_index < len(item.parts):
@@ -178,12 +198,21 @@ class Conversation:
 
     def body(self, item: Item, *, with_audio: bool = False) -> ItemBody:
         """Return the item as it is sent to the client."""
-        return ItemBody(id=item.id, status=item.status, role=item.role, content=[self._part(p, with_audio) for p in item.parts])
+        return ItemBody(
+            id=item.id,
+            status=item.status,
+            role=item.role,
+            content=[self._part(p, with_audio) for p in item.parts],
+        )
 
     def _part(self, part: Part, with_audio: bool) -> ItemPart:
         if part.kind == "input_audio":
             clip = self.clips.get(part.clip)
-            audio = b64encode(clip.for_client()).decode("ascii") if clip is not None and with_audio else msgspec.UNSET
+            audio = (
+                b64encode(clip.for_client()).decode("ascii")
+                if clip is not None and with_audio
+                else msgspec.UNSET
+            )
             return SpokenInput(transcript=part.text or None, audio=audio)
         if part.kind == "output_audio":
             return PartBody(type=part.kind, transcript=part.text)
@@ -196,7 +225,9 @@ class Conversation:
             self.remove(oldest.id)
             removed.append(oldest.id)
         while sum(clip.seconds for clip in self.clips.values()) > self._max_audio_s:
-            oldest = next((item for item in self.items if any(part.clip for part in item.parts)), newest)
+            oldest = next(
+                (item for item in self.items if any(part.clip for part in item.parts)), newest
+            )
             if oldest is newest:
                 break
             self._remove_audio(oldest)
@@ -213,10 +244,16 @@ class Conversation:
                 part.clip = ""
 
     def messages(self, instructions: str, speech: Clip | None = None) -> list[Message]:
-        """Return the prompt, with consecutive responses as one message, and with `speech` as its last turn."""
+        """Return the prompt, with consecutive responses as one message, and with `speech` as its
+        last turn.
+        """
         messages: list[Message] = []
         if instructions:
-            messages.append(Message(role="system", content=TextPart(text=instructions, where="messages[0].content")))
+            messages.append(
+                Message(
+                    role="system", content=TextPart(text=instructions, where="messages[0].content")
+                )
+            )
         for item in self.items:
             if item.is_empty or item.status == "in_progress":
                 continue
@@ -224,12 +261,16 @@ class Conversation:
             if last is not None and item.role == "assistant" == last.role:
                 assert isinstance(last.content, TextPart)
                 text = f"{last.content.text.rstrip()} {_text_of(item).lstrip()}"
-                messages[-1] = Message(role="assistant", content=TextPart(text=text, where=last.content.where))
+                messages[-1] = Message(
+                    role="assistant", content=TextPart(text=text, where=last.content.where)
+                )
             else:
                 messages.append(self._message(item, f"messages[{len(messages)}].content"))
         if speech is not None:
             where = f"messages[{len(messages)}].content[0].input_audio.data"
-            messages.append(Message(role="user", content=(AudioPart(data=speech.recording, where=where),)))
+            messages.append(
+                Message(role="user", content=(AudioPart(data=speech.recording, where=where),))
+            )
         return messages
 
     def _message(self, item: Item, where: str) -> Message:
@@ -239,7 +280,9 @@ class Conversation:
         for part in item.parts:
             at = f"{where}[{len(content)}]"
             if part.clip:
-                content.append(AudioPart(data=self.clips[part.clip].recording, where=f"{at}.input_audio.data"))
+                content.append(
+                    AudioPart(data=self.clips[part.clip].recording, where=f"{at}.input_audio.data")
+                )
             elif part.text:
                 content.append(TextPart(text=part.text, where=f"{at}.text"))
         return Message(role="user", content=tuple(content))

@@ -1,11 +1,15 @@
-"""Rate at which one session may start responses that are discarded before their end. Pure; the caller passes the time.
+"""Rate at which one session may start responses that are discarded before their end. Pure; the
+caller passes the time.
 
-One response is active at a time, but a client that creates and cancels in turn would make the fleet start thousands.
+One response is active at a time, but a client that creates and cancels in turn would make the fleet
+start thousands.
 """
 
 BURST = 32
 PER_S = 8.0
-"""More than needed by speech with a pause after every word, each of which starts a speculative response."""
+"""More than needed by speech with a pause after every word, each of which starts a speculative
+response.
+"""
 
 
 class DiscardLimit:

@@ -1,6 +1,8 @@
-"""One run of the model for a response: submitted, collected as it arrives, and stopped when its response is discarded.
+"""One run of the model for a response: submitted, collected as it arrives, and stopped when its
+response is discarded.
 
-A speculative generation is collected like any other before a response adopts it. Knows no conversation and no socket.
+A speculative generation is collected like any other before a response adopts it. Knows no
+conversation and no socket.
 """
 
 import asyncio
@@ -19,7 +21,9 @@ from web.realtime.protocol.server_events import InputTokens, OutputTokenDetails,
 log = logging.getLogger("fleet.web")
 
 MAX_UNSENT_BYTES = 60 * 24_000 * 2
-"""Audio not sent to the client yet, beyond which the answer is read no further and its stages wait for credit."""
+"""Audio not sent to the client yet, beyond which the answer is read no further and its stages wait
+for credit.
+"""
 RESUME_PAUSE_S = 0.25
 """Pause between two tries to continue an answer while Redis is away."""
 
@@ -31,7 +35,13 @@ class Generation:
     """
 
     def __init__(
-        self, gateway: Gateway, clock: Clock, prompt: Prompt | None, request_id: RequestId | None = None, *, shorten: bool = True
+        self,
+        gateway: Gateway,
+        clock: Clock,
+        prompt: Prompt | None,
+        request_id: RequestId | None = None,
+        *,
+        shorten: bool = True,
     ) -> None:
         self.prompt = prompt
         self.shorten = shorten
@@ -52,8 +62,8 @@ class Generation:
         self._spawn(lambda: self._generate(Position()))
 
     def adopt(self) -> None:
-        """Read a request of another gateway from its beginning. If that gateway was lost before it could submit the request,
-        submit it, provided there is a prompt.
+        """Read a request of another gateway from its beginning. If that gateway was lost before it
+        could submit the request, submit it, provided there is a prompt.
         """
         self._spawn(lambda: self._read(Position()))
 
@@ -68,7 +78,9 @@ class Generation:
             self.finish_reason, self._answer = other.finish_reason, other._answer
             return
         position = Position(len(other.text), len(other.pcm))
-        generate = self._generate if self.prompt is not None else partial(self._retry, other.request_id)
+        generate = (
+            self._generate if self.prompt is not None else partial(self._retry, other.request_id)
+        )
         self._spawn(lambda: generate(position))
 
     def stop(self) -> asyncio.Task[None] | None:
@@ -126,14 +138,19 @@ class Generation:
     async def _submit_adopted(self, position: Position) -> None:
         if self.prompt is None:
             raise FleetError("the response under way is not stored any more; ask again")
-        log.warning("request %s of a voice session was never submitted by its gateway; this one submits it", self.request_id)
+        log.warning(
+            "request %s of a voice session was never submitted by its gateway; this one submits it",
+            self.request_id,
+        )
         try:
             await self._generate(position)
         except AlreadySubmitted:  # meanwhile, by its gateway
             await self._read(position)
 
     async def _resume(self) -> AnswerStream | None:
-        """Continue the answer of a request; None if it is unknown. Wait while Redis is away, as the answer's workers do."""
+        """Continue the answer of a request; None if it is unknown. Wait while Redis is away, as the
+        answer's workers do.
+        """
         logged = ""
         while True:
             try:
@@ -141,7 +158,11 @@ class Generation:
             except RedisUnreachable as error:
                 if error.message != logged:
                     logged = error.message
-                    log.warning("request %s of a voice session waits to be continued: %s", self.request_id, logged)
+                    log.warning(
+                        "request %s of a voice session waits to be continued: %s",
+                        self.request_id,
+                        logged,
+                    )
             await self._clock.sleep(RESUME_PAUSE_S)
 
     async def _collect(self, answer: AnswerStream, position: Position) -> None:
@@ -161,7 +182,9 @@ class Generation:
                 await self.wait_for_progress(None)
 
     async def _run(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Do the work, which begins in here: a task that is cancelled before its start runs none of its code."""
+        """Do the work, which begins in here: a task that is cancelled before its start runs none of
+        its code.
+        """
         try:
             await work()
         except FleetError as error:
@@ -184,7 +207,11 @@ class Generation:
             view = await self._gateway.client.telemetry.trace(self.request_id)
         except FleetError:
             return
-        failed = next((task.stage for task in view.tasks if task.state == "failed"), None) if view is not None else None
+        failed = (
+            next((task.stage for task in view.tasks if task.state == "failed"), None)
+            if view is not None
+            else None
+        )
         if failed is not None and failed not in error.message:
             error.message = f"{failed}: {error.message}"
 
@@ -210,7 +237,11 @@ class Generation:
             input_tokens=usage.prompt_tokens,
             output_tokens=usage.completion_tokens,
             input_token_details=InputTokens(
-                text_tokens=prompt.text_tokens, audio_tokens=prompt.audio_tokens, cached_tokens=prompt.cached_tokens
+                text_tokens=prompt.text_tokens,
+                audio_tokens=prompt.audio_tokens,
+                cached_tokens=prompt.cached_tokens,
             ),
-            output_token_details=OutputTokenDetails(text_tokens=completion.text_tokens, audio_tokens=completion.audio_tokens),
+            output_token_details=OutputTokenDetails(
+                text_tokens=completion.text_tokens, audio_tokens=completion.audio_tokens
+            ),
         )

@@ -21,21 +21,31 @@ MIN_CLIP_MS = 100
 
 
 class ItemReader:
-    """Reads items with audio at the rate of the session's input; the gateway's limit bounds one clip."""
+    """Reads items with audio at the rate of the session's input; the gateway's limit bounds one
+    clip.
+    """
 
     def __init__(self, gateway: Gateway, settings: Settings) -> None:
         self._gateway = gateway
         self._check_text = gateway.frontend.check_text
-        self._format, self._max_audio_s = settings.audio.input.format, gateway.config.limits.max_audio_s
+        self._format, self._max_audio_s = (
+            settings.audio.input.format,
+            gateway.config.limits.max_audio_s,
+        )
 
     def item(self, patch: ItemPatch, where: str) -> tuple[Item, dict[str, Clip]]:
         """Raises: BadInput, UnsupportedValue naming the field."""
         if patch.type != "message":
-            raise BadInput(f"{where}.type: a reference is valid in response.input only", param=f"{where}.type")
+            raise BadInput(
+                f"{where}.type: a reference is valid in response.input only", param=f"{where}.type"
+            )
         if patch.role is None:
             raise BadInput(f"{where}.role: this field is required", param=f"{where}.role")
         if patch.id == ROOT:
-            raise BadInput(f"{where}.id: {ROOT!r} is where a conversation begins; choose another", param=f"{where}.id")
+            raise BadInput(
+                f"{where}.id: {ROOT!r} is where a conversation begins; choose another",
+                param=f"{where}.id",
+            )
         item = Item(id=patch.id or say.new_id("item"), role=patch.role, parts=[])
         clips: dict[str, Clip] = {}
         for index, part_patch in enumerate(patch.content):
@@ -51,7 +61,9 @@ class ItemReader:
         return item, clips
 
     def items(self, patches: list[ItemPatch], known: Conversation, where: str) -> Conversation:
-        """Return a separate conversation of new items and references to known ones. Raises: NotFound, BadInput."""
+        """Return a separate conversation of new items and references to known ones. Raises:
+        NotFound, BadInput.
+        """
         conversation = Conversation(len(patches), self._max_audio_s)
         for index, patch in enumerate(patches):
             at = f"{where}[{index}]"
@@ -60,7 +72,8 @@ class ItemReader:
                     raise BadInput(f"{at}.id: this field is required", param=f"{at}.id")
                 item = known.find(patch.id, f"{at}.id")
                 clips = {part.clip: known.clips[part.clip] for part in item.parts if part.clip}
-                # A copy, since parts that exceed the bounds are removed here and must stay in the conversation.
+                # A copy, since parts that exceed the bounds are removed here and must stay in the
+                # conversation.
                 item = msgspec.structs.replace(item, parts=[copy(part) for part in item.parts])
             else:
                 item, clips = self.item(patch, at)
@@ -76,7 +89,9 @@ class ItemReader:
         if len(samples) * 1000 < MIN_CLIP_MS * rate_hz:
             raise BadInput(f"{where}: the audio is shorter than {MIN_CLIP_MS} ms", param=where)
         if len(samples) > self._max_audio_s * rate_hz:
-            raise InputTooLarge(f"{where}: the audio is longer than {self._max_audio_s:g} s", param=where)
+            raise InputTooLarge(
+                f"{where}: the audio is longer than {self._max_audio_s:g} s", param=where
+            )
         if rate_hz != RATE_HZ:
             samples = soxr.resample(samples, rate_hz, RATE_HZ)
         return Clip(samples.astype("<i2").tobytes())
@@ -86,22 +101,37 @@ def no_input_format(where: str, gateway: Gateway) -> UnsupportedValue:
     """Return the refusal of audio while the session has no input format."""
     if not gateway.hears:
         return takes_text_only(where)
-    message = f"{where}: audio is not read while {INPUT_FORMAT} is refused; set it to {SERVED_FORMAT}"
+    message = (
+        f"{where}: audio is not read while {INPUT_FORMAT} is refused; set it to {SERVED_FORMAT}"
+    )
     return UnsupportedValue(message, param=where)
 
 
 def _part(patch: PartPatch, role: str, where: str) -> Part:
-    """Convert a part; the beta's types `text` and `audio` are read by their meaning for the role."""
+    """Convert a part; the beta's types `text` and `audio` are read by their meaning for the
+    role.
+    """
     is_audio = patch.type in ("input_audio", "output_audio", "audio")
     if role == "assistant":
         if patch.type in ("input_text", "input_audio"):
-            raise BadInput(f"{where}.type: an assistant's content is output_text or output_audio", param=f"{where}.type")
+            raise BadInput(
+                f"{where}.type: an assistant's content is output_text or output_audio",
+                param=f"{where}.type",
+            )
         # Its audio is not read: a prompt holds the transcript.
-        return Part(kind="output_audio" if is_audio else "output_text", text=(patch.transcript if is_audio else patch.text) or "")
+        return Part(
+            kind="output_audio" if is_audio else "output_text",
+            text=(patch.transcript if is_audio else patch.text) or "",
+        )
     if patch.type in ("output_text", "output_audio"):
-        raise BadInput(f"{where}.type: the content of a {role} is input_text or input_audio", param=f"{where}.type")
+        raise BadInput(
+            f"{where}.type: the content of a {role} is input_text or input_audio",
+            param=f"{where}.type",
+        )
     if is_audio and role != "user":
-        raise UnsupportedValue(f"{where}.type: only a user's content can be audio", param=f"{where}.type")
+        raise UnsupportedValue(
+            f"{where}.type: only a user's content can be audio", param=f"{where}.type"
+        )
     field = "audio" if is_audio else "text"
     if getattr(patch, field) is None:
         raise BadInput(f"{where}.{field}: this field is required", param=f"{where}.{field}")

@@ -1,4 +1,6 @@
-"""Prompt of a voice response: the conversation as messages with recordings, and its generation options. Knows no socket."""
+"""Prompt of a voice response: the conversation as messages with recordings, and its generation
+options. Knows no socket.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +20,15 @@ class Prompt:
     async def submit(self, gateway: Gateway, request_id: RequestId) -> ActiveRequest:
         """Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable."""
         gateway.check_num_messages(len(self.messages))
-        chat = await gateway.prepare_chat(self.options, self.messages, request_id, kind="voice", where="conversation")
+        chat = await gateway.prepare_chat(
+            self.options, self.messages, request_id, kind="voice", where="conversation"
+        )
         return await gateway.submit_prepared(chat)
 
     def shortened(self) -> "Prompt | None":
-        """Drop the oldest third of the turns and retain the instructions; None if there is nothing left to drop."""
+        """Drop the oldest third of the turns and retain the instructions; None if there is nothing
+        left to drop.
+        """
         instructions = [message for message in self.messages if message.role == "system"][:1]
         turns = self.messages[len(instructions) :]
         if len(turns) < 2:
@@ -31,10 +37,17 @@ class Prompt:
 
 
 def make_prompt(
-    model: str, messages: Sequence[Message], *, spoken: bool, voice: str, max_output_tokens: int | None, session: str | None,
+    model: str,
+    messages: Sequence[Message],
+    *,
+    spoken: bool,
+    voice: str,
+    max_output_tokens: int | None,
+    session: str | None,
     seed: int | None = None,
-) -> Prompt:  # fmt: skip
-    """`session` names the conversation, so that each turn computes only what is new; None for a prompt outside of it.
+) -> Prompt:
+    """`session` names the conversation, so that each turn computes only what is new; None for a
+    prompt outside of it.
 
     A missing seed is drawn here: the same prompt submitted again has the same response.
     """

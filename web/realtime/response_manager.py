@@ -1,6 +1,8 @@
-"""Responses of one session: the one under way, speculative ones, and those that are interrupted, resumed or out of band.
+"""Responses of one session: the one under way, speculative ones, and those that are interrupted,
+resumed or out of band.
 
-Invariants: at most one response of the conversation is active. A speculative generation that no response adopts is stopped.
+Invariants: at most one response of the conversation is active. A speculative generation that no
+response adopts is stopped.
 """
 
 import asyncio
@@ -27,7 +29,13 @@ from web.realtime.protocol.settings import (
     check_output_format,
     voice_name,
 )
-from web.realtime.response_stream import CANCELLED, ResponseEvent, ResponsePlan, ResponseStream, TurnTimestamps
+from web.realtime.response_stream import (
+    CANCELLED,
+    ResponseEvent,
+    ResponsePlan,
+    ResponseStream,
+    TurnTimestamps,
+)
 from web.realtime.states import ResponseActivity
 from web.realtime.transport.refusal import error_event
 
@@ -45,7 +53,9 @@ class NotActive(BadInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeResponse:
-    """A generation started before the turn was over. It is used only if neither conversation nor settings changed since."""
+    """A generation started before the turn was over. It is used only if neither conversation nor
+    settings changed since.
+    """
 
     generation: Generation
     version: int
@@ -61,13 +71,19 @@ class ResponseManager:
         self.limit = DiscardLimit()
         self._out_of_band: dict[str, ResponseStream] = {}
         self._resending: list[ResponseStream] = []
-        """Responses before `current` whose audio is still being sent to a client that reconnected."""
+        """Responses before `current` whose audio is still being sent to a client that
+        reconnected.
+        """
         self._speculative: SpeculativeResponse | None = None
         self._unanswered: tuple[str, TurnTimestamps] | None = None
         """Item and timestamps of the user's last spoken turn, until a response to it begins."""
         self._stopping: set[asyncio.Task[None]] = set()
         self._context, self._events = context, events
-        self._gateway, self._conversation, self._clock = context.gateway, context.conversation, context.clock
+        self._gateway, self._conversation, self._clock = (
+            context.gateway,
+            context.conversation,
+            context.clock,
+        )
 
     @property
     def active(self) -> ResponseStream | None:
@@ -78,11 +94,17 @@ class ResponseManager:
         current = self.current
         if current is None or not self._is_audible(current):
             return ResponseActivity.NONE
-        return ResponseActivity.WAITING if current.is_active and current.is_waiting else ResponseActivity.AUDIBLE
+        return (
+            ResponseActivity.WAITING
+            if current.is_active and current.is_waiting
+            else ResponseActivity.AUDIBLE
+        )
 
     @property
     def is_busy(self) -> bool:
-        """Return True while any response, in the conversation or out of band, is under way or played."""
+        """Return True while any response, in the conversation or out of band, is under way or
+        played.
+        """
         return any(self._is_audible(response) for response in self._all)
 
     def _is_audible(self, response: ResponseStream) -> bool:
@@ -91,11 +113,18 @@ class ResponseManager:
     @property
     def _all(self) -> list[ResponseStream]:
         """All responses that may still send something."""
-        return [one for one in (self.current, *self._resending, *self._out_of_band.values()) if one is not None]
+        return [
+            one
+            for one in (self.current, *self._resending, *self._out_of_band.values())
+            if one is not None
+        ]
 
     def find(self, response_id: str) -> ResponseStream | None:
         known = [self.current, *self._out_of_band.values()]
-        return next((response for response in known if response is not None and response.id == response_id), None)
+        return next(
+            (response for response in known if response is not None and response.id == response_id),
+            None,
+        )
 
     # speculation
 
@@ -108,8 +137,12 @@ class ResponseManager:
         plan = self._default_plan(settings)
         if plan.spoken and settings.audio.output.format is None:
             return
-        generation = self._generate(self._conversation.messages(settings.instructions, speech), settings, plan)
-        self._speculative = SpeculativeResponse(generation=generation, version=self._conversation.version, settings=settings)
+        generation = self._generate(
+            self._conversation.messages(settings.instructions, speech), settings, plan
+        )
+        self._speculative = SpeculativeResponse(
+            generation=generation, version=self._conversation.version, settings=settings
+        )
 
     def discard_speculative(self) -> None:
         speculative, self._speculative = self._speculative, None
@@ -117,11 +150,16 @@ class ResponseManager:
             self._stop(speculative.generation)
 
     def take_speculative(self) -> Generation | None:
-        """Return the speculative generation if it is still valid. Call this before the turn's item is added."""
+        """Return the speculative generation if it is still valid. Call this before the turn's item
+        is added.
+        """
         speculative, self._speculative = self._speculative, None
         if speculative is None:
             return None
-        is_valid = speculative.version == self._conversation.version and speculative.settings is self._context.settings
+        is_valid = (
+            speculative.version == self._conversation.version
+            and speculative.settings is self._context.settings
+        )
         if is_valid and speculative.generation.error is None:
             return speculative.generation
         self._stop(speculative.generation)
@@ -149,26 +187,38 @@ class ResponseManager:
         self._begin(plan, generation, timestamps)
 
     def create(self, patch: ResponsePatch, conversation: Conversation | None = None) -> None:
-        """Begin the response of a `response.create`, to `conversation` if its input was read already.
+        """Begin the response of a `response.create`, to `conversation` if its input was read
+        already.
 
         Raises: BadInput, NotFound.
         """
         _check_dialect(patch)
         settings, out_of_band = self._context.settings, patch.conversation == "none"
         if not out_of_band and self.active is not None:
-            raise ActiveResponse(f"the conversation has an active response ({self.active.id}); cancel it, or wait for its end")
+            raise ActiveResponse(
+                f"the conversation has an active response ({self.active.id}); cancel it, or "
+                "wait for its end"
+            )
         if out_of_band and len(self._out_of_band) >= MAX_OUT_OF_BAND:
-            raise ActiveResponse(f"{MAX_OUT_OF_BAND} responses outside the conversation are active; wait for the end of one")
+            raise ActiveResponse(
+                f"{MAX_OUT_OF_BAND} responses outside the conversation are active; wait for the "
+                "end of one"
+            )
         if not out_of_band:
             self.discard_speculative()
         plan = self._plan(settings, patch)
         instructions = settings.instructions if patch.instructions is None else patch.instructions
-        self._gateway.frontend.check_text(TextPart(text=instructions, where="response.instructions"))
+        self._gateway.frontend.check_text(
+            TextPart(text=instructions, where="response.instructions")
+        )
         conversation = conversation if conversation is not None else self._input(patch)
         messages = conversation.messages(instructions)
         if not messages:
             where = "response.input"
-            raise BadInput(f"{where}: there is nothing to answer; add an item, audio or instructions", param=where)
+            raise BadInput(
+                f"{where}: there is nothing to answer; add an item, audio or instructions",
+                param=where,
+            )
         timestamps = TurnTimestamps(decided=self._clock.now())
         if not out_of_band:
             turn, self._unanswered = self._unanswered, None
@@ -179,14 +229,20 @@ class ResponseManager:
     def _input(self, patch: ResponsePatch) -> Conversation:
         if patch.input is None:
             return self._conversation
-        return ItemReader(self._gateway, self._context.settings).items(patch.input, self._conversation, "response.input")
+        return ItemReader(self._gateway, self._context.settings).items(
+            patch.input, self._conversation, "response.input"
+        )
 
     def cancel(self, response_id: str | None) -> None:
         """Raises: NotActive."""
         response = self.active if response_id is None else self.find(response_id)
         if response is None or not response.is_active:
-            raise NotActive("there is no active response to cancel", param="response_id" if response_id else None)
-        # The client may still play all that it has been sent; a `truncate` reports where it stopped.
+            raise NotActive(
+                "there is no active response to cancel",
+                param="response_id" if response_id else None,
+            )
+        # The client may still play all that it has been sent; a `truncate` reports where it
+        # stopped.
         self._cancel(response, "client_cancelled", response.playhead.sent)
 
     def cancel_spoken(self) -> None:
@@ -202,18 +258,24 @@ class ResponseManager:
         self._out_of_band.pop(response.id, None)
 
     def restored_prompt(self, plan: ResponsePlan, seed: int | None) -> Prompt | None:
-        """Return the prompt of a response of which nothing was sent; None if the conversation does not determine it."""
+        """Return the prompt of a response of which nothing was sent; None if the conversation does
+        not determine it.
+        """
         if seed is None or plan.own_input or plan.skip_samples or plan.skip_chars:
             return None
-        instructions = self._context.settings.instructions if plan.instructions is None else plan.instructions
+        instructions = (
+            self._context.settings.instructions if plan.instructions is None else plan.instructions
+        )
         return self._prompt(self._conversation.messages(instructions), plan, seed)
 
     # barge-in
 
     def interrupt(self) -> bool:
-        """Cancel the response that is under way or played. Returns True if there is one that may be resumed later.
+        """Cancel the response that is under way or played. Returns True if there is one that may be
+        resumed later.
 
-        One that was cancelled before may still be played, but is over: it is not resumed after a false alarm.
+        One that was cancelled before may still be played, but is over: it is not resumed after a
+        false alarm.
         """
         now, response = self._clock.now(), self.current
         for other in self._resending:
@@ -243,14 +305,22 @@ class ResponseManager:
     def resume_interrupted(self) -> None:
         """Continue the interrupted response after a false alarm, as a response of its own."""
         old, self.interrupted = self.interrupted, None
-        if old is None or self.active is not None or (old.plan.spoken and self._context.settings.audio.output.format is None):
+        if (
+            old is None
+            or self.active is not None
+            or (old.plan.spoken and self._context.settings.audio.output.format is None)
+        ):
             return
         num_chars = len(old.item.parts[0].text) if old.item is not None else 0
         plan = replace(
-            old.plan, skip_samples=old.plan.skip_samples + old.played_samples, skip_chars=old.plan.skip_chars + num_chars,
+            old.plan,
+            skip_samples=old.plan.skip_samples + old.played_samples,
+            skip_chars=old.plan.skip_chars + num_chars,
             metadata=None,
-        )  # fmt: skip
-        generation = Generation(self._gateway, self._clock, old.generation.prompt, shorten=old.generation.shorten)
+        )
+        generation = Generation(
+            self._gateway, self._clock, old.generation.prompt, shorten=old.generation.shorten
+        )
         generation.continue_from(old.generation)
         self._begin(plan, generation, TurnTimestamps(decided=self._clock.now()))
 
@@ -263,12 +333,16 @@ class ResponseManager:
             response.stop()
 
     def detach(self) -> None:
-        """Send nothing more: another gateway holds the session, and its responses continue there."""
+        """Send nothing more: another gateway holds the session, and its responses continue
+        there.
+        """
         self.discard_speculative()
         for response in self._all:
             response.detach()
 
-    def _begin(self, plan: ResponsePlan, generation: Generation, timestamps: TurnTimestamps) -> None:
+    def _begin(
+        self, plan: ResponsePlan, generation: Generation, timestamps: TurnTimestamps
+    ) -> None:
         response = ResponseStream(self._context, self._events, plan, generation, timestamps)
         if plan.in_conversation:
             self._resending = [other for other in self._all if other.is_resending]
@@ -279,23 +353,45 @@ class ResponseManager:
 
     def _cancel(self, response: ResponseStream, reason: str, played: int) -> None:
         self.limit.count(self._clock.now())
-        response.cancel("turn_detected" if reason == "turn_detected" else "client_cancelled", played)
+        response.cancel(
+            "turn_detected" if reason == "turn_detected" else "client_cancelled", played
+        )
 
-    def _generate(self, messages: Sequence[Message], settings: Settings, plan: ResponsePlan) -> Generation:
-        generation = Generation(self._gateway, self._clock, self._prompt(messages, plan), shorten=settings.truncation == "auto")
+    def _generate(
+        self, messages: Sequence[Message], settings: Settings, plan: ResponsePlan
+    ) -> Generation:
+        generation = Generation(
+            self._gateway,
+            self._clock,
+            self._prompt(messages, plan),
+            shorten=settings.truncation == "auto",
+        )
         generation.start()
         return generation
 
-    def _prompt(self, messages: Sequence[Message], plan: ResponsePlan, seed: int | None = None) -> Prompt:
+    def _prompt(
+        self, messages: Sequence[Message], plan: ResponsePlan, seed: int | None = None
+    ) -> Prompt:
         return make_prompt(
-            self._gateway.model, messages, spoken=plan.spoken, voice=plan.voice, max_output_tokens=self._max_tokens(plan),
-            session=plan.conversation_id if plan.in_conversation else None, seed=seed,
-        )  # fmt: skip
+            self._gateway.model,
+            messages,
+            spoken=plan.spoken,
+            voice=plan.voice,
+            max_output_tokens=self._max_tokens(plan),
+            session=plan.conversation_id if plan.in_conversation else None,
+            seed=seed,
+        )
 
     def _max_tokens(self, plan: ResponsePlan) -> int | None:
-        """Bound the requested tokens by this server's limit: OpenAI's clients request as many as its models can generate."""
+        """Bound the requested tokens by this server's limit: OpenAI's clients request as many as
+        its models can generate.
+        """
         requested = plan.max_output_tokens
-        return min(requested, self._gateway.config.limits.max_answer_tokens) if isinstance(requested, int) else None
+        return (
+            min(requested, self._gateway.config.limits.max_answer_tokens)
+            if isinstance(requested, int)
+            else None
+        )
 
     def _stop(self, generation: Generation) -> None:
         self.limit.count(self._clock.now())
@@ -318,9 +414,13 @@ class ResponseManager:
         ignored = ("response.tools",) if patch.tools else ()
         in_conversation = patch.conversation != "none"
         plan = replace(
-            self._default_plan(settings), in_conversation=in_conversation, metadata=patch.metadata, ignored=ignored,
-            instructions=patch.instructions, own_input=patch.input is not None,
-        )  # fmt: skip
+            self._default_plan(settings),
+            in_conversation=in_conversation,
+            metadata=patch.metadata,
+            ignored=ignored,
+            instructions=patch.instructions,
+            own_input=patch.input is not None,
+        )
         if patch.output_modalities is not None:
             plan = replace(plan, spoken="audio" in patch.output_modalities)
         if patch.max_output_tokens is not None:
@@ -328,7 +428,9 @@ class ResponseManager:
         output = patch.audio.output if patch.audio is not None else None
         if output is not None:
             check_output_format(output.format, "response.audio.output.format")
-        has_format = settings.audio.output.format is not None or (output is not None and output.format is not None)
+        has_format = settings.audio.output.format is not None or (
+            output is not None and output.format is not None
+        )
         if plan.spoken and not has_format:
             raise _no_output_format()
         if output is not None and output.voice is not None:
@@ -339,7 +441,9 @@ class ResponseManager:
 
 
 def _check_dialect(patch: ResponsePatch) -> None:
-    """Refuse fields of the dialect before GA, except for the audio format that is sent anyway. Raises: UnsupportedValue."""
+    """Refuse fields of the dialect before GA, except for the audio format that is sent anyway.
+    Raises: UnsupportedValue.
+    """
     for name, ga_name in RESPONSE_BETA.items():
         value = getattr(patch, name)
         if value is not None and (name, value) != ("output_audio_format", SAME_IN_BETA):
@@ -347,5 +451,8 @@ def _check_dialect(patch: ResponsePatch) -> None:
 
 
 def _no_output_format() -> UnsupportedValue:
-    message = f"{OUTPUT_FORMAT}: no audio is sent while it is refused; set it to {SERVED_FORMAT}, or ask for text"
+    message = (
+        f"{OUTPUT_FORMAT}: no audio is sent while it is refused; set it to "
+        f"{SERVED_FORMAT}, or ask for text"
+    )
     return UnsupportedValue(message, param=OUTPUT_FORMAT)

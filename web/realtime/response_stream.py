@@ -1,4 +1,5 @@
-"""Delivery of one response: its events, its text as it arrives, and its audio at most `voice.send_ahead_s` ahead of playback.
+"""Delivery of one response: its events, its text as it arrives, and its audio at most
+`voice.send_ahead_s` ahead of playback.
 
 Knows no turn and no speculation.
 """
@@ -33,7 +34,9 @@ log = logging.getLogger("fleet.web")
 GROUP_SAMPLES = 3
 """Pieces of whole groups can be joined as base64: see `web.gateway.answer.GROUP_BYTES`."""
 FRAME_SAMPLES = 1920
-"""Audio is sent in pieces of 80 ms or more while the client has enough to play, and of `MAX_PIECE_SAMPLES` at most."""
+"""Audio is sent in pieces of 80 ms or more while the client has enough to play, and of
+`MAX_PIECE_SAMPLES` at most.
+"""
 MAX_PIECE_SAMPLES = 12 * FRAME_SAMPLES
 CANCELLED, COMPLETED, FAILED, INCOMPLETE = "cancelled", "completed", "failed", "incomplete"
 Outcome = Literal["completed", "cancelled", "failed", "incomplete"]
@@ -45,7 +48,9 @@ class Milestone(Enum):
     STARTED = "started"
     """The first output was sent: audio, or text where the response is not spoken."""
     VOICED = "voiced"
-    """The first voiced sample was sent; not emitted for a response that another gateway began to send."""
+    """The first voiced sample was sent; not emitted for a response that another gateway began to
+    send.
+    """
     ENDED = "ended"
     """The response was sent completely, failed or was cancelled."""
 
@@ -55,9 +60,10 @@ ResponseEvent = tuple["ResponseStream", Milestone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePlan:
-    """Parameters of a response. `skip_*`: the part that an earlier response, which this one continues, has sent.
-    `instructions`: None for those of the session. `own_input`: it does not answer the conversation. `ignored` names fields of the
-    request that have no effect.
+    """Parameters of a response. `skip_*`: the part that an earlier response, which this one
+    continues, has sent.
+    `instructions`: None for those of the session. `own_input`: it does not answer the conversation.
+    `ignored` names fields of the request that have no effect.
     """
 
     spoken: bool
@@ -75,11 +81,13 @@ class ResponsePlan:
 
 @dataclass(slots=True, kw_only=True)
 class TurnTimestamps:
-    """Times of a turn and its response. Units: seconds of the session's clock; `None`: unknown, or not reached.
+    """Times of a turn and its response. Units: seconds of the session's clock; `None`: unknown, or
+    not reached.
 
-    `voiced_end`: arrival of the last voiced sample of the user's turn, `voiced_end_ms` its position in the session's input;
-    `decided`: the turn was over; `first_sent`: the first output was sent; `first_voiced`: its first voiced sample is played by a
-    client that plays without delay.
+    `voiced_end`: arrival of the last voiced sample of the user's turn, `voiced_end_ms` its position
+    in the session's input;
+    `decided`: the turn was over; `first_sent`: the first output was sent; `first_voiced`: its first
+    voiced sample is played by a client that plays without delay.
     """
 
     voiced_end: float | None = None
@@ -91,9 +99,16 @@ class TurnTimestamps:
 
 class ResponseStream:
     def __init__(
-        self, context: SessionContext, events: EventQueue[ResponseEvent], plan: ResponsePlan, generation: Generation,
-        timestamps: TurnTimestamps, *, response_id: str | None = None, item_id: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        context: SessionContext,
+        events: EventQueue[ResponseEvent],
+        plan: ResponsePlan,
+        generation: Generation,
+        timestamps: TurnTimestamps,
+        *,
+        response_id: str | None = None,
+        item_id: str | None = None,
+    ) -> None:
         self.id = response_id or shown_id(generation.request_id, RESPONSE)
         self.item_id = item_id or server.new_id("item")
         self.plan, self.generation, self.timestamps = plan, generation, timestamps
@@ -143,10 +158,14 @@ class ResponseStream:
 
     def start(self) -> None:
         self._context.send(server.ResponseCreated(response=self.body()))
-        self._context.send(server.RequestOf(response_id=self.id, request_id=self.generation.request_id))
+        self._context.send(
+            server.RequestOf(response_id=self.id, request_id=self.generation.request_id)
+        )
         self._spawn(self._deliver())
 
-    def adopt(self, *, sent_samples: int, sent_chars: int, item: Item | None, is_active: bool) -> None:
+    def adopt(
+        self, *, sent_samples: int, sent_chars: int, item: Item | None, is_active: bool
+    ) -> None:
         """Continue, or keep for resending, a response of which another gateway sent so much."""
         self.item, self.sent_chars = item, sent_chars
         self.playhead.rewind(sent_samples)
@@ -160,7 +179,9 @@ class ResponseStream:
             self._happened(ResponseInput.ENDED)
 
     def cancel(self, reason: Literal["turn_detected", "client_cancelled"], played: int) -> None:
-        """End the response and its generation; its item keeps the words within the first `played` samples."""
+        """End the response and its generation; its item keeps the words within the first `played`
+        samples.
+        """
         self._cancel_task()
         self.generation.stop()
         self._close(CANCELLED, server.StatusDetails(type=CANCELLED, reason=reason))
@@ -172,7 +193,9 @@ class ResponseStream:
             self._conversation.cut(self.item, self._record_speech(played))
 
     def prepare_truncation(self) -> None:
-        """Record what has been sent of the item under way, which the client is about to truncate."""
+        """Record what has been sent of the item under way, which the client is about to
+        truncate.
+        """
         if self.item is not None and self.plan.spoken:
             self._record_speech(self.playhead.sent)
             self._truncated = self._speech
@@ -181,7 +204,11 @@ class ResponseStream:
     def _limit(self) -> int | None:
         """Samples after which the client truncated the item under way."""
         truncated = self._truncated
-        return truncated.played if truncated is not None and truncated.played < truncated.sent else None
+        return (
+            truncated.played
+            if truncated is not None and truncated.played < truncated.sent
+            else None
+        )
 
     def stop(self) -> None:
         """End the response without a further event: the session is over."""
@@ -194,7 +221,9 @@ class ResponseStream:
         self._happened(ResponseInput.DETACHED)
 
     def resend_from(self, sample: int) -> None:
-        """Send the audio from `sample` on to a client that reconnected, even if the response has ended."""
+        """Send the audio from `sample` on to a client that reconnected, even if the response has
+        ended.
+        """
         self.playhead.rewind(min(sample, self.num_samples) if self.generation.is_ended else sample)
         if self.is_active:
             self.generation.wake()
@@ -204,7 +233,9 @@ class ResponseStream:
         self._spawn(self._resend())
 
     def stop_resending(self) -> None:
-        """Stop sending the audio of an ended response; its item keeps no words beyond what the client has received."""
+        """Stop sending the audio of an ended response; its item keeps no words beyond what the
+        client has received.
+        """
         if not self.is_resending:
             return
         self._cancel_task()
@@ -266,13 +297,19 @@ class ResponseStream:
         self._open_item()
         self.sent_chars += len(delta)
         if self.plan.spoken:
-            self._context.send(server.TranscriptDelta(response_id=self.id, item_id=self.item_id, delta=delta))
+            self._context.send(
+                server.TranscriptDelta(response_id=self.id, item_id=self.item_id, delta=delta)
+            )
         else:
-            self._context.send(server.TextDelta(response_id=self.id, item_id=self.item_id, delta=delta))
+            self._context.send(
+                server.TextDelta(response_id=self.id, item_id=self.item_id, delta=delta)
+            )
             self._on_output_sent()
 
     def _send_audio(self) -> float | None:
-        """Send what may be sent. Returns the seconds until more may be; None: not before more is generated."""
+        """Send what may be sent. Returns the seconds until more may be; None: not before more is
+        generated.
+        """
         if not self._context.connection.is_attached:
             return None
         now = self._clock.now()
@@ -307,7 +344,9 @@ class ResponseStream:
             self._events.emit((self, Milestone.STARTED))
 
     def _find_voice(self, first: int, pcm: bytes, now: float) -> None:
-        """Search audio that is sent for the first time, unless another gateway sent the part before it, which is unknown here."""
+        """Search audio that is sent for the first time, unless another gateway sent the part before
+        it, which is unknown here.
+        """
         if self._voice.sample is not None or first > self._num_searched:
             return
         fresh = pcm[(self._num_searched - first) * BYTES_PER_SAMPLE :]
@@ -322,7 +361,9 @@ class ResponseStream:
         if self.item is not None:
             return
         kind = "output_audio" if self.plan.spoken else "output_text"
-        self.item = Item(id=self.item_id, role="assistant", status="in_progress", parts=[Part(kind=kind)])
+        self.item = Item(
+            id=self.item_id, role="assistant", status="in_progress", parts=[Part(kind=kind)]
+        )
         empty = self._conversation.body(self.item)
         empty.content = []
         self._context.send(server.OutputItemAdded(response_id=self.id, item=empty))
@@ -332,17 +373,25 @@ class ResponseStream:
             self._context.send(server.ItemAdded(previous_item_id=previous, item=empty))
             for item_id in removed:
                 self._context.send(server.ItemDeleted(item_id=item_id))
-        self._context.send(server.ContentPartAdded(response_id=self.id, item_id=self.item_id, part=self._part("")))
+        self._context.send(
+            server.ContentPartAdded(response_id=self.id, item_id=self.item_id, part=self._part(""))
+        )
 
     def _part(self, text: str) -> server.PartBody:
-        return server.PartBody(type="audio", transcript=text) if self.plan.spoken else server.PartBody(type="text", text=text)
+        return (
+            server.PartBody(type="audio", transcript=text)
+            if self.plan.spoken
+            else server.PartBody(type="text", text=text)
+        )
 
     def _end(self) -> None:
         error = self.generation.error
         if error is not None:
             self._close(FAILED, _failure(error))
         elif self.generation.finish_reason == "length":
-            self._close(INCOMPLETE, server.StatusDetails(type=INCOMPLETE, reason="max_output_tokens"))
+            self._close(
+                INCOMPLETE, server.StatusDetails(type=INCOMPLETE, reason="max_output_tokens")
+            )
         else:
             self._close(COMPLETED, None)
 
@@ -365,7 +414,9 @@ class ResponseStream:
             send(server.TranscriptDone(response_id=self.id, item_id=self.item_id, transcript=text))
         else:
             send(server.TextDone(response_id=self.id, item_id=self.item_id, text=text))
-        send(server.ContentPartDone(response_id=self.id, item_id=self.item_id, part=self._part(text)))
+        send(
+            server.ContentPartDone(response_id=self.id, item_id=self.item_id, part=self._part(text))
+        )
         body = self._conversation.body(item)
         send(server.OutputItemDone(response_id=self.id, item=body))
         if self.plan.in_conversation and self._conversation.holds(item):
@@ -377,8 +428,8 @@ class ResponseStream:
             self._context.shared.rate.learn(self.plan.voice, text, speech_s)
 
     def _record_speech(self, played: int) -> int:
-        """Store the speech and how much of it was played with the item. Returns that count, which is lower than `played` if the
-        client truncated the item meanwhile.
+        """Store the speech and how much of it was played with the item. Returns that count, which
+        is lower than `played` if the client truncated the item meanwhile.
         """
         assert self.item is not None
         text, silent = self.text[: self.sent_chars], self._silences()
@@ -386,9 +437,13 @@ class ResponseStream:
         if not self.generation.is_complete:
             # The words are ahead of the audio, whose full length will never be known.
             rate = self._context.shared.rate
-            whole = int(rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ) * OUTPUT_RATE_HZ)
+            whole = int(
+                rate.whole_s(self.plan.voice, text, whole / OUTPUT_RATE_HZ) * OUTPUT_RATE_HZ
+            )
         played = played if self._limit is None else min(played, self._limit)
-        speech = PlayedSpeech(text=text, whole=whole, sent=self.playhead.sent, played=played, silent=silent)
+        speech = PlayedSpeech(
+            text=text, whole=whole, sent=self.playhead.sent, played=played, silent=silent
+        )
         self.item.parts[0].speech = speech
         return played
 
@@ -398,7 +453,11 @@ class ResponseStream:
 
     def body(self) -> server.ResponseBody:
         plan = self.plan
-        output = [self._conversation.body(self.item)] if self.item is not None and not self.is_active else []
+        output = (
+            [self._conversation.body(self.item)]
+            if self.item is not None and not self.is_active
+            else []
+        )
         return server.ResponseBody(
             id=self.id,
             status=self.outcome or "in_progress",

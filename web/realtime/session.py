@@ -1,10 +1,10 @@
 """One voice session: dispatches the client's events to its parts, and handles what they report.
 
-Client events are handled immediately, in the order of arrival; responses and transcripts run beside them. A session outlives its
-socket: see `session_registry`. Knows no socket and no Redis.
+Client events are handled immediately, in the order of arrival; responses and transcripts run beside
+them. A session outlives its socket: see `session_registry`. Knows no socket and no Redis.
 
-The session owns its parts, each of which calls only those after it: turn manager, response manager, response stream, generation.
-Response streams report back through one event queue.
+The session owns its parts, each of which calls only those after it: turn manager, response manager,
+response stream, generation. Response streams report back through one event queue.
 """
 
 import asyncio
@@ -42,10 +42,17 @@ MAX_REPORTED_UNDERRUNS = 1000
 
 class Session:
     def __init__(
-        self, gateway: Gateway, settings: Settings, shared: SharedAudio, clock: Clock, on_change: Callable[[], None],
+        self,
+        gateway: Gateway,
+        settings: Settings,
+        shared: SharedAudio,
+        clock: Clock,
+        on_change: Callable[[], None],
         conversation_id: str | None = None,
-    ) -> None:  # fmt: skip
-        """`on_change` is called after each change that another gateway needs to continue the session."""
+    ) -> None:
+        """`on_change` is called after each change that another gateway needs to continue the
+        session.
+        """
         limits = gateway.config.limits
         self.id = settings.id
         self.created_us = now_us()
@@ -53,9 +60,14 @@ class Session:
         self.num_frames = 0
         """Frames received from the client, of any kind."""
         self.context = SessionContext(
-            gateway=gateway, settings=settings, conversation=Conversation(limits.max_messages - 1, limits.max_audio_s),
-            conversation_id=conversation_id or server.new_id("conv"), connection=ClientConnection(), clock=clock, shared=shared,
-        )  # fmt: skip
+            gateway=gateway,
+            settings=settings,
+            conversation=Conversation(limits.max_messages - 1, limits.max_audio_s),
+            conversation_id=conversation_id or server.new_id("conv"),
+            connection=ClientConnection(),
+            clock=clock,
+            shared=shared,
+        )
         self.events = EventQueue[ResponseEvent](self._on_response_event)
         self.responses = ResponseManager(self.context, self.events)
         self.turns = TurnManager(self.context, self.responses)
@@ -113,7 +125,9 @@ class Session:
         self._send(error_event(error, event_id))
 
     def _has_input_format(self, event_id: str | None) -> bool:
-        """Return True if audio can be read. Refuse it otherwise, once for each update: a microphone sends many blocks."""
+        """Return True if audio can be read. Refuse it otherwise, once for each update: a microphone
+        sends many blocks.
+        """
         if self.settings.audio.input.format is not None:
             return True
         if not self._is_audio_refused:
@@ -126,7 +140,10 @@ class Session:
         match event:
             case client.BufferAppend():
                 if self._has_input_format(event.event_id):
-                    await self.receive_audio(await read_input(is_large, client.decode_pcm, event.audio, "audio"), event.event_id)
+                    await self.receive_audio(
+                        await read_input(is_large, client.decode_pcm, event.audio, "audio"),
+                        event.event_id,
+                    )
             case client.ItemCreate():
                 reader = ItemReader(self._gateway, self.settings)
                 item, clips = await read_input(is_large, reader.item, event.item, "item")
@@ -137,7 +154,9 @@ class Session:
             case client.ItemTruncate(item_id=item_id, content_index=index, audio_end_ms=end_ms):
                 self.responses.prepare_truncation(item_id)
                 self._conversation.truncate(item_id, index, end_ms)
-                self._send(server.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end_ms))
+                self._send(
+                    server.ItemTruncated(item_id=item_id, content_index=index, audio_end_ms=end_ms)
+                )
             case client.ItemRetrieve():
                 await self._retrieve(event.item_id)
             case client.SessionUpdate():
@@ -147,13 +166,18 @@ class Session:
             case client.BufferClear():
                 self.turns.clear()
             case client.ResponseCreate():
-                await self._create_response(event.response or client.ResponsePatch(), is_large=is_large)
+                await self._create_response(
+                    event.response or client.ResponsePatch(), is_large=is_large
+                )
             case client.ResponseCancel():
                 self.responses.cancel(event.response_id)
             case client.Played():
                 self._record_playback(event)
             case client.OutputClear():
-                message = "type: output_audio_buffer.clear is for WebRTC; stop playing and truncate the item"
+                message = (
+                    "type: output_audio_buffer.clear is for WebRTC; stop playing and "
+                    "truncate the item"
+                )
                 raise UnsupportedValue(message, param="type")
 
     async def _create_response(self, patch: client.ResponsePatch, *, is_large: bool) -> None:
@@ -167,13 +191,15 @@ class Session:
     async def _retrieve(self, item_id: str) -> None:
         """Send an item with its audio, minutes of which are resampled in a thread."""
         item = self._conversation.find(item_id)
-        with_audio = self.settings.audio.input.format is not None and any(part.clip for part in item.parts)
+        with_audio = self.settings.audio.input.format is not None and any(
+            part.clip for part in item.parts
+        )
         body = await read_input(with_audio, self._conversation.body, item, with_audio=with_audio)
         self._send(server.ItemRetrieved(item=body))
 
     def update(self, fields: Mapping[str, object], event_id: str | None = None) -> None:
-        """Apply the valid and served fields of a `session.update`, and refuse each other one by its name. `session.updated`
-        always follows, since clients wait for it.
+        """Apply the valid and served fields of a `session.update`, and refuse each other one by its
+        name. `session.updated` always follows, since clients wait for it.
         """
         before = self.settings
         settings, errors = apply_update(self._gateway, before, fields)
@@ -203,7 +229,9 @@ class Session:
             response.generation.wake()
             # The request's trace holds positions in the audio as the stages generated it.
             before = response.generation.num_trimmed + response.plan.skip_samples
-            self._gateway.playback_reports.note(response.generation.request_id, before + event.samples, underruns)
+            self._gateway.playback_reports.note(
+                response.generation.request_id, before + event.samples, underruns
+            )
 
     # events of the responses
 
@@ -226,21 +254,31 @@ class Session:
                 self.publish()
 
     async def _send_timing(self, response: ResponseStream) -> None:
-        """Combine the timestamps of this process with those of the stages, whose clocks may differ on other machines."""
+        """Combine the timestamps of this process with those of the stages, whose clocks may differ
+        on other machines.
+        """
         timestamps, spoken = response.timestamps, response.plan.spoken
         first = timestamps.first_voiced if spoken else timestamps.first_sent
         assert first is not None
         voiced_end, decided = timestamps.voiced_end, timestamps.decided
         begin = decided if voiced_end is None else min(voiced_end, decided)
-        voice_to_voice_ms = round((first - begin) * 1000, 1) if voiced_end is not None and spoken else None
+        voice_to_voice_ms = (
+            round((first - begin) * 1000, 1) if voiced_end is not None and spoken else None
+        )
         if voice_to_voice_ms is not None:
             self.stats.add(voice_to_voice_ms)
             self._gateway.metrics.observe_voice_to_voice(voice_to_voice_ms / 1000)
         generation = response.generation
         try:
-            outputs = await self._gateway.client.telemetry.first_outputs(RequestId(generation.request_id))
+            outputs = await self._gateway.client.telemetry.first_outputs(
+                RequestId(generation.request_id)
+            )
         except FleetError as error:
-            log.warning("request %s: the timing of its stages could not be read: %s", generation.request_id, error.message)
+            log.warning(
+                "request %s: the timing of its stages could not be read: %s",
+                generation.request_id,
+                error.message,
+            )
             return
         offset_us = now_us() - self._clock.now() * 1e6
 
@@ -248,15 +286,28 @@ class Session:
             return int(at * 1e6 + offset_us)
 
         first_audio_at = generation.first_audio_at if spoken else None
-        arrived_us = to_us(first) if first_audio_at is None else int(first_audio_at * 1e6 + now_us() - time.monotonic() * 1e6)
+        arrived_us = (
+            to_us(first)
+            if first_audio_at is None
+            else int(first_audio_at * 1e6 + now_us() - time.monotonic() * 1e6)
+        )
         parts = timing_parts(
-            to_us(begin), to_us(decided), outputs.claimed_us, outputs.first_us,
-            self._gateway.graph.stages_for(self._gateway.outputs(spoken=spoken)), arrived_us, to_us(first) if spoken else None,
-        )  # fmt: skip
+            to_us(begin),
+            to_us(decided),
+            outputs.claimed_us,
+            outputs.first_us,
+            self._gateway.graph.stages_for(self._gateway.outputs(spoken=spoken)),
+            arrived_us,
+            to_us(first) if spoken else None,
+        )
         timing = server.Timing(
-            response_id=response.id, request_id=generation.request_id, item_id=response.item_id,
-            voice_to_voice_ms=voice_to_voice_ms, voiced_end_ms=timestamps.voiced_end_ms, parts=parts,
-        )  # fmt: skip
+            response_id=response.id,
+            request_id=generation.request_id,
+            item_id=response.item_id,
+            voice_to_voice_ms=voice_to_voice_ms,
+            voiced_end_ms=timestamps.voiced_end_ms,
+            parts=parts,
+        )
         self._send(timing)
         self._on_change()
 
@@ -278,7 +329,11 @@ class Session:
 
     def state(self) -> SessionState:
         state = SESSION_TABLE[self.turns.activity, self.responses.activity]
-        if state is SessionState.SPEAKING and self.responses.current is not None and not self.responses.current.is_active:
+        if (
+            state is SessionState.SPEAKING
+            and self.responses.current is not None
+            and not self.responses.current.is_active
+        ):
             self._publish_after(self.responses.current.playhead.left_s(self._clock.now()))
         return state
 

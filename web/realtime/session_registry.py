@@ -1,4 +1,5 @@
-"""Registry of the voice sessions of this gateway: admission, resumption after a lost connection, storage for other gateways.
+"""Registry of the voice sessions of this gateway: admission, resumption after a lost connection,
+storage for other gateways.
 
 Knows no protocol of a socket.
 """
@@ -14,9 +15,9 @@ import msgspec
 
 from fleet.config.schema import LeaseConfig
 from fleet.control.client import HeldVoice, Saved
-from fleet.process.background import start
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
+from fleet.process.background import start
 from fleet.processing import voice_activity
 from web.gateway.gateway import Gateway
 from web.http.errors import SessionEndedByOperator, SessionExpired, SessionIdle
@@ -42,14 +43,19 @@ STOP_AFTER_S = 2.0
 """Time until a session that another gateway continues is stopped here; see `_give_up`."""
 ENDED = "an operator ended the session"
 SPARE_S = 10.0
-"""Time that a session outlives its client's absence in Redis, so that the gateway is the one to end it."""
+"""Time that a session outlives its client's absence in Redis, so that the gateway is the one to end
+it.
+"""
 FIRST_S = 10.0
-"""Lifetime in Redis of a session that was never written: one whose client left before is soon not counted."""
+"""Lifetime in Redis of a session that was never written: one whose client left before is soon not
+counted.
+"""
 ABSENCE_POLL_S, ABSENCE_SPARE_S = 0.1, 0.5
 
 
 def absence_tries(lease: LeaseConfig) -> int:
-    """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: a gateway that died is fenced before.
+    """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: a gateway that died is fenced
+    before.
 
     A page that is reloaded may also connect before the loss of its former connection is noticed.
     """
@@ -62,7 +68,9 @@ Undo = Callable[[str, int], Coroutine[None, None, None]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """Samples of audio and characters of text that a reconnecting client has of a response; None if not reported."""
+    """Samples of audio and characters of text that a reconnecting client has of a response; None if
+    not reported.
+    """
 
     response_id: str | None
     samples: int | None
@@ -71,7 +79,8 @@ class Received:
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session of this gateway. `owner`: the credential that opened it, as `fleet.control.voice.hold` names it.
+    """A session of this gateway. `owner`: the credential that opened it, as
+    `fleet.control.voice.hold` names it.
 
     Units: `began_at` and `active_at` in seconds of the clock, `away_us` since 1970.
     """
@@ -101,7 +110,9 @@ class SessionRegistry:
         self._admission = Admission(self._voice)
         self._shared = SharedAudio()
         self._retrying: set[str] = set()
-        """Secrets in use for which a client waits until its former connection is known to be lost."""
+        """Secrets in use for which a client waits until its former connection is known to be
+        lost.
+        """
         self._ending: set[asyncio.Task[None]] = set()
         self.early_bytes = 0
         """Bytes that the queued clients have sent."""
@@ -112,8 +123,15 @@ class SessionRegistry:
 
     # opening
 
-    async def enter(self, writer: ClientWriter, settings: Settings, owner: str, on_position: Callable[[int], None]) -> Session:
-        """Open a new session of `owner`, once there is room. `on_position` is called with each new position in the queue.
+    async def enter(
+        self,
+        writer: ClientWriter,
+        settings: Settings,
+        owner: str,
+        on_position: Callable[[int], None],
+    ) -> Session:
+        """Open a new session of `owner`, once there is room. `on_position` is called with each new
+        position in the queue.
 
         Raises: Overloaded if the queue is full too; SecretInUse; RedisUnreachable.
         """
@@ -123,7 +141,13 @@ class SessionRegistry:
             self.end(replaced_id)
         try:
             held = await self._wait_for_admission(settings.id, held, owner, on_position)
-            entry = self._add(lambda changed: Session(self._gateway, settings, self._shared, self._clock, changed), owner, held)
+            entry = self._add(
+                lambda changed: Session(
+                    self._gateway, settings, self._shared, self._clock, changed
+                ),
+                owner,
+                held,
+            )
         except BaseException:
             self._spawn(self._forget(settings.id, held.epoch))
             raise
@@ -151,32 +175,43 @@ class SessionRegistry:
             finally:
                 self._retrying.discard(owner)
 
-    async def _hold(self, session_id: str, ttl_s: float, owner: str, undo: Undo, *, new: bool = False) -> HeldVoice | None:
+    async def _hold(
+        self, session_id: str, ttl_s: float, owner: str, undo: Undo, *, new: bool = False
+    ) -> HeldVoice | None:
         """Become the holder of a session; if the caller is cancelled meanwhile, `undo` that.
 
         Raises: SecretInUse, RedisUnreachable.
         """
-        holding = asyncio.ensure_future(self._gateway.client.voice.hold(session_id, ttl_s, owner, new=new))
+        holding = asyncio.ensure_future(
+            self._gateway.client.voice.hold(session_id, ttl_s, owner, new=new)
+        )
         try:
             return await asyncio.shield(holding)
         except asyncio.CancelledError:
             self._spawn(self._undo(session_id, holding, undo))
             raise
 
-    async def _undo(self, session_id: str, holding: asyncio.Future[HeldVoice | None], undo: Undo) -> None:
+    async def _undo(
+        self, session_id: str, holding: asyncio.Future[HeldVoice | None], undo: Undo
+    ) -> None:
         with contextlib.suppress(FleetError):
             held = await holding
             if held is not None:
                 await undo(session_id, held.epoch)
 
     async def _mark_away(self, session_id: str, epoch: int, owner: str) -> None:
-        """Allow a client that left while its session was taken over to reconnect, or to open another one."""
-        await self._gateway.client.voice.save(session_id, epoch, owner, self._ttl_s, {"away_us": str(now_us()).encode()})
+        """Allow a client that left while its session was taken over to reconnect, or to open
+        another one.
+        """
+        await self._gateway.client.voice.save(
+            session_id, epoch, owner, self._ttl_s, {"away_us": str(now_us()).encode()}
+        )
 
     async def _wait_for_admission(
         self, session_id: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]
     ) -> HeldVoice:
-        """Wait for room in the gateway; after a wait the session is held again, since its duration counts from then.
+        """Wait for room in the gateway; after a wait the session is held again, since its duration
+        counts from then.
 
         Raises: Overloaded, RedisUnreachable.
         """
@@ -204,17 +239,24 @@ class SessionRegistry:
             try:
                 await self._gateway.client.voice.save(session_id, epoch, owner, self._ttl_s, {})
             except FleetError as error:
-                log.warning("session %s: its place in the queue could not be renewed: %s", shown_id(session_id), error.message)
+                log.warning(
+                    "session %s: its place in the queue could not be renewed: %s",
+                    shown_id(session_id),
+                    error.message,
+                )
             await self._clock.sleep(RENEW_S)
 
-    async def resume(self, session_id: str, writer: ClientWriter, received: Received, owner: str) -> Session:
+    async def resume(
+        self, session_id: str, writer: ClientWriter, received: Received, owner: str
+    ) -> Session:
         """Continue a session of `owner` whose connection was lost, here or on another gateway.
 
         Raises: NotFound, also for a session of another owner; SessionEnded, RedisUnreachable.
         """
         entry = self._entries.get(session_id)
         if entry is None or entry.owner != owner or not await self._is_still_held(entry):
-            # Another owner's session that is held here looks, and takes as long, as one that never existed.
+            # Another owner's session that is held here looks, and takes as long, as one that never
+            # existed.
             entry = await self._take_over(session_id, received, owner)
         entry.active_at, entry.away_us = self._clock.now(), None
         session, connection = entry.session, entry.session.connection
@@ -223,7 +265,8 @@ class SessionRegistry:
             entry.expiry = None
         connection.attach(writer)
         connection.send(SessionCreated(session=session.settings))
-        # The transcript of `resumed` includes the missed deltas: sent after it, they would be read twice.
+        # The transcript of `resumed` includes the missed deltas: sent after it, they would be read
+        # twice.
         connection.send_missed()
         connection.send(resumed(session))
         response = session.responses.current
@@ -237,14 +280,20 @@ class SessionRegistry:
         return session
 
     async def _is_still_held(self, entry: SessionEntry) -> bool:
-        """Return False, and remove the entry, if another gateway continued the session or another session replaced it."""
+        """Return False, and remove the entry, if another gateway continued the session or another
+        session replaced it.
+        """
         if entry.owner == API_KEY or entry.away_us is None:
             return True
         session_id = entry.session.id
         try:
             held = await self._save(entry, {}, ["away_us"])
         except FleetError as error:
-            log.warning("session %s: continued although Redis does not answer: %s", shown_id(session_id), error.message)
+            log.warning(
+                "session %s: continued although Redis does not answer: %s",
+                shown_id(session_id),
+                error.message,
+            )
             return True
         is_here = self._entries.get(session_id) is entry
         if is_here and not held:
@@ -252,7 +301,9 @@ class SessionRegistry:
         return held and is_here
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
-        held = await self._hold(session_id, self._ttl_s, owner, lambda name, epoch: self._mark_away(name, epoch, owner))
+        held = await self._hold(
+            session_id, self._ttl_s, owner, lambda name, epoch: self._mark_away(name, epoch, owner)
+        )
         if held is None and await self._gateway.client.voice.was_ended(session_id, owner):
             raise SessionEndedByOperator(ENDED, param="session")
         if held is None:
@@ -271,16 +322,25 @@ class SessionRegistry:
         received_of = received.response_id if received.samples or received.chars else None
 
         def restored(changed: Callable[[], None]) -> Session:
-            return restore(self._gateway, held.fields, self._shared, self._clock, changed, received=received_of)
+            return restore(
+                self._gateway, held.fields, self._shared, self._clock, changed, received=received_of
+            )
 
         entry = self._add(restored, owner, held)
         response = entry.session.responses.active
-        if response is not None and response.id == received.response_id and received.chars is not None:
-            # Text is sent faster than the session is written: only the client knows what it has received.
+        if (
+            response is not None
+            and response.id == received.response_id
+            and received.chars is not None
+        ):
+            # Text is sent faster than the session is written: only the client knows what it has
+            # received.
             response.sent_chars = received.chars
         return entry
 
-    def _add(self, make: Callable[[Callable[[], None]], Session], owner: str, held: HeldVoice) -> SessionEntry:
+    def _add(
+        self, make: Callable[[Callable[[], None]], Session], owner: str, held: HeldVoice
+    ) -> SessionEntry:
         """Add a session that was admitted; its place is released if it cannot be made."""
         changed = asyncio.Event()
         try:
@@ -290,10 +350,17 @@ class SessionRegistry:
             raise
         now = self._clock.now()
         entry = SessionEntry(
-            session=session, owner=owner, epoch=held.epoch, snapshot=Snapshot(held.fields), began_at=now - held.age_s,
-            active_at=now, changed=changed,
-        )  # fmt: skip
-        entry.writer = start(self._write_changes(entry), f"the writer of voice session {shown_id(session.id)}")
+            session=session,
+            owner=owner,
+            epoch=held.epoch,
+            snapshot=Snapshot(held.fields),
+            began_at=now - held.age_s,
+            active_at=now,
+            changed=changed,
+        )
+        entry.writer = start(
+            self._write_changes(entry), f"the writer of voice session {shown_id(session.id)}"
+        )
         self._entries[session.id] = entry
         return entry
 
@@ -308,7 +375,9 @@ class SessionRegistry:
         entry.away_us = now_us()
         session.publish()
         if not self._gateway.closing.is_set():
-            entry.expiry = self._clock.call_later(self._voice.reconnect_timeout_s, lambda: self.end(session.id))
+            entry.expiry = self._clock.call_later(
+                self._voice.reconnect_timeout_s, lambda: self.end(session.id)
+            )
 
     def on_closed(self, session: Session, writer: ClientWriter) -> None:
         """End the session of a client that closed its connection properly."""
@@ -316,11 +385,18 @@ class SessionRegistry:
             self.end(session.id)
 
     def end(self, session_id: str, *, by_operator: bool = False) -> bool:
-        """Return True if there was such a session here. `by_operator`: a client that reconnects is sent that reason."""
+        """Return True if there was such a session here. `by_operator`: a client that reconnects is
+        sent that reason.
+        """
         entry = self._entries.get(session_id)
         if entry is None:
             return False
-        self._close(entry, 1000, ENDED if by_operator else "the session is over", None if by_operator else entry.epoch)
+        self._close(
+            entry,
+            1000,
+            ENDED if by_operator else "the session is over",
+            None if by_operator else entry.epoch,
+        )
         return True
 
     def _close(self, entry: SessionEntry, code: int, reason: str, epoch: int | None) -> None:
@@ -338,7 +414,9 @@ class SessionRegistry:
         try:
             await self._gateway.client.voice.end(session_id, epoch)
         except FleetError as error:
-            log.warning("session %s: its end could not be written: %s", shown_id(session_id), error.message)
+            log.warning(
+                "session %s: its end could not be written: %s", shown_id(session_id), error.message
+            )
 
     def _remove(self, entry: SessionEntry) -> None:
         if self._entries.get(entry.session.id) is not entry:
@@ -353,9 +431,15 @@ class SessionRegistry:
     # limits
 
     def _exceeded(self, entry: SessionEntry) -> SessionExpired | SessionIdle | None:
-        """Return the limit that a session has reached. A client that receives a response, or is absent, is not idle."""
+        """Return the limit that a session has reached. A client that receives a response, or is
+        absent, is not idle.
+        """
         now, session = self._clock.now(), entry.session
-        if session.num_frames != entry.num_frames or session.responses.is_busy or not session.connection.is_attached:
+        if (
+            session.num_frames != entry.num_frames
+            or session.responses.is_busy
+            or not session.connection.is_attached
+        ):
             entry.num_frames, entry.active_at = session.num_frames, now
         if now - entry.began_at >= self._voice.max_session_s:
             return SessionExpired(
@@ -364,7 +448,8 @@ class SessionRegistry:
             )
         if now - entry.active_at >= self._voice.idle_s:
             return SessionIdle(
-                f"nothing was sent or played for {_duration(self._voice.idle_s)} (voice.idle_s); begin another session"
+                f"nothing was sent or played for {_duration(self._voice.idle_s)} "
+                "(voice.idle_s); begin another session"
             )
         return None
 
@@ -389,14 +474,23 @@ class SessionRegistry:
             entry.changed.clear()
             try:
                 if not await self._write(entry):
-                    self._give_up(entry, ended=await self._gateway.client.voice.was_ended(session.id, entry.owner))
+                    self._give_up(
+                        entry,
+                        ended=await self._gateway.client.voice.was_ended(session.id, entry.owner),
+                    )
                     return
             except FleetError as error:
                 entry.snapshot.forget()
-                log.warning("session %s: could not be written to Redis: %s", shown_id(session.id), error.message)
+                log.warning(
+                    "session %s: could not be written to Redis: %s",
+                    shown_id(session.id),
+                    error.message,
+                )
 
     async def _write(self, entry: SessionEntry) -> bool:
-        """Return False if the session is not held by this gateway any more. Raises: RedisUnreachable."""
+        """Return False if the session is not held by this gateway any more. Raises:
+        RedisUnreachable.
+        """
         fields, removed = entry.snapshot.changes(entry.session)
         view = entry.session.view(self._gateway.client.id, short_name(entry.owner))
         fields["view"] = msgspec.json.encode(view)
@@ -406,18 +500,29 @@ class SessionRegistry:
             fields["away_us"] = str(entry.away_us).encode()
         return await self._save(entry, fields, removed)
 
-    async def _save(self, entry: SessionEntry, fields: Mapping[str, bytes], removed: Sequence[str]) -> bool:
-        """Return False if the session is not held by this gateway any more. Raises: RedisUnreachable."""
+    async def _save(
+        self, entry: SessionEntry, fields: Mapping[str, bytes], removed: Sequence[str]
+    ) -> bool:
+        """Return False if the session is not held by this gateway any more. Raises:
+        RedisUnreachable.
+        """
         voice = self._gateway.client.voice
-        saved = await voice.save(entry.session.id, entry.epoch, entry.owner, self._ttl_s, fields, removed)
+        saved = await voice.save(
+            entry.session.id, entry.epoch, entry.owner, self._ttl_s, fields, removed
+        )
         if saved is Saved.RESTORED:
-            log.warning("session %s: Redis lost writes of it; everything is written again", shown_id(entry.session.id))
+            log.warning(
+                "session %s: Redis lost writes of it; everything is written again",
+                shown_id(entry.session.id),
+            )
             entry.snapshot.forget()
             entry.changed.set()
         return saved is not Saved.STALE
 
     def _give_up(self, entry: SessionEntry, *, ended: bool) -> None:
-        """Remove a session that another gateway continues, or, `ended`, that an operator ended together with its requests."""
+        """Remove a session that another gateway continues, or, `ended`, that an operator ended
+        together with its requests.
+        """
         session = entry.session
         self._remove(entry)
         if ended:
@@ -426,12 +531,16 @@ class SessionRegistry:
             return
         session.connection.close(1001, "the session continues at another gateway, or is over")
         session.detach()
-        # Later: the other gateway may not have resumed the request yet. Once it has, this one cannot abort it any more.
+        # Later: the other gateway may not have resumed the request yet. Once it has, this one
+        # cannot abort it any more.
         self._clock.call_later(STOP_AFTER_S, session.stop)
 
 
 def _unknown(session_id: str) -> NotFound:
-    return NotFound(f"session: no session {quoted(session_id)}; it never existed, or is over. Begin another", param="session")
+    return NotFound(
+        f"session: no session {quoted(session_id)}; it never existed, or is over. Begin another",
+        param="session",
+    )
 
 
 def _duration(seconds: float) -> str:

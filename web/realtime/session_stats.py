@@ -26,7 +26,11 @@ class SessionStats:
 
     @property
     def median_ms(self) -> float | None:
-        return round(statistics.median(self._voice_to_voice_ms), 1) if self._voice_to_voice_ms else None
+        return (
+            round(statistics.median(self._voice_to_voice_ms), 1)
+            if self._voice_to_voice_ms
+            else None
+        )
 
 
 def timing_parts(
@@ -38,14 +42,24 @@ def timing_parts(
     arrived_us: int,
     voiced_us: int | None,
 ) -> list[TimingPart]:
-    """Divide the time from the end of speech to the response at each timestamp; the parts add up to the whole.
+    """Divide the time from the end of speech to the response at each timestamp; the parts add up to
+    the whole.
 
-    `arrived_us`: the gateway has received the first output; `voiced_us`: its first voiced sample is played, None for text.
-    A timestamp that is unknown, or before the last one (a speculative response), takes no time.
+    `arrived_us`: the gateway has received the first output; `voiced_us`: its first voiced sample is
+    played, None for text. A timestamp that is unknown, or before the last one (a speculative
+    response), takes no time.
     """
-    timestamps = [("endpointing", decided_us), ("queue", claimed_us), *((stage, first_us.get(stage)) for stage in stages)]
+    timestamps = [
+        ("endpointing", decided_us),
+        ("queue", claimed_us),
+        *((stage, first_us.get(stage)) for stage in stages),
+    ]
     end_us = arrived_us if voiced_us is None else voiced_us
-    ends = [("gateway", arrived_us)] if voiced_us is None else [("gateway", arrived_us), ("silence", voiced_us)]
+    ends = (
+        [("gateway", arrived_us)]
+        if voiced_us is None
+        else [("gateway", arrived_us), ("silence", voiced_us)]
+    )
     parts: list[TimingPart] = []
     here = begin_us
     for name, at_us in [*timestamps, *ends]:

@@ -5,7 +5,9 @@ import msgspec
 from web.gateway.gateway import Gateway
 
 SHOWN_ID_CHARS = 8
-"""Number of shown characters of the 22 random ones in a session's id; the others cannot be guessed."""
+"""Number of shown characters of the 22 random ones in a session's id; the others cannot be
+guessed.
+"""
 
 
 def shown_id(session_id: str) -> str:
@@ -16,10 +18,11 @@ def shown_id(session_id: str) -> str:
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """A live session as the console shows it.
 
-    `voice_to_voice_*_ms`: from the user's last voiced sample to the response's first one, of spoken turns.
-    `created_us`, `seen_us`: since 1970.
+    `voice_to_voice_*_ms`: from the user's last voiced sample to the response's first one, of spoken
+    turns. `created_us`, `seen_us`: since 1970.
     `state`: listening, hearing, thinking, speaking, interrupted, or away without a client.
-    `client_secret`: the first characters of the hash of the client secret that opened the session; None for others.
+    `client_secret`: the first characters of the hash of the client secret that opened the session;
+    None for others.
     """
 
     id: str
@@ -42,7 +45,8 @@ decode_view = msgspec.json.Decoder(SessionView).decode
 
 
 async def read_views(gateway: Gateway) -> list[SessionView]:
-    """Read the views, the newest first. A read-only gateway shows only the end of a session's id, since the whole id opens it.
+    """Read the views, the newest first. A read-only gateway shows only the end of a session's id,
+    since the whole id opens it.
 
     Raises: RedisUnreachable.
     """

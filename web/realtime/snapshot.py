@@ -1,4 +1,5 @@
-"""Stored form of a session, from which any gateway can continue it: fields of a hash, audio apart, only changes written.
+"""Stored form of a session, from which any gateway can continue it: fields of a hash, audio apart,
+only changes written.
 
 Knows no Redis: the fields go through the gateway's client.
 """
@@ -24,7 +25,9 @@ VERSION = 2
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """`seed`: that of its prompt, with which another gateway submits it again if its own was lost before; None if unknown."""
+    """`seed`: that of its prompt, with which another gateway submits it again if its own was lost
+    before; None if unknown.
+    """
 
     response_id: str
     item_id: str
@@ -90,30 +93,44 @@ def _stored(session: Session) -> StoredSession:
 def _stored_response(response: ResponseStream) -> StoredResponse:
     prompt = response.generation.prompt
     return StoredResponse(
-        response_id=response.id, item_id=response.item_id, request_id=response.generation.request_id,
-        is_active=response.is_active, sent_samples=response.playhead.sent, sent_chars=response.sent_chars, plan=response.plan,
+        response_id=response.id,
+        item_id=response.item_id,
+        request_id=response.generation.request_id,
+        is_active=response.is_active,
+        sent_samples=response.playhead.sent,
+        sent_chars=response.sent_chars,
+        plan=response.plan,
         seed=prompt.options.seed if prompt is not None else None,
-    )  # fmt: skip
+    )
 
 
 def restore(
-    gateway: Gateway, fields: Mapping[str, bytes], shared: SharedAudio, clock: Clock, on_change: Callable[[], None],
-    *, received: str | None,
-) -> Session:  # fmt: skip
-    """Restore a session as its last gateway wrote it, and continue its response from there. `received`: id of the response of
-    which the client has received something, as far as it says.
+    gateway: Gateway,
+    fields: Mapping[str, bytes],
+    shared: SharedAudio,
+    clock: Clock,
+    on_change: Callable[[], None],
+    *,
+    received: str | None,
+) -> Session:
+    """Restore a session as its last gateway wrote it, and continue its response from there.
+    `received`: id of the response of which the client has received something, as far as it says.
 
     Raises: UnknownWireVersion if another version wrote it.
     """
     try:
         stored = _decode(fields[STATE])
     except (KeyError, msgspec.DecodeError) as error:
-        raise UnknownWireVersion(f"the session cannot be read ({error}); are all gateways of one version?") from error
+        raise UnknownWireVersion(
+            f"the session cannot be read ({error}); are all gateways of one version?"
+        ) from error
     session = Session(gateway, stored.settings, shared, clock, on_change, stored.conversation_id)
     session.created_us, session.stats.num_turns = stored.created_us, stored.num_turns
     conversation = session.context.conversation
     conversation.items = list(stored.items)
-    conversation.clips = {name.removeprefix(CLIP): Clip(pcm) for name, pcm in fields.items() if name.startswith(CLIP)}
+    conversation.clips = {
+        name.removeprefix(CLIP): Clip(pcm) for name, pcm in fields.items() if name.startswith(CLIP)
+    }
     if stored.response is not None:
         _restore_response(session, stored.response, received)
     return session
@@ -127,22 +144,35 @@ def _restore_response(session: Session, stored: StoredResponse, received: str | 
     generation = Generation(context.gateway, context.clock, prompt, RequestId(stored.request_id))
     generation.adopt()
     response = ResponseStream(
-        context, session.events, stored.plan, generation, TurnTimestamps(decided=context.clock.now()),
-        response_id=stored.response_id, item_id=stored.item_id,
-    )  # fmt: skip
+        context,
+        session.events,
+        stored.plan,
+        generation,
+        TurnTimestamps(decided=context.clock.now()),
+        response_id=stored.response_id,
+        item_id=stored.item_id,
+    )
     item = next((item for item in context.conversation.items if item.id == stored.item_id), None)
     session.responses.current = response
-    response.adopt(sent_samples=stored.sent_samples, sent_chars=stored.sent_chars, item=item, is_active=stored.is_active)
+    response.adopt(
+        sent_samples=stored.sent_samples,
+        sent_chars=stored.sent_chars,
+        item=item,
+        is_active=stored.is_active,
+    )
 
 
 def resumed(session: Session) -> Resumed:
     """The event that names the response under way to a client that reconnected."""
     response = session.responses.active
-    # The text of an adopted response may not have been read yet: it is then sent from the client's position on.
+    # The text of an adopted response may not have been read yet: it is then sent from the client's
+    # position on.
     is_known = response is not None and len(response.text) >= response.sent_chars
     return Resumed(
         session_id=session.id,
         response_id=response.id if response is not None else None,
         item_id=response.item_id if response is not None else None,
-        transcript=response.text[: response.sent_chars] if response is not None and is_known else "",
+        transcript=response.text[: response.sent_chars]
+        if response is not None and is_known
+        else "",
     )

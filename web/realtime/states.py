@@ -1,4 +1,5 @@
-"""States of a voice session as tables: of the user's turn, of a response, and of the session that both make up.
+"""States of a voice session as tables: of the user's turn, of a response, and of the session that
+both make up.
 
 A missing row is an error. Knows no audio, no event of the protocol and no time.
 """
@@ -91,7 +92,8 @@ RESPONSE_TABLE: dict[tuple[ResponseState, ResponseInput], ResponseState] = {
     (_R.RESENDING, _RI.RESEND): _R.RESENDING,
     (_R.RESENDING, _RI.RESENT): _R.ENDED,
     **{(state, _RI.DETACHED): _R.DETACHED for state in _R},
-    # A client that is being disconnected may still cancel its response, which another gateway sends by then.
+    # A client that is being disconnected may still cancel its response, which another gateway sends
+    # by then.
     (_R.DETACHED, _RI.ENDED): _R.DETACHED,
 }
 SESSION_TABLE: dict[tuple[UserActivity, ResponseActivity], SessionState] = {
@@ -99,7 +101,10 @@ SESSION_TABLE: dict[tuple[UserActivity, ResponseActivity], SessionState] = {
     (UserActivity.SILENT, ResponseActivity.WAITING): SessionState.THINKING,
     (UserActivity.SILENT, ResponseActivity.AUDIBLE): SessionState.SPEAKING,
     **{(UserActivity.SPEAKING, response): SessionState.HEARING for response in ResponseActivity},
-    **{(UserActivity.INTERRUPTING, response): SessionState.INTERRUPTED for response in ResponseActivity},
+    **{
+        (UserActivity.INTERRUPTING, response): SessionState.INTERRUPTED
+        for response in ResponseActivity
+    },
 }
 
 
@@ -107,7 +112,9 @@ StateT = TypeVar("StateT")
 InputT = TypeVar("InputT")
 
 
-def next_state(table: Mapping[tuple[StateT, InputT], StateT], state: StateT, happened: InputT) -> StateT:
+def next_state(
+    table: Mapping[tuple[StateT, InputT], StateT], state: StateT, happened: InputT
+) -> StateT:
     """Raises: TransitionError where the table has no row."""
     try:
         return table[state, happened]

@@ -1,4 +1,5 @@
-"""Turns of the user: audio becomes items, and begins, interrupts or resumes responses; transcripts follow later.
+"""Turns of the user: audio becomes items, and begins, interrupts or resumes responses; transcripts
+follow later.
 
 Knows no protocol of a socket and no session.
 """
@@ -18,7 +19,14 @@ from web.http.errors import error_type
 from web.offload import prepare_in_thread
 from web.openai.transcription import transcribe
 from web.realtime.audio.input_buffer import AudioInputBuffer
-from web.realtime.audio.turn_detector import TurnEvent, TurnPaused, TurnResumed, TurnRules, TurnStarted, TurnStopped
+from web.realtime.audio.turn_detector import (
+    TurnEvent,
+    TurnPaused,
+    TurnResumed,
+    TurnRules,
+    TurnStarted,
+    TurnStopped,
+)
 from web.realtime.context import SessionContext
 from web.realtime.conversation import Clip, Item, Part
 from web.realtime.items import MIN_CLIP_MS
@@ -50,7 +58,11 @@ class Turn:
 class TurnManager:
     def __init__(self, context: SessionContext, responses: ResponseManager) -> None:
         self._context, self._responses = context, responses
-        self._gateway, self._conversation, self._clock = context.gateway, context.conversation, context.clock
+        self._gateway, self._conversation, self._clock = (
+            context.gateway,
+            context.conversation,
+            context.clock,
+        )
         self._max_s = context.gateway.config.limits.max_audio_s
         form = context.settings.audio.input.format or PcmFormat()
         self.buffer = AudioInputBuffer(form.rate, self._rules())
@@ -64,7 +76,9 @@ class TurnManager:
         self._num_unverified = 0
         """Ended turns that may be false alarms."""
         self._deferred: TurnTimestamps | None = None
-        """A turn that ended during a response which may not be interrupted: the next response is to it."""
+        """A turn that ended during a response which may not be interrupted: the next response is to
+        it.
+        """
         self._untranscribed: list[str] = []
         """Items to transcribe once a response has begun, since the response comes first."""
         self._jobs: set[asyncio.Task[None]] = set()
@@ -79,7 +93,11 @@ class TurnManager:
     def activity(self) -> UserActivity:
         if not self.is_user_speaking:
             return UserActivity.SILENT
-        return UserActivity.SPEAKING if self._responses.interrupted is None else UserActivity.INTERRUPTING
+        return (
+            UserActivity.SPEAKING
+            if self._responses.interrupted is None
+            else UserActivity.INTERRUPTING
+        )
 
     def apply_settings(self, before: Settings) -> None:
         """Apply changed settings of the input."""
@@ -95,19 +113,28 @@ class TurnManager:
                 self._end(TurnInput.DISCARDED)
 
     def _discard_input(self) -> None:
-        """Discard the input, which must not be joined to later audio, and end the turn under way without a response."""
+        """Discard the input, which must not be joined to later audio, and end the turn under way
+        without a response.
+        """
         turn = self._end(TurnInput.DISCARDED)
         self.buffer.clear()
         self._responses.discard_speculative()
         if turn is not None:
-            self._context.send(server.SpeechStopped(audio_end_ms=_ms(self.buffer.position), item_id=turn.item_id))
+            self._context.send(
+                server.SpeechStopped(audio_end_ms=_ms(self.buffer.position), item_id=turn.item_id)
+            )
 
     async def append(self, pcm: bytes) -> bool:
-        """Append input; return True if a turn began, paused or ended in it. Raises: InputTooLarge."""
+        """Append input; return True if a turn began, paused or ended in it. Raises:
+        InputTooLarge.
+        """
         new_s = len(pcm) / 2 / self.buffer.rate_hz
         retained_s = self.buffer.retained_ms / 1000 if self.buffer.detector is None else 0.0
         if retained_s + new_s > self._max_s:
-            raise InputTooLarge(f"audio: the buffer would hold more than {self._max_s:g} s; commit or clear it", param="audio")
+            raise InputTooLarge(
+                f"audio: the buffer would hold more than {self._max_s:g} s; commit or clear it",
+                param="audio",
+            )
         is_changed = False
         self._received_at = self._clock.now()
         async with self._appending:
@@ -126,7 +153,9 @@ class TurnManager:
             if frame.is_silent:
                 probability = 0.0
             else:
-                probability = await batcher.probability(self.buffer.vad, frame.samples, behind=self.buffer.is_behind)
+                probability = await batcher.probability(
+                    self.buffer.vad, frame.samples, behind=self.buffer.is_behind
+                )
             for event in self.buffer.classify(frame, probability):
                 self._on_event(event)
                 is_changed = True
@@ -141,19 +170,30 @@ class TurnManager:
             elif self._context.settings.audio.input.format is None:
                 unread = f" ({INPUT_FORMAT} is refused, so audio is not read)"
             least = f"at least {MIN_CLIP_MS} ms are needed"
-            raise BufferEmpty(f"the input buffer holds {self.buffer.retained_ms} ms of audio; {least}{unread}")
+            raise BufferEmpty(
+                f"the input buffer holds {self.buffer.retained_ms} ms of audio; {least}{unread}"
+            )
         self._responses.discard_speculative()
         turn = self._end(TurnInput.COMMITTED)
         pcm = self.buffer.take_all()
-        self._add_turn(turn.item_id if turn is not None else server.new_id("item"), pcm, self._timestamps_of(pcm))
+        self._add_turn(
+            turn.item_id if turn is not None else server.new_id("item"),
+            pcm,
+            self._timestamps_of(pcm),
+        )
         self._transcribe_if_idle()
 
     def _timestamps_of(self, pcm: bytes) -> TurnTimestamps:
-        """Find the end of the speech in audio that the client committed, which no detector has classified."""
+        """Find the end of the speech in audio that the client committed, which no detector has
+        classified.
+        """
         now, silent = self._clock.now(), _trailing_silence(pcm)
         if silent is None:
             return TurnTimestamps(decided=now)
-        voiced_end, voiced_end_ms = self._received_at - silent / RATE_HZ, _ms(self.buffer.position - silent)
+        voiced_end, voiced_end_ms = (
+            self._received_at - silent / RATE_HZ,
+            _ms(self.buffer.position - silent),
+        )
         return TurnTimestamps(voiced_end=voiced_end, voiced_end_ms=voiced_end_ms, decided=now)
 
     def clear(self) -> None:
@@ -163,10 +203,14 @@ class TurnManager:
         self._context.send(server.Cleared())
 
     def on_idle_timeout(self) -> None:
-        """Begin a response without a turn, after the silence that the client set (`idle_timeout_ms`)."""
+        """Begin a response without a turn, after the silence that the client set
+        (`idle_timeout_ms`).
+        """
         end_ms, now = _ms(self.buffer.position), self._clock.now()
         item_id, start_ms = server.new_id("item"), max(0, end_ms - self.buffer.retained_ms)
-        self._context.send(server.TimeoutTriggered(audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=item_id))
+        self._context.send(
+            server.TimeoutTriggered(audio_start_ms=start_ms, audio_end_ms=end_ms, item_id=item_id)
+        )
         if self.buffer.retained_ms >= MIN_CLIP_MS:
             self._end(TurnInput.COMMITTED)
             self._add_turn(item_id, self.buffer.take_all(), TurnTimestamps(decided=now))
@@ -190,7 +234,9 @@ class TurnManager:
         return transcription.language or None if transcription is not None else None
 
     def _rules(self) -> TurnRules | None:
-        return self._context.settings.rules(self._gateway.config.voice.speculate_ms, int(self._max_s * 1000))
+        return self._context.settings.rules(
+            self._gateway.config.voice.speculate_ms, int(self._max_s * 1000)
+        )
 
     def _happened(self, happened: TurnInput) -> None:
         self.state = next_state(TURN_TABLE, self.state, happened)
@@ -216,7 +262,9 @@ class TurnManager:
     def _on_start(self, started: TurnStarted) -> None:
         self._happened(TurnInput.STARTED)
         self._turn = Turn(item_id=server.new_id("item"), start=started.start)
-        self._context.send(server.SpeechStarted(audio_start_ms=_ms(started.start), item_id=self._turn.item_id))
+        self._context.send(
+            server.SpeechStarted(audio_start_ms=_ms(started.start), item_id=self._turn.item_id)
+        )
         detection = self._context.settings.detection
         if not self._num_unverified:
             self._responses.forget_interrupted()
@@ -225,7 +273,11 @@ class TurnManager:
 
     def _on_pause(self, end: int) -> None:
         self._happened(TurnInput.PAUSED)
-        detection, detector, turn = self._context.settings.detection, self.buffer.detector, self._turn
+        detection, detector, turn = (
+            self._context.settings.detection,
+            self.buffer.detector,
+            self._turn,
+        )
         if detection is None or detector is None or turn is None or not detection.create_response:
             return
         if self._responses.interrupted is not None and detector.voiced_ms < FALSE_ALARM_MS:
@@ -235,18 +287,25 @@ class TurnManager:
     def _on_stop(self, stopped: TurnStopped) -> None:
         turn = self._end(TurnInput.STOPPED)
         assert turn is not None, "a turn that stops has started"
-        self._context.send(server.SpeechStopped(audio_end_ms=_ms(stopped.end), item_id=turn.item_id))
+        self._context.send(
+            server.SpeechStopped(audio_end_ms=_ms(stopped.end), item_id=turn.item_id)
+        )
         pcm, now = self.buffer.take(turn.start, stopped.end), self._clock.now()
         silent_s = (self.buffer.position - stopped.voiced_end) / RATE_HZ
-        timestamps = TurnTimestamps(voiced_end=now - silent_s, voiced_end_ms=_ms(stopped.voiced_end), decided=now)
+        timestamps = TurnTimestamps(
+            voiced_end=now - silent_s, voiced_end_ms=_ms(stopped.voiced_end), decided=now
+        )
         if not self._num_unverified and stopped.voiced_ms >= FALSE_ALARM_MS:
             self._end_turn(turn, pcm, timestamps)
             return
         self._num_unverified += 1
         self._spawn(self._verify(turn, pcm, stopped, timestamps))
 
-    async def _verify(self, turn: Turn, pcm: bytes, stopped: TurnStopped, timestamps: TurnTimestamps) -> None:
-        """Add the turn if it is one. If the user has continued meanwhile, the last turn decides what follows.
+    async def _verify(
+        self, turn: Turn, pcm: bytes, stopped: TurnStopped, timestamps: TurnTimestamps
+    ) -> None:
+        """Add the turn if it is one. If the user has continued meanwhile, the last turn decides
+        what follows.
 
         After longer speech the response begins immediately. Turns are verified in order.
         """
@@ -282,7 +341,10 @@ class TurnManager:
         try:
             return bool(await transcribe(self._gateway, Clip(pcm).recording, self._language))
         except FleetError as error:
-            log.warning("an interruption counts as a false alarm, since it could not be transcribed: %s", error.message)
+            log.warning(
+                "an interruption counts as a false alarm, since it could not be transcribed: %s",
+                error.message,
+            )
             return False
 
     def _end_turn(self, turn: Turn, pcm: bytes, timestamps: TurnTimestamps) -> None:
@@ -298,7 +360,9 @@ class TurnManager:
         self._transcribe_if_idle()
 
     def _add_turn(self, item_id: str, pcm: bytes, timestamps: TurnTimestamps) -> None:
-        self._context.send(server.Committed(previous_item_id=self._conversation.last_id, item_id=item_id))
+        self._context.send(
+            server.Committed(previous_item_id=self._conversation.last_id, item_id=item_id)
+        )
         name = f"{item_id}.0"
         item = Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)])
         self._context.add_item(item, {name: Clip(pcm)})
@@ -322,15 +386,25 @@ class TurnManager:
         try:
             text = await transcribe(self._gateway, clip.recording, self._language)
         except FleetError as error:
-            detail = server.TranscriptionError(type=error_type(error), code=error.code, message=error.message, param=error.param)
-            self._context.send(server.TranscriptionFailed(item_id=item_id, content_index=0, error=detail))
+            detail = server.TranscriptionError(
+                type=error_type(error), code=error.code, message=error.message, param=error.param
+            )
+            self._context.send(
+                server.TranscriptionFailed(item_id=item_id, content_index=0, error=detail)
+            )
             return
         if not self._conversation.set_transcript(item_id, 0, text):
             return
         if text:
-            self._context.send(server.TranscriptionDelta(item_id=item_id, content_index=0, delta=text))
+            self._context.send(
+                server.TranscriptionDelta(item_id=item_id, content_index=0, delta=text)
+            )
         usage = server.TranscriptionUsage(seconds=round(clip.seconds, 3))
-        self._context.send(server.TranscriptionCompleted(item_id=item_id, content_index=0, transcript=text, usage=usage))
+        self._context.send(
+            server.TranscriptionCompleted(
+                item_id=item_id, content_index=0, transcript=text, usage=usage
+            )
+        )
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         job = asyncio.create_task(work)

@@ -1,4 +1,6 @@
-"""Requests of the audio routes and their validation. Knows no stage and no limit of the deployment."""
+"""Requests of the audio routes and their validation. Knows no stage and no limit of the
+deployment.
+"""
 
 import json
 import re
@@ -13,8 +15,10 @@ from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 
 FileFormat = Literal["wav", "pcm", "mp3", "flac", "opus", "aac"]
 UNSERVED_FORMATS = {
-    "srt": "needs the time of each phrase", "vtt": "needs the time of each phrase", "diarized_json": "needs the speakers",
-}  # fmt: skip
+    "srt": "needs the time of each phrase",
+    "vtt": "needs the time of each phrase",
+    "diarized_json": "needs the speakers",
+}
 GRANULARITIES = "timestamp_granularities"
 
 
@@ -39,7 +43,8 @@ class SpeechBody(Body):
 class TranscriptionForm(Body):
     """The fields of POST /v1/audio/transcriptions beside its file, as texts.
 
-    An empty `model` is the served one: Open WebUI sends it if no model is chosen. `language` is checked by the frontend.
+    An empty `model` is the served one: Open WebUI sends it if no model is chosen. `language` is
+    checked by the frontend.
     """
 
     model_config = ConfigDict(strict=False, extra="allow", allow_inf_nan=False, frozen=True)
@@ -59,17 +64,33 @@ def parse_speech(body: bytes) -> SpeechBody:
 
 
 def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
-    """Validate the form's fields, of which some may be repeated. Raises: BadInput, UnsupportedValue naming the field."""
+    """Validate the form's fields, of which some may be repeated. Raises: BadInput, UnsupportedValue
+    naming the field.
+    """
     last = dict(fields)
     kind = last.get("response_format", "")
     if kind in UNSERVED_FORMATS:
-        message = f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, text or verbose_json"
+        message = (
+            f"{kind} {UNSERVED_FORMATS[kind]}, which this model does not give; use json, "
+            "text or verbose_json"
+        )
         raise UnsupportedValue(f"response_format: {message}", param="response_format")
-    has_words = any(_base(name) == GRANULARITIES and "word" in re.findall(r"\w+", value.lower()) for name, value in fields)
+    has_words = any(
+        _base(name) == GRANULARITIES and "word" in re.findall(r"\w+", value.lower())
+        for name, value in fields
+    )
     if kind == "verbose_json" and has_words:
-        message = "word needs the time of each word, which this model does not give; use segment, or leave it out"
+        message = (
+            "word needs the time of each word, which this model does not give; use "
+            "segment, or leave it out"
+        )
         raise UnsupportedValue(f"{GRANULARITIES}: {message}", param=GRANULARITIES)
-    TRANSCRIPTION.check({_base(name): _json(value) for name, value in sorted(fields, key=lambda field: bool(field[1]))})
+    TRANSCRIPTION.check(
+        {
+            _base(name): _json(value)
+            for name, value in sorted(fields, key=lambda field: bool(field[1]))
+        }
+    )
     try:
         return TranscriptionForm.model_validate({**last, **_language(fields)})
     except ValidationError as error:
@@ -78,25 +99,46 @@ def parse_transcription(fields: Sequence[tuple[str, str]]) -> TranscriptionForm:
 
 def ignored_of(form: TranscriptionForm) -> list[str]:
     """Return the names of the fields in a form that have no effect."""
-    return [given.where for given in TRANSCRIPTION.ignored({name: _json(value) for name, value in form.model_dump().items()})]
+    return [
+        given.where
+        for given in TRANSCRIPTION.ignored(
+            {name: _json(value) for name, value in form.model_dump().items()}
+        )
+    ]
 
 
 def _language(fields: Sequence[tuple[str, str]]) -> dict[str, str | None]:
-    """Return the one language of `language` or `languages`. Raises: UnsupportedValue for several."""
-    given = [value for name, value in fields if _base(name) in ("language", "languages") and value.strip()]
+    """Return the one language of `language` or `languages`. Raises: UnsupportedValue for
+    several.
+    """
+    given = [
+        value
+        for name, value in fields
+        if _base(name) in ("language", "languages") and value.strip()
+    ]
     if len({value.strip().lower() for value in given}) > 1:
-        raise UnsupportedValue("languages: one language is served; send the one that is spoken", param="languages")
+        raise UnsupportedValue(
+            "languages: one language is served; send the one that is spoken", param="languages"
+        )
     return {"language": given[0].strip() if given else None}
 
 
 def _base(name: str) -> str:
-    """Return the field that a form's name means: clients write those of lists and objects as `include[]` or `include[0]`."""
+    """Return the field that a form's name means: clients write those of lists and objects as
+    `include[]` or `include[0]`.
+    """
     return name.partition("[")[0] or name
 
 
 def _json(value: object) -> object:
-    """Return the JSON value of a form's text, where it is one: `false`, `1.0`; otherwise the text."""
-    text = value.lower() if isinstance(value, str) and value.lower() in ("true", "false", "none", "null") else value
+    """Return the JSON value of a form's text, where it is one: `false`, `1.0`; otherwise the
+    text.
+    """
+    text = (
+        value.lower()
+        if isinstance(value, str) and value.lower() in ("true", "false", "none", "null")
+        else value
+    )
     if text == "none" or not isinstance(text, str):
         return None if text == "none" else text
     try:

@@ -1,12 +1,22 @@
 """The chat request and its validation; each error is one sentence that names the field.
 
-Knows no stage and no limit of the deployment: `web/gateway/sampling.py` and the frontend check those.
+Knows no stage and no limit of the deployment: `web/gateway/sampling.py` and the frontend check
+those.
 """
 
 import re
 from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import from_json
 
 from fleet.core.errors import SHOWN_CHARS, BadInput, UnsupportedValue
@@ -23,8 +33,22 @@ MAX_FORMAT_CHARS = 128
 MAX_NAME_CHARS = 256
 
 InputFormat = Literal[
-    "wav", "mp3", "mpeg", "mpga", "flac", "ogg", "oga", "opus", "webm", "mp4", "m4a", "aac", "amr", "3gp", "3gpp"
-]  # fmt: skip
+    "wav",
+    "mp3",
+    "mpeg",
+    "mpga",
+    "flac",
+    "ogg",
+    "oga",
+    "opus",
+    "webm",
+    "mp4",
+    "m4a",
+    "aac",
+    "amr",
+    "3gp",
+    "3gpp",
+]
 """Names that clients use for readable file formats; see `fleet/processing/audio.py`."""
 _MEDIA_TYPE = re.compile(r"(?:(?:audio|video)/)?(?:x-|vnd\.|\.)?([^;]*)")
 AudioFormat = Literal["wav", "pcm16", "flac", "mp3", "opus", "aac"]
@@ -32,9 +56,11 @@ Modality = Literal["text", "audio"]
 
 
 class Body(BaseModel):
-    """Base of all bodies: strict types; unknown keys are retained for the check of the route's field table.
+    """Base of all bodies: strict types; unknown keys are retained for the check of the route's
+    field table.
 
-    Validation collects all errors before the first is shown, so lists have `fail_fast` and objects `max_keys`.
+    Validation collects all errors before the first is shown, so lists have `fail_fast` and objects
+    `max_keys`.
     """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
@@ -44,7 +70,9 @@ BodyT = TypeVar("BodyT", bound=Body)
 
 
 def _format_name(value: object) -> object:
-    """Return the format name of a name or media type, without parameters and in lower case; None for an empty one."""
+    """Return the format name of a name or media type, without parameters and in lower case; None
+    for an empty one.
+    """
     if not isinstance(value, str) or len(value) > MAX_FORMAT_CHARS:
         return value
     found = _MEDIA_TYPE.match(value.strip().lower())
@@ -53,7 +81,9 @@ def _format_name(value: object) -> object:
 
 
 class InputAudio(Body):
-    """`format` is checked but unused: the file's header determines its format. Raw samples have no header: send WAV."""
+    """`format` is checked but unused: the file's header determines its format. Raw samples have no
+    header: send WAV.
+    """
 
     data: str
     format: Annotated[InputFormat | None, BeforeValidator(_format_name)] = None
@@ -66,7 +96,9 @@ class AudioUrl(Body):
     @classmethod
     def _inline(cls, url: str) -> str:
         if url.lstrip()[:5].lower() != "data:":
-            raise UnservedValue("only data: URLs are read, since this server fetches nothing; send the audio itself")
+            raise UnservedValue(
+                "only data: URLs are read, since this server fetches nothing; send the audio itself"
+            )
         return url
 
 
@@ -86,7 +118,9 @@ class AudioUrlPartBody(Body):
 
 
 PartBody = Annotated[
-    TextPartBody | InputAudioPartBody | AudioUrlPartBody, Field(discriminator="type"), BeforeValidator(check_part)
+    TextPartBody | InputAudioPartBody | AudioUrlPartBody,
+    Field(discriminator="type"),
+    BeforeValidator(check_part),
 ]
 
 
@@ -95,7 +129,8 @@ def _list_tag(value: object) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag(":string")] | Annotated[list[PartBody], Field(min_length=1, fail_fast=True), Tag(":list")],
+    Annotated[str, Tag(":string")]
+    | Annotated[list[PartBody], Field(min_length=1, fail_fast=True), Tag(":list")],
     Discriminator(_list_tag),
 ]
 
@@ -107,7 +142,9 @@ class AudioReference(Body):
 
 
 class MessageBody(Body):
-    role: Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(check_role)]
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"], BeforeValidator(check_role)
+    ]
     name: Annotated[str, Field(max_length=MAX_NAME_CHARS)] | None = None
     content: Content | None = None
     audio: AudioReference | None = None
@@ -121,7 +158,10 @@ def _voice_tag(value: object) -> str:
     return ":object" if isinstance(value, dict | VoiceReference) else ":string"
 
 
-Voice = Annotated[Annotated[str, Tag(":string")] | Annotated[VoiceReference, Tag(":object")], Discriminator(_voice_tag)]
+Voice = Annotated[
+    Annotated[str, Tag(":string")] | Annotated[VoiceReference, Tag(":object")],
+    Discriminator(_voice_tag),
+]
 
 
 def voice_name(voice: Voice | None) -> str | None:
@@ -134,9 +174,11 @@ class AudioOptions(Body):
 
 
 class StreamOptions(Body):
-    """`include_event_ids`: each event has an id, from which the resume route continues; load tools cannot parse these lines.
+    """`include_event_ids`: each event has an id, from which the resume route continues; load tools
+    cannot parse these lines.
 
-    `include_wav_headers`: each piece of audio is a WAV file of its own, as vllm-omni's benchmark expects it.
+    `include_wav_headers`: each piece of audio is a WAV file of its own, as vllm-omni's benchmark
+    expects it.
     """
 
     include_usage: bool | None = None
@@ -185,18 +227,23 @@ class StageFields(SamplingFields):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
 
 
-StageSections = Annotated[dict[str, Annotated[StageFields, max_keys(MAX_STAGE_FIELDS)]], max_keys(MAX_STAGES)]
+StageSections = Annotated[
+    dict[str, Annotated[StageFields, max_keys(MAX_STAGE_FIELDS)]], max_keys(MAX_STAGES)
+]
 
 
 class ChatOptions(SamplingFields):
-    """Options of a chat beside its messages. `fleet` sets the sampling of single stages, by the graph's stage names.
+    """Options of a chat beside its messages. `fleet` sets the sampling of single stages, by the
+    graph's stage names.
 
-    `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with the previous turn. With
-    `store` false nothing is trained on the answer.
+    `prompt_cache_key` names the conversation: a turn reuses the computed prefix that it shares with
+    the previous turn. With `store` false nothing is trained on the answer.
     """
 
     model: str
-    modalities: Annotated[list[Modality], Field(min_length=1, max_length=2, fail_fast=True)] | None = None
+    modalities: (
+        Annotated[list[Modality], Field(min_length=1, max_length=2, fail_fast=True)] | None
+    ) = None
     audio: AudioOptions | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -225,7 +272,9 @@ class ChatBody(ChatOptions):
 
     def warned(self) -> list[str]:
         """Names of the ignored fields in this request that the answer warns about."""
-        return [given.where for given in CHAT.ignored(self) if given.row is not None and given.row.warns]
+        return [
+            given.where for given in CHAT.ignored(self) if given.row is not None and given.row.warns
+        ]
 
 
 def parse_chat(body: bytes) -> ChatBody:
@@ -246,7 +295,8 @@ def parse_json(kind: type[BodyT], body: bytes) -> BodyT:
 
 
 def read_json(body: bytes) -> object:
-    """Parse a body before it is validated: a validation error would copy the whole text, while it holds the interpreter lock.
+    """Parse a body before it is validated: a validation error would copy the whole text, while it
+    holds the interpreter lock.
 
     Raises: BadInput, InputTooLarge.
     """
@@ -279,14 +329,17 @@ def bad_input(error: ValidationError) -> BadInput:
 def _param(loc: tuple[int | str, ...]) -> str:
     """Return the path of a field as OpenAI writes it: `messages[0].content[1].input_audio.format`.
 
-    Tags of union branches in the location are skipped: those of Fleet begin with a colon; that of a part follows an index.
+    Tags of union branches in the location are skipped: those of Fleet begin with a colon; that of a
+    part follows an index.
     """
     path = ""
     after_index = False
     for piece in loc:
         if isinstance(piece, int):
             path += f"[{piece}]"
-        elif not (piece.startswith(":") or (after_index and piece in ("text", "input_audio", "audio_url"))):
+        elif not (
+            piece.startswith(":") or (after_index and piece in ("text", "input_audio", "audio_url"))
+        ):
             path += f".{piece[:SHOWN_CHARS]}" if path else piece[:SHOWN_CHARS]
         after_index = isinstance(piece, int)
     return path

@@ -27,7 +27,9 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` is only in the first delta of an answer: clients concatenate the strings, and add the numbers, of all deltas."""
+    """`id` is only in the first delta of an answer: clients concatenate the strings, and add the
+    numbers, of all deltas.
+    """
 
     id: str | UnsetType = UNSET
     transcript: str | UnsetType = UNSET
@@ -52,7 +54,8 @@ class ChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     """`modality` of the delta, "text" or "audio": a field of vllm-omni, which its benchmark reads.
 
-    `warnings`: fields of the request that were ignored although the client may count on them; in the first and the last chunk.
+    `warnings`: fields of the request that were ignored although the client may count on them; in
+    the first and the last chunk.
     """
 
     id: str
@@ -114,7 +117,9 @@ class SpeechModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechModelList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/audio/models, an extension. Source: Open WebUI, `get_available_models` in routers/audio.py."""
+    """GET /v1/audio/models, an extension. Source: Open WebUI, `get_available_models` in
+    routers/audio.py.
+    """
 
     models: list[SpeechModel]
 
@@ -125,7 +130,9 @@ class ListedVoice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceList(msgspec.Struct, frozen=True, kw_only=True):
-    """GET /v1/audio/voices, an extension. Source: Open WebUI, `get_available_voices`; vLLM-Omni, `uploaded_voices`."""
+    """GET /v1/audio/voices, an extension. Source: Open WebUI, `get_available_voices`; vLLM-Omni,
+    `uploaded_voices`.
+    """
 
     voices: list[ListedVoice]
     uploaded_voices: list[str] = []

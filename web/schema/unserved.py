@@ -1,7 +1,9 @@
-"""Refusal of values of served fields: roles, content parts and tool choices of OpenAI's API that this server does not have.
+"""Refusal of values of served fields: roles, content parts and tool choices of OpenAI's API that
+this server does not have.
 
-Every refusal has the code of `UnsupportedValue`. Its message is for users of a chat page, who can change the chat or a setting of
-the client, but no field of a request. Whole fields that are not served are in `web/schema/fields`. Knows no stage.
+Every refusal has the code of `UnsupportedValue`. Its message is for users of a chat page, who can
+change the chat or a setting of the client, but no field of a request. Whole fields that are not
+served are in `web/schema/fields`. Knows no stage.
 """
 
 from typing import cast
@@ -44,7 +46,9 @@ def check_role(role: object) -> object:
 
 
 def check_part(part: object) -> object:
-    """Truncate an unknown type, since errors show it. Raises: UnservedValue for content parts of other models."""
+    """Truncate an unknown type, since errors show it. Raises: UnservedValue for content parts of
+    other models.
+    """
     kind = cast("dict[str, object]", part).get("type") if isinstance(part, dict) else None
     if not isinstance(kind, str):
         return part
@@ -62,12 +66,17 @@ def check_part(part: object) -> object:
 
 
 def check_tool_choice(name: str, choice: object) -> None:
-    """Raises: UnsupportedValue if a tool is required. Optional tools are accepted and never called."""
+    """Raises: UnsupportedValue if a tool is required. Optional tools are accepted and never
+    called.
+    """
     if choice in EMPTY:
         return
     mode = _tool_mode(cast("dict[str, object]", choice)) if isinstance(choice, dict) else choice
     if mode not in (None, "auto", "none"):
-        reason = f"{NO_TOOLS}, so {str(mode)[:40]} is not served; use auto or none, or turn tools off in the client"
+        reason = (
+            f"{NO_TOOLS}, so {str(mode)[:40]} is not served; use auto or none, or turn "
+            "tools off in the client"
+        )
         raise UnsupportedValue(f"{name}: {reason}", param=name)
 
 

@@ -1,8 +1,10 @@
-"""Process loop of the conductor: acquires leadership, tails `events`, runs commands, watches leases and overdue grants.
+"""Process loop of the conductor: acquires leadership, tails `events`, runs commands, watches leases
+and overdue grants.
 
-Any number may run; one leads, the others stand by. A worker is fenced once this process has seen its lease unrenewed for as long
-as the lease lasts (`fleet.conductor.leases`), independently of Redis's clock: so not within that time after leadership was
-gained, Redis returned, or this process was suspended.
+Any number may run; one leads, the others stand by. A worker is fenced once this process has seen
+its lease unrenewed for as long as the lease lasts (`fleet.conductor.leases`), independently of
+Redis's clock: so not within that time after leadership was gained, Redis returned, or this process
+was suspended.
 """
 
 import logging
@@ -25,14 +27,23 @@ from fleet.conductor.step import granted_role, resume, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
-from fleet.control.connect import Reply, connect, exchange, first_text, run, stream_entries, text, texts
+from fleet.control.connect import (
+    Reply,
+    connect,
+    exchange,
+    first_text,
+    run,
+    stream_entries,
+    text,
+    texts,
+)
 from fleet.control.outage import Outage, cause_of, is_away
 from fleet.control.redis_status import memory_of
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.process.gc_freeze import freeze_gc
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId, new_worker_id
+from fleet.process.gc_freeze import freeze_gc
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +53,26 @@ BEFORE_ALL = "0-0"
 """Position before every event, of a leader that found `events` empty."""
 SWEEP_S = 1.0
 EARLY_PERCENT, SWEPT_EARLY = 5.0, 20
-"""Retained audio is deleted early from this far below `limits.max_redis_memory_percent` on: so much of it at a time."""
+"""Retained audio is deleted early from this far below `limits.max_redis_memory_percent` on: so much
+of it at a time.
+"""
 WATCH_SLICE = 500
-"""Overdue grants that one turn handles; the lead is renewed and events are read before the next ones."""
+"""Overdue grants that one turn handles; the lead is renewed and events are read before the next
+ones.
+"""
 
 
 class Driver:
-    """One conductor process. `turn()` is one pass; `run()` repeats it until `stopping` is set. `clock`: monotonic, in seconds."""
+    """One conductor process. `turn()` is one pass; `run()` repeats it until `stopping` is set.
+    `clock`: monotonic, in seconds.
+    """
 
     def __init__(
-        self, config: FleetConfig, client: redis.Redis, me: WorkerId, clock: Callable[[], float] = time.monotonic
+        self,
+        config: FleetConfig,
+        client: redis.Redis,
+        me: WorkerId,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.client, self.me, self._clock = config, client, me, clock
         self.leader = ""
@@ -60,7 +81,9 @@ class Driver:
         """`checked`: the state when its invariants were last checked."""
         self.granted_at: dict[tuple[RequestId, StageName], float] = {}
         self.took_over_at = 0.0
-        """Start of this conductor's lead, or the last time that Redis's clock was set: no absence was observed before."""
+        """Start of this conductor's lead, or the last time that Redis's clock was set: no absence
+        was observed before.
+        """
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: time of the loss, and the epoch of the client edges."""
         self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
@@ -73,7 +96,11 @@ class Driver:
 
     def _empty(self) -> ConductorState:
         graph = self.config.graph_declaration()
-        driven = {s.name for s in graph.all_stages if self.config.transition_source_of(s.name) == "conductor"}
+        driven = {
+            s.name
+            for s in graph.all_stages
+            if self.config.transition_source_of(s.name) == "conductor"
+        }
         first = {stage.name: self.config.roles_of(stage.name)[0].name for stage in graph.all_stages}
         return ConductorState(conductor_driven=frozenset(driven), first_roles=first)
 
@@ -94,7 +121,11 @@ class Driver:
             if self.leader:
                 run(self.client, scripts.lead(self.me, self.leader, 1))
         except RedisError as error:
-            log.warning("the lead of %s lapses, since it could not be given up: %s", self.me, cause_of(error))
+            log.warning(
+                "the lead of %s lapses, since it could not be given up: %s",
+                self.me,
+                cause_of(error),
+            )
 
     def turn(self) -> None:
         """Renew leadership, read events, decide, act."""
@@ -120,7 +151,9 @@ class Driver:
         return bool(value)
 
     def _still_leads(self) -> bool:
-        """Return True if this process still leads; renews the lease, for loops that may take longer than it lasts."""
+        """Return True if this process still leads; renews the lease, for loops that may take longer
+        than it lasts.
+        """
         leader = self.leader
         if self._clock() - self.led_at <= self.config.lease.conductor_ttl_s / RENEWALS:
             return True
@@ -133,7 +166,8 @@ class Driver:
         log.info("conductor %s leads now; %d live requests", self.me, live)
 
     def _read_state(self) -> int:
-        """Read every live request from its hashes, in place of all that was known of requests; return their number.
+        """Read every live request from its hashes, in place of all that was known of requests;
+        return their number.
 
         Events after the saved id may repeat what was read, and then change nothing.
         """
@@ -151,15 +185,19 @@ class Driver:
             for task in record.tasks.values():
                 if task.state is TaskState.GRANTED:
                     self.granted_at[record.id, task.stage] = self._clock()
-            for fact in missed_facts(self.client, record, drives_walks=bool(self.state.conductor_driven)):
+            for fact in missed_facts(
+                self.client, record, drives_walks=bool(self.state.conductor_driven)
+            ):
                 self._apply(fact)
             self._carry_out(resume(self.state, request))
         return len(live)
 
     def _read(self) -> list[ev.AnyEvent]:
-        """Return the next events. If some of them were trimmed, read the state from the hashes instead, and return none.
+        """Return the next events. If some of them were trimmed, read the state from the hashes
+        instead, and return none.
 
-        Trimming removes the oldest entries: as long as the last event that was read is still there, so are all that follow it.
+        Trimming removes the oldest entries: as long as the last event that was read is still there,
+        so are all that follow it.
         """
         # Not beyond the next deadline: clients wait as long as a lapsed lease is not noticed.
         block_ms = min(TICK_MS, math.ceil((self.next_watch - self._clock()) * 1000))
@@ -172,7 +210,9 @@ class Driver:
         if streams and not last_read:
             if last != BEFORE_ALL:
                 log.warning(
-                    "events after %s were trimmed before this conductor read them; it reads the live requests again", last
+                    "events after %s were trimmed before this conductor read them; it reads the "
+                    "live requests again",
+                    last,
                 )
             self._read_state()
             return []
@@ -208,7 +248,9 @@ class Driver:
         self._carry_out(commands)
 
     def _carry_out(self, commands: tuple[Command, ...]) -> None:
-        """Run the commands, unless leadership is lost, even within this turn: the next leader then decides again."""
+        """Run the commands, unless leadership is lost, even within this turn: the next leader then
+        decides again.
+        """
         if not self.leader:
             return
         calls = [self._call(command) for command in commands]
@@ -225,8 +267,17 @@ class Driver:
                 return scripts.grant(self.leader, request, stage, role, at, alone=alone)
             case SetWalk(request=request, stage=stage, edge=edge, from_index=index, walk=walk):
                 return scripts.set_walk(self.leader, request, stage, edge, index, walk)
-            case EndRequest(request=request, state=state, code=code, message=message, param=param, dead_stage=dead):
-                return scripts.end_request(self.leader, request, state, code, message, param, dead_stage=dead)
+            case EndRequest(
+                request=request,
+                state=state,
+                code=code,
+                message=message,
+                param=param,
+                dead_stage=dead,
+            ):
+                return scripts.end_request(
+                    self.leader, request, state, code, message, param, dead_stage=dead
+                )
             case AbandonRequest(request=request, client_epoch=epoch):
                 return scripts.abort(request, epoch, "the gateway that held the client is gone")
             case FenceWorker(worker=worker, deadline_us=deadline):
@@ -235,7 +286,9 @@ class Driver:
                 raise TypeError(f"no script for {command}")
 
     def _watch(self) -> None:
-        """Turn elapsed times into events: lapsed leases, requests without a gateway, unclaimed grants."""
+        """Turn elapsed times into events: lapsed leases, requests without a gateway, unclaimed
+        grants.
+        """
         broken, self.checked = violations(self.state, self.checked), self.state
         if broken:
             log.error("invariants of the conductor's state are broken: %s", "; ".join(broken))
@@ -258,17 +311,28 @@ class Driver:
         answered_s = self._clock()
         step_s = self._redis_clock.step_s(asked_s, answered_s, int(redis_us))
         if step_s:
-            log.warning("the clock of Redis was set %s by %.1f s", "forward" if step_s > 0 else "back", abs(step_s))
+            log.warning(
+                "the clock of Redis was set %s by %.1f s",
+                "forward" if step_s > 0 else "back",
+                abs(step_s),
+            )
             self.took_over_at = answered_s
         usual_us = int(self.config.lease.worker_ttl_s * 1e6)
         found = zip(listed[::3], listed[1::3], listed[2::3], strict=True)
-        leases = {WorkerId(worker): (int(deadline), int(duration or usual_us)) for worker, deadline, duration in found}
+        leases = {
+            WorkerId(worker): (int(deadline), int(duration or usual_us))
+            for worker, deadline, duration in found
+        }
         return self._leases.observe(answered_s, int(redis_us), leases)
 
     def _fence_tasks(self) -> None:
-        """Revoke one more slice of the tasks of each fenced worker and gateway; the next slice in the next turn."""
+        """Revoke one more slice of the tasks of each fenced worker and gateway; the next slice in
+        the next turn.
+        """
         for worker in cast("list[bytes]", self.client.hkeys(keys.FENCING)):
-            answer = text(run(self.client, scripts.fence_tasks(self.leader, WorkerId(text(worker)))))
+            answer = text(
+                run(self.client, scripts.fence_tasks(self.leader, WorkerId(text(worker))))
+            )
             if answer == "not_leader":
                 self.leader = ""
                 return
@@ -276,19 +340,30 @@ class Driver:
                 self.next_watch = 0.0
 
     def _sweep(self, now: float) -> None:
-        """Delete audio that is retained no longer; with little memory left, the oldest, before requests are refused."""
+        """Delete audio that is retained no longer; with little memory left, the oldest, before
+        requests are refused.
+        """
         if now < self._next_sweep:
             return
         used, most = memory_of(cast("dict[str, int]", self.client.info("memory")))
-        is_scarce = most > 0 and 100 * used / most >= self.config.limits.max_redis_memory_percent - EARLY_PERCENT
+        is_scarce = (
+            most > 0
+            and 100 * used / most >= self.config.limits.max_redis_memory_percent - EARLY_PERCENT
+        )
         answer = text(run(self.client, scripts.sweep(self.leader, SWEPT_EARLY if is_scarce else 0)))
         if answer == "not_leader":
             self.leader = ""
         self._next_sweep = now if answer == "more" or is_scarce else now + SWEEP_S
 
     def _watch_grants(self, now: float) -> None:
-        """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE`, the others in the next turns."""
-        overdue = [key for key, at in self.granted_at.items() if now - at > self.config.lease.claim_timeout_s]
+        """Handle grants that were not claimed within `claim_timeout_s`: at most `WATCH_SLICE`, the
+        others in the next turns.
+        """
+        overdue = [
+            key
+            for key, at in self.granted_at.items()
+            if now - at > self.config.lease.claim_timeout_s
+        ]
         if len(overdue) > WATCH_SLICE:
             self.next_watch = now
         overdue = overdue[:WATCH_SLICE]
@@ -302,7 +377,9 @@ class Driver:
                 self.granted_at[request, stage] = now
                 self._overdue(request, stage, deserted, is_lost=(request, stage) in lost)
 
-    def _overdue(self, request: RequestId, stage: StageName, deserted: frozenset[RoleName], *, is_lost: bool) -> None:
+    def _overdue(
+        self, request: RequestId, stage: StageName, deserted: frozenset[RoleName], *, is_lost: bool
+    ) -> None:
         task = self.state.task(request, stage)
         if task is None:
             self.granted_at.pop((request, stage), None)
@@ -313,10 +390,11 @@ class Driver:
             self._apply(ev.GrantOverdue(request=request, stage=stage, epoch=task.epoch))
 
     def _deserted(self, overdue: Sequence[tuple[RequestId, StageName]]) -> frozenset[RoleName]:
-        """Return the roles of these grants that have no worker and expect none, by the rule of `availability` in `common.lua`.
+        """Return the roles of these grants that have no worker and expect none, by the rule of
+        `availability` in `common.lua`.
 
-        Empty until this conductor has led for `no_worker_timeout_s`, and Redis's clock was not set within that time: Redis may
-        have been away, or the times in it seem older than they are.
+        Empty until this conductor has led for `no_worker_timeout_s`, and Redis's clock was not set
+        within that time: Redis may have been away, or the times in it seem older than they are.
         """
         grace_s = self.config.lease.no_worker_timeout_s
         tasks = [self.state.task(request, stage) for request, stage in overdue]
@@ -325,7 +403,9 @@ class Driver:
             return frozenset()
         reply = run(self.client, scripts.availability(int(grace_s * 1e6), roles))
         found = cast("list[tuple[bytes, bytes, int, int | bytes]]", reply)
-        return frozenset(role for role, (_, keeps, *_) in zip(roles, found, strict=True) if not keeps)
+        return frozenset(
+            role for role, (_, keeps, *_) in zip(roles, found, strict=True) if not keeps
+        )
 
 
 def run_conductor(config: FleetConfig, redis_url: str) -> None:

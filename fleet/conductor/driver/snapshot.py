@@ -17,7 +17,9 @@ from fleet.graphs import get_graph
 
 def read_live(client: redis.Redis) -> list[RequestId]:
     """Return every request in `live`, the oldest first."""
-    return sorted(RequestId(text(member)) for member in cast("set[bytes]", client.smembers(keys.LIVE)))
+    return sorted(
+        RequestId(text(member)) for member in cast("set[bytes]", client.smembers(keys.LIVE))
+    )
 
 
 def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | None:
@@ -31,7 +33,9 @@ def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | Non
 
 
 def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bool) -> list[Event]:
-    """Rebuild, from hashes and logs, events that end a request or change a walk: they may have occurred without a leader."""
+    """Rebuild, from hashes and logs, events that end a request or change a walk: they may have
+    occurred without a leader.
+    """
     facts: list[Event] = []
     names = ("state", "epoch", "code", "message", "param", "deaths", "died_alone")
     for stage, fields in _read_fields(client, record.id, (*record.tasks, CLIENT), names).items():
@@ -39,9 +43,22 @@ def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bo
         at = Epoch(int(epoch or 0))
         if state == TaskState.LOST:
             alone = died_alone == "1"
-            facts.append(TaskLost(request=record.id, stage=stage, epoch=at, deaths=int(deaths or 0), alone=alone))
+            facts.append(
+                TaskLost(
+                    request=record.id, stage=stage, epoch=at, deaths=int(deaths or 0), alone=alone
+                )
+            )
         elif state == TaskState.FAILED:
-            facts.append(TaskFailed(request=record.id, stage=stage, epoch=at, code=code, message=message, param=param or None))
+            facts.append(
+                TaskFailed(
+                    request=record.id,
+                    stage=stage,
+                    epoch=at,
+                    code=code,
+                    message=message,
+                    param=param or None,
+                )
+            )
         elif stage == CLIENT and state == TaskState.FINISHED:
             facts.append(AnswerDelivered(request=record.id))
     return [*facts, *(_boundaries(client, record) if drives_walks else ())]
@@ -57,7 +74,9 @@ def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkApp
                 yield ChunkAppended.of(chunk)
 
 
-def _read_tasks(client: redis.Redis, request: RequestId, stages: Sequence[StageName]) -> dict[StageName, TaskRecord]:
+def _read_tasks(
+    client: redis.Redis, request: RequestId, stages: Sequence[StageName]
+) -> dict[StageName, TaskRecord]:
     fields = _read_fields(client, request, stages, ("state", "epoch", "owner", "alone", "role"))
     return {
         stage: TaskRecord(
@@ -75,30 +94,42 @@ def _read_tasks(client: redis.Redis, request: RequestId, stages: Sequence[StageN
 def _read_fields(
     client: redis.Redis, request: RequestId, stages: Sequence[StageName], names: Sequence[str]
 ) -> dict[StageName, list[str]]:
-    """Read these fields of each task in one round trip, since a new leader reads thousands of tasks."""
-    replies = exchange(client, (), *(("HMGET", keys.task(request, stage), *names) for stage in stages))
-    return {stage: [text(f) for f in cast("list[object]", reply)] for stage, reply in zip(stages, replies, strict=True)}
+    """Read these fields of each task in one round trip, since a new leader reads thousands of
+    tasks.
+    """
+    replies = exchange(
+        client, (), *(("HMGET", keys.task(request, stage), *names) for stage in stages)
+    )
+    return {
+        stage: [text(f) for f in cast("list[object]", reply)]
+        for stage, reply in zip(stages, replies, strict=True)
+    }
 
 
 Grant = tuple[RequestId, StageName]
 
 
 def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
-    """Return those unclaimed grants that may be lost: no worker holds them, and they have left their role's queue.
+    """Return those unclaimed grants that may be lost: no worker holds them, and they have left
+    their role's queue.
 
-    A grant that still waits in the queue is not lost: the role is merely busy. One that is reserved for a worker had a free slot
-    there, so it is overdue. But a worker that has reserved a task to run alone accepts nothing else until it is idle; that task
-    is granted again only if another worker of the role is idle, or one worker after another would stop accepting tasks.
+    A grant that still waits in the queue is not lost: the role is merely busy. One that is reserved
+    for a worker had a free slot there, so it is overdue. But a worker that has reserved a task to
+    run alone accepts nothing else until it is idle; that task is granted again only if another
+    worker of the role is idle, or one worker after another would stop accepting tasks.
 
     The number of round trips does not depend on the number of grants.
     """
     names = ("role", "entry", "reserved_for", "alone")
-    replies = exchange(client, (), *(("HMGET", keys.task(request, stage), *names) for request, stage in grants))
+    replies = exchange(
+        client, (), *(("HMGET", keys.task(request, stage), *names) for request, stage in grants)
+    )
     fields = [tuple(text(field) for field in cast("list[object]", reply)) for reply in replies]
     waiting = {role for role, entry, to, _ in fields if role and entry and not to}
     delivered = _last_delivered(client, sorted(waiting))
     idle = {
-        role: _has_idle_worker(client, RoleName(role)) for role in {role for role, _, to, alone in fields if to and alone == "1"}
+        role: _has_idle_worker(client, RoleName(role))
+        for role in {role for role, _, to, alone in fields if to and alone == "1"}
     }
 
     def is_lost(role: str, entry: str, to: str, alone: str) -> bool:
@@ -106,12 +137,20 @@ def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
             return alone != "1" or idle[role]
         return role in waiting and bool(entry) and entry_order(entry) <= delivered[role]
 
-    return {grant for grant, (role, entry, to, alone) in zip(grants, fields, strict=True) if is_lost(role, entry, to, alone)}
+    return {
+        grant
+        for grant, (role, entry, to, alone) in zip(grants, fields, strict=True)
+        if is_lost(role, entry, to, alone)
+    }
 
 
 def _last_delivered(client: redis.Redis, roles: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the last entry of each role's stream that was delivered to a worker."""
-    replies = exchange(client, (), *(("XINFO", "GROUPS", keys.role(RoleName(role))) for role in roles)) if roles else []
+    replies = (
+        exchange(client, (), *(("XINFO", "GROUPS", keys.role(RoleName(role))) for role in roles))
+        if roles
+        else []
+    )
     groups = [[pairs(group) for group in cast("list[object]", reply)] for reply in replies]
     return {
         role: entry_order(text(of_role[0]["last-delivered-id"]) if of_role else "0-0")
@@ -121,5 +160,13 @@ def _last_delivered(client: redis.Redis, roles: Sequence[str]) -> dict[str, tupl
 
 def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
     """Return True if a worker of the role accepts tasks and has none."""
-    accepting = [WorkerId(text(name)) for name in cast("list[bytes]", client.zrange(keys.role_workers(role, "accepting"), 0, -1))]
-    return any(not tasks for tasks in exchange(client, (), *(("SCARD", keys.worker_tasks(worker)) for worker in accepting)))
+    accepting = [
+        WorkerId(text(name))
+        for name in cast("list[bytes]", client.zrange(keys.role_workers(role, "accepting"), 0, -1))
+    ]
+    return any(
+        not tasks
+        for tasks in exchange(
+            client, (), *(("SCARD", keys.worker_tasks(worker)) for worker in accepting)
+        )
+    )

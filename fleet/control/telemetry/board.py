@@ -1,4 +1,6 @@
-"""The read model of the fleet, read from Redis: requests, workers, roles, transfers, series, logs, events. Knows no HTTP."""
+"""The read model of the fleet, read from Redis: requests, workers, roles, transfers, series, logs,
+events. Knows no HTTP.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -11,22 +13,43 @@ from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.connect import Reply, answer_of, pairs, run_async, stream_entries, text, unreachable
+from fleet.control.connect import (
+    Reply,
+    answer_of,
+    pairs,
+    run_async,
+    stream_entries,
+    text,
+    unreachable,
+)
 from fleet.control.redis_status import RedisStatus
 from fleet.control.telemetry.feed import Feed
 from fleet.control.telemetry.index import read_page
-from fleet.control.telemetry.logs import checked_entry, line_of, read_log_page, read_trimmed_facts, says
+from fleet.control.telemetry.logs import (
+    checked_entry,
+    line_of,
+    read_log_page,
+    read_trimmed_facts,
+    says,
+)
 from fleet.control.telemetry.queues import letter_view, read_letters_async, read_queues, read_roles
 from fleet.control.telemetry.request_trace import read_first_outputs, read_trace
 from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates_of
-from fleet.control.telemetry.workers import drafts_of, read_gaps, read_hops, read_load, read_pulls, read_workers, transfers_of
+from fleet.control.telemetry.workers import (
+    drafts_of,
+    read_gaps,
+    read_hops,
+    read_load,
+    read_pulls,
+    read_workers,
+    transfers_of,
+)
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.events import decode_event
 from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName, RequestId, RoleName
 from fleet.core.pulls import KV, PullCounts
 from fleet.core.request_trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
-from fleet.drafts.figures.speculation import StageDrafts
 from fleet.core.telemetry import (
     DeadLetterView,
     FeedEntry,
@@ -39,13 +62,20 @@ from fleet.core.telemetry import (
     Transfers,
     WorkerView,
 )
+from fleet.drafts.figures.speculation import StageDrafts
 
 
 class Telemetry:
-    """Bounded reads, and the measurements that a gateway contributes. Any method may raise RedisUnreachable."""
+    """Bounded reads, and the measurements that a gateway contributes. Any method may raise
+    RedisUnreachable.
+    """
 
     def __init__(
-        self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig, status: RedisStatus
+        self,
+        client: redis.asyncio.Redis,
+        reader: redis.asyncio.Redis,
+        config: FleetConfig,
+        status: RedisStatus,
     ) -> None:
         self._redis, self._config, self._status = client, config, status
         self._graph = config.graph_declaration()
@@ -57,10 +87,14 @@ class Telemetry:
         await asyncio.gather(self._events.stop(), self._lines.stop())
 
     def redis_trouble(self) -> str:
-        """Return why Redis admits no requests although it can be read, with the remedy; "" if it admits them."""
+        """Return why Redis admits no requests although it can be read, with the remedy; "" if it
+        admits them.
+        """
         return self._status.trouble
 
-    async def list_requests(self, wanted: RequestFilter, *, before: str = "", limit: int = 50) -> RequestPage:
+    async def list_requests(
+        self, wanted: RequestFilter, *, before: str = "", limit: int = 50
+    ) -> RequestPage:
         """Return a page of requests. `before`: the `next` of the page above. Raises: BadInput."""
         return await answer_of(read_page(self._redis, wanted, before=before, limit=limit))
 
@@ -71,7 +105,9 @@ class Telemetry:
         return await answer_of(read_first_outputs(self._redis, self._graph, request))
 
     async def edge_log(self, request: RequestId, edge: EdgeName) -> Sequence[Chunk]:
-        """Return the retained chunks of an edge, from the first; audio is retained for a minute only."""
+        """Return the retained chunks of an edge, from the first; audio is retained for a minute
+        only.
+        """
         reply = await answer_of(self._redis.xrange(keys.edge(request, edge)))
         return [decode_chunk(fields["h"]) for _, fields in stream_entries(reply)]
 
@@ -82,9 +118,13 @@ class Telemetry:
         """Return the number of live requests in the whole fleet."""
         return int(await answer_of(self._redis.scard(keys.LIVE)))
 
-    async def record_playback(self, request: RequestId, *, played_samples: int, underruns: int) -> None:
+    async def record_playback(
+        self, request: RequestId, *, played_samples: int, underruns: int
+    ) -> None:
         """Save a player's report. Ignored if the request is unknown or its retention is over."""
-        await answer_of(run_async(self._redis, scripts.record_playback(request, played_samples, underruns)))
+        await answer_of(
+            run_async(self._redis, scripts.record_playback(request, played_samples, underruns))
+        )
 
     def record_underruns(self, count: int) -> None:
         """Count playback underruns of a client in the fleet's series."""
@@ -95,22 +135,31 @@ class Telemetry:
         self._tally.rtf(rtf)
 
     async def write_series(self) -> None:
-        """Add the counts recorded here to the fleet's series, with the present gauges. Raises: redis-py's errors."""
+        """Add the counts recorded here to the fleet's series, with the present gauges. Raises:
+        redis-py's errors.
+        """
         counted = self._tally.take()
         try:
             load = await read_load(self._redis)
             gauges = {f"pulled:{edge}": counts.num_bytes for edge, counts in load.pulls.items()}
             roles = list(dict.fromkeys([*self._role_names(), *sorted(load.running)]))
-            waiting = cast("list[list[object]]", await run_async(self._redis, scripts.queues(roles)))
+            waiting = cast(
+                "list[list[object]]", await run_async(self._redis, scripts.queues(roles))
+            )
             for role, (depth, *_) in zip(roles, waiting, strict=True):
-                gauges |= {f"running:{role}": load.running.get(role, 0), f"waiting:{role}": int(text(depth))}
+                gauges |= {
+                    f"running:{role}": load.running.get(role, 0),
+                    f"waiting:{role}": int(text(depth)),
+                }
             await run_async(self._redis, scripts.record_metrics(counted, gauges))
         except RedisError:
             self._tally.give_back(counted)
             raise
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
-        """Return workers by role, then gateways; `with_gone`: then those that ended in the last minutes, the latest first."""
+        """Return workers by role, then gateways; `with_gone`: then those that ended in the last
+        minutes, the latest first.
+        """
         return await answer_of(read_workers(self._redis, with_gone=with_gone))
 
     async def drafts(self) -> list[StageDrafts]:
@@ -119,20 +168,27 @@ class Telemetry:
         workers = await self.workers()
         return [
             StageDrafts(
-                stage=stage.name, configured=self._config.stage(stage.name).speculation.drafter,
-                chosen=text(chosen.get(stage.name)), workers=drafts_of(stage.name, workers),
+                stage=stage.name,
+                configured=self._config.stage(stage.name).speculation.drafter,
+                chosen=text(chosen.get(stage.name)),
+                workers=drafts_of(stage.name, workers),
             )
             for stage in self._graph.stages
             if stage.verifies_drafts
-        ]  # fmt: skip
+        ]
 
     async def roles(self) -> list[RoleView]:
         """Return the roles of the deployment, then any other that is served."""
-        roles, gaps = await answer_of(read_roles(self._redis, self._role_names())), await self._gaps()
+        roles, gaps = (
+            await answer_of(read_roles(self._redis, self._role_names())),
+            await self._gaps(),
+        )
         return [msgspec.structs.replace(role, gap=gaps.get(role.role, "")) for role in roles]
 
     async def _gaps(self) -> dict[RoleName, str]:
-        """Return, for each role of span workers that has too few for any worker of its stage, the layers that are missing."""
+        """Return, for each role of span workers that has too few for any worker of its stage, the
+        layers that are missing.
+        """
         found = dict[RoleName, str]()
         for role in (role for role in self._config.roles() if role.hosts_spans):
             gaps = await answer_of(read_gaps(self._redis, RoleName(role.stage)))
@@ -141,18 +197,29 @@ class Telemetry:
         return found
 
     async def missing_roles(self) -> list[RoleName]:
-        """Return the roles that answers need and that have no live worker that accepts tasks, even if one is starting; and roles
-        of span workers that have too few.
+        """Return the roles that answers need and that have no live worker that accepts tasks, even
+        if one is starting; and roles of span workers that have too few.
         """
-        names, gaps = [role.name for role in self._config.roles() if not role.optional], await self._gaps()
+        names, gaps = (
+            [role.name for role in self._config.roles() if not role.optional],
+            await self._gaps(),
+        )
         seconds, micros = await answer_of(self._redis.time())
         pipe = self._redis.pipeline(transaction=False)
         for name in names:
-            pipe.zcount(keys.role_workers(name, "accepting"), f"({seconds * 1_000_000 + micros}", "+inf")
-        return [name for name, live in zip(names, await answer_of(pipe.execute()), strict=True) if not live or name in gaps]
+            pipe.zcount(
+                keys.role_workers(name, "accepting"), f"({seconds * 1_000_000 + micros}", "+inf"
+            )
+        return [
+            name
+            for name, live in zip(names, await answer_of(pipe.execute()), strict=True)
+            if not live or name in gaps
+        ]
 
     async def refused_workers(self) -> dict[str, str]:
-        """Return the workers that were refused registration in the last hour, with the reason, the oldest first."""
+        """Return the workers that were refused registration in the last hour, with the reason, the
+        oldest first.
+        """
         raw = cast("list[bytes]", await answer_of(self._redis.zrange(keys.REFUSED, 0, -1)))
         entries = (text(entry).partition(" ") for entry in raw)
         return {worker: why for worker, _, why in entries}
@@ -174,7 +241,9 @@ class Telemetry:
         return transfers_of(workers, counts, growth_of(steps, "pulled"))
 
     async def _pull_counts(self) -> dict[str, PullCounts]:
-        """Return the pulls of the listed workers since they joined, by edge; first the edges of remote tensors, even if zero."""
+        """Return the pulls of the listed workers since they joined, by edge; first the edges of
+        remote tensors, even if zero.
+        """
         edges = [str(edge.name) for edge in self._graph.edges if edge.remote]
         split = any(stage.split is not None for stage in self._config.stages.values())
         counts = await answer_of(read_pulls(self._redis))
@@ -186,15 +255,21 @@ class Telemetry:
         return await answer_of(read_hops(self._redis))
 
     async def series(self) -> list[SeriesPoint]:
-        """Return the last `SERIES_KEPT_S`, the oldest first, without gaps: a step without counts is a point of zeros."""
+        """Return the last `SERIES_KEPT_S`, the oldest first, without gaps: a step without counts is
+        a point of zeros.
+        """
         return await answer_of(self._series.points())
 
     async def logs(self, wanted: LogQuery, *, before: str = "", limit: int = 200) -> LogPage:
         """Return a page of log lines. Raises: BadInput."""
         return await answer_of(read_log_page(self._redis, wanted, before=before, limit=limit))
 
-    async def follow_logs(self, wanted: LogQuery, *, after: str = "") -> AsyncGenerator[LogLine, None]:
-        """Yield lines as they are logged, without end; from now on, or from the line after `after`."""
+    async def follow_logs(
+        self, wanted: LogQuery, *, after: str = ""
+    ) -> AsyncGenerator[LogLine, None]:
+        """Yield lines as they are logged, without end; from now on, or from the line after
+        `after`.
+        """
         first = checked_entry(after, "after") if after else await answer_of(self._lines.newest())
         try:
             async with aclosing(self._matching_lines(first, wanted)) as lines:
@@ -214,7 +289,9 @@ class Telemetry:
                     yield line
 
     async def follow_events(self, *, after: str = "") -> AsyncGenerator[FeedEntry, None]:
-        """Yield events as they happen, without end; from now on, or from the event after `after`."""
+        """Yield events as they happen, without end; from now on, or from the event after
+        `after`.
+        """
         first = checked_entry(after, "after") if after else await answer_of(self._events.newest())
         try:
             if after and not await self._events.has_all_after(first):

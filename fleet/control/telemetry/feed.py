@@ -1,4 +1,5 @@
-"""Endless readers of a Redis stream: one blocking connection wakes all of them, and each reads the entries new to it.
+"""Endless readers of a Redis stream: one blocking connection wakes all of them, and each reads the
+entries new to it.
 
 Knows neither events nor log lines.
 """
@@ -18,7 +19,9 @@ log = logging.getLogger(__name__)
 
 BLOCK_MS, COUNT = 1000, 500
 GATHER_S = 0.1
-"""A woken reader waits this long for further entries, so that it reads a busy stream ten times a second at most."""
+"""A woken reader waits this long for further entries, so that it reads a busy stream ten times a
+second at most.
+"""
 Entry = tuple[str, dict[str, bytes]]
 
 
@@ -52,7 +55,9 @@ class Feed:
         try:
             while True:
                 woken = self._woken
-                found = stream_entries(await self._client.xrange(self._key, min=f"({after}", count=COUNT))
+                found = stream_entries(
+                    await self._client.xrange(self._key, min=f"({after}", count=COUNT)
+                )
                 for entry in found:
                     after = entry[0]
                     yield entry
@@ -71,11 +76,12 @@ class Feed:
             await asyncio.wait({tail})
 
     async def _wake(self) -> None:
-        """Wake all followers at the start, for entries added before it, then at each addition. If Redis is away at the start,
-        wake them repeatedly, so that their own reads raise.
+        """Wake all followers at the start, for entries added before it, then at each addition. If
+        Redis is away at the start, wake them repeatedly, so that their own reads raise.
         """
         last, me = "", asyncio.current_task()
-        # Not `while True`: the Redis client can swallow a cancellation that coincides with a read's own time-out.
+        # Not `while True`: the Redis client can swallow a cancellation that coincides with a read's
+        # own time-out.
         while self._tail is me:
             try:
                 newest = await self._next(last)

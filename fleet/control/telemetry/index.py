@@ -1,4 +1,5 @@
-"""Pages of the index of requests, in the order of their ids, which is that of creation. The index only orders; data is in hashes.
+"""Pages of the index of requests, in the order of their ids, which is that of creation. The index
+only orders; data is in hashes.
 
 Filters other than the state are applied while reading, over a bounded number of requests per page.
 """
@@ -12,26 +13,54 @@ from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.errors import BadInput
 from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName
-from fleet.core.request_trace import LIVE_STATES, STATES, RequestFilter, RequestPage, RequestRow, TaskBrief
+from fleet.core.request_trace import (
+    LIVE_STATES,
+    STATES,
+    RequestFilter,
+    RequestPage,
+    RequestRow,
+    TaskBrief,
+)
 
 BATCH, MAX_SCANNED = 200, 2000
 FIELDS: tuple[str, ...] = (
-    "state", "kind", "model", "created_us", "ended_us", "code", "message", "session", "stages", "outputs", "failed_stage",
-)  # fmt: skip
+    "state",
+    "kind",
+    "model",
+    "created_us",
+    "ended_us",
+    "code",
+    "message",
+    "session",
+    "stages",
+    "outputs",
+    "failed_stage",
+)
 
 
-async def read_page(client: redis.asyncio.Redis, wanted: RequestFilter, *, before: str, limit: int) -> RequestPage:
+async def read_page(
+    client: redis.asyncio.Redis, wanted: RequestFilter, *, before: str, limit: int
+) -> RequestPage:
     """Read one page. Raises: BadInput for an unknown state; redis-py's errors."""
     if wanted.state and wanted.state not in STATES:
-        raise BadInput(f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state")
+        raise BadInput(
+            f"state: no state {wanted.state!r}; use one of {', '.join(STATES)}", param="state"
+        )
     pipe = client.pipeline(transaction=False)
     for state in STATES:
         pipe.zcard(keys.index(state))
     pipe.time()
-    *counts, (seconds, micros) = cast("tuple[*tuple[int, ...], tuple[int, int]]", tuple(await pipe.execute()))
+    *counts, (seconds, micros) = cast(
+        "tuple[*tuple[int, ...], tuple[int, int]]", tuple(await pipe.execute())
+    )
     now_us = seconds * 1_000_000 + micros
     rows, following = await _scan(client, wanted, before, limit, now_us)
-    return RequestPage(rows=tuple(rows), next=following, counts=dict(zip(STATES, counts, strict=True)), now_us=now_us)
+    return RequestPage(
+        rows=tuple(rows),
+        next=following,
+        counts=dict(zip(STATES, counts, strict=True)),
+        now_us=now_us,
+    )
 
 
 async def _scan(
@@ -44,7 +73,9 @@ async def _scan(
     scanned, last = 0, before
     while scanned < MAX_SCANNED:
         newest = f"({last}" if last else "+"
-        found = cast("list[bytes]", await client.zrevrangebylex(key, newest, "-", start=0, num=batch))
+        found = cast(
+            "list[bytes]", await client.zrevrangebylex(key, newest, "-", start=0, num=batch)
+        )
         ids = [RequestId(text(member)) for member in found if wanted.text in text(member)]
         by_id = {row.id: row for row in await read_rows(client, ids)}
         for place, member in enumerate(found):
@@ -68,16 +99,22 @@ async def read_rows(client: redis.asyncio.Redis, ids: Sequence[RequestId]) -> li
     for request in ids:
         pipe.hmget(keys.request(request), FIELDS)
     raw = cast("list[list[bytes | None]]", await pipe.execute())
-    heads = {r: head for r, fields in zip(ids, raw, strict=True) if (head := _head(fields))["state"]}
+    heads = {
+        r: head for r, fields in zip(ids, raw, strict=True) if (head := _head(fields))["state"]
+    }
     wanted = [(r, stage, _edges(head)) for r, head in heads.items() for stage in _stages(head)]
     for request, stage, edges in wanted:
-        pipe.hmget(keys.task(request, stage), ["state", "holder", *(f"first_us:{edge}" for edge in edges)])
+        pipe.hmget(
+            keys.task(request, stage), ["state", "holder", *(f"first_us:{edge}" for edge in edges)]
+        )
     answers = cast("list[list[bytes | None]]", await pipe.execute()) if wanted else []
     tasks: dict[RequestId, list[TaskBrief]] = {request: [] for request in heads}
     first: dict[RequestId, dict[EdgeName, int]] = {request: {} for request in heads}
     for (request, stage, edges), (state, holder, *times) in zip(wanted, answers, strict=True):
         failed = heads[request]["failed_stage"] == stage
-        tasks[request].append(TaskBrief(stage=stage, state="failed" if failed else text(state), worker=text(holder)))
+        tasks[request].append(
+            TaskBrief(stage=stage, state="failed" if failed else text(state), worker=text(holder))
+        )
         first[request] |= {edge: int(at) for edge, at in zip(edges, times, strict=True) if at}
     return [_row(request, head, tasks[request], first[request]) for request, head in heads.items()]
 
@@ -86,7 +123,9 @@ def _head(fields: Sequence[bytes | None]) -> dict[str, str]:
     return {name: text(value) for name, value in zip(FIELDS, fields, strict=True)}
 
 
-def _row(request: RequestId, head: dict[str, str], tasks: Sequence[TaskBrief], first: dict[EdgeName, int]) -> RequestRow:
+def _row(
+    request: RequestId, head: dict[str, str], tasks: Sequence[TaskBrief], first: dict[EdgeName, int]
+) -> RequestRow:
     return RequestRow(
         id=request,
         state=head["state"],
@@ -117,7 +156,10 @@ def matches(row: RequestRow, wanted: RequestFilter, now_us: int) -> bool:
         wanted.state in ("", row.state)
         and wanted.kind in ("", row.kind)
         and wanted.model in ("", row.model)
-        and (not wanted.stage or any(t.stage == wanted.stage and _at_work(row.state, t.state) for t in row.tasks))
+        and (
+            not wanted.stage
+            or any(t.stage == wanted.stage and _at_work(row.state, t.state) for t in row.tasks)
+        )
         and (not wanted.worker or any(task.worker == wanted.worker for task in row.tasks))
         and took_us >= wanted.min_ms * 1000
         and wanted.text in row.id

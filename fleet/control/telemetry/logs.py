@@ -20,7 +20,9 @@ BATCH = 1000
 ENTRY = re.compile(r"\d{1,19}-\d{1,19}")
 
 REQUESTS = re.compile(r"\breq-[\w-]+")
-"""Request ids in a message: a line about a worker may name several, although its label has at most one."""
+"""Request ids in a message: a line about a worker may name several, although its label has at most
+one.
+"""
 
 
 def checked_entry(entry: str, name: str) -> str:
@@ -30,15 +32,23 @@ def checked_entry(entry: str, name: str) -> str:
     return entry
 
 
-async def read_log_page(client: redis.asyncio.Redis, wanted: LogQuery, *, before: str, limit: int) -> LogPage:
-    """Read one page. Raises: BadInput for an unknown level or a malformed `before`; redis-py's errors."""
+async def read_log_page(
+    client: redis.asyncio.Redis, wanted: LogQuery, *, before: str, limit: int
+) -> LogPage:
+    """Read one page. Raises: BadInput for an unknown level or a malformed `before`; redis-py's
+    errors.
+    """
     if wanted.level and wanted.level not in LEVELS:
-        raise BadInput(f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level")
+        raise BadInput(
+            f"level: no level {wanted.level!r}; use one of {', '.join(LEVELS)}", param="level"
+        )
     last = checked_entry(before, "before") if before else ""
     pipe = client.pipeline(transaction=False)
     pipe.get(keys.LOGS_DROPPED)
     pipe.xrevrange(keys.LOGS, count=1)
-    dropped, newest = cast("tuple[bytes | None, list[tuple[bytes, object]]]", tuple(await pipe.execute()))
+    dropped, newest = cast(
+        "tuple[bytes | None, list[tuple[bytes, object]]]", tuple(await pipe.execute())
+    )
     lines, following = await _scan(client, wanted, last, limit)
     return LogPage(
         lines=tuple(lines),
@@ -48,7 +58,9 @@ async def read_log_page(client: redis.asyncio.Redis, wanted: LogQuery, *, before
     )
 
 
-async def _scan(client: redis.asyncio.Redis, wanted: LogQuery, last: str, limit: int) -> tuple[list[LogLine], str]:
+async def _scan(
+    client: redis.asyncio.Redis, wanted: LogQuery, last: str, limit: int
+) -> tuple[list[LogLine], str]:
     lines: list[LogLine] = []
     batch = limit + 1 if wanted == LogQuery() else BATCH
     async with aclosing(_lines_before(client, last, batch)) as found:
@@ -61,8 +73,12 @@ async def _scan(client: redis.asyncio.Redis, wanted: LogQuery, last: str, limit:
     return lines, ""
 
 
-async def _lines_before(client: redis.asyncio.Redis, last: str, batch: int) -> AsyncGenerator[LogLine, None]:
-    """Yield all lines before `last` ("" from the end), the newest first, then the facts before them."""
+async def _lines_before(
+    client: redis.asyncio.Redis, last: str, batch: int
+) -> AsyncGenerator[LogLine, None]:
+    """Yield all lines before `last` ("" from the end), the newest first, then the facts before
+    them.
+    """
     for key in (keys.LOGS, keys.FACTS):
         num_found = batch
         while num_found == batch:
@@ -104,6 +120,8 @@ def says(line: LogLine, wanted: LogQuery) -> bool:
         wanted.text.casefold() in line.message.casefold()
         and (not wanted.level or LEVELS.index(line.level) >= LEVELS.index(wanted.level))
         and wanted.worker in ("", line.worker)
-        and (wanted.request in ("", line.request) or wanted.request in REQUESTS.findall(line.message))
+        and (
+            wanted.request in ("", line.request) or wanted.request in REQUESTS.findall(line.message)
+        )
         and wanted.process in ("", line.process)
     )

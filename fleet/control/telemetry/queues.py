@@ -23,14 +23,23 @@ async def read_roles(client: redis.asyncio.Redis, names: Sequence[RoleName]) -> 
     workers = [worker for worker in await read_workers(client) if worker.role]
     roles = list(dict.fromkeys([*names, *sorted(RoleName(worker.role) for worker in workers)]))
     queues = cast("list[list[object]]", await run_async(client, scripts.queues(roles)))
-    expected = cast("list[tuple[bytes, bytes, int, int | bytes]]", await run_async(client, scripts.availability(0, roles)))
+    expected = cast(
+        "list[tuple[bytes, bytes, int, int | bytes]]",
+        await run_async(client, scripts.availability(0, roles)),
+    )
     return [
         _role(role, queue, [w for w in workers if w.role == role], starting, loaded)
         for role, queue, (_, _, starting, loaded) in zip(roles, queues, expected, strict=True)
     ]
 
 
-def _role(role: RoleName, queue: list[object], workers: list[WorkerView], starting: int, loaded: int | bytes) -> RoleView:
+def _role(
+    role: RoleName,
+    queue: list[object],
+    workers: list[WorkerView],
+    starting: int,
+    loaded: int | bytes,
+) -> RoleView:
     depth, lag, oldest_us = (int(text(number)) for number in queue)
     return RoleView(
         role=role,
@@ -48,9 +57,14 @@ def _role(role: RoleName, queue: list[object], workers: list[WorkerView], starti
 
 
 async def read_queues(
-    client: redis.asyncio.Redis, roles: Sequence[RoleView], stages: Mapping[RoleName, StageName], rates: Rates
+    client: redis.asyncio.Redis,
+    roles: Sequence[RoleView],
+    stages: Mapping[RoleName, StageName],
+    rates: Rates,
 ) -> list[RoleQueue]:
-    """Read the queues of these roles. `stages`: by role. `rates`: tasks per second by role, under `in` and `out`."""
+    """Read the queues of these roles. `stages`: by role. `rates`: tasks per second by role, under
+    `in` and `out`.
+    """
     pipe = client.pipeline(transaction=False)
     for role in roles:
         pipe.xrange(keys.role(role.role), count=MAX_PENDING)
@@ -60,12 +74,21 @@ async def read_queues(
     *replies, (seconds, micros) = cast("tuple[*tuple[object, ...], tuple[int, int]]", answers)
     now_ms = seconds * 1000 + micros / 1000
     return [
-        _queue(role, stages.get(role.role, StageName(role.role)), rates, replies[2 * n], replies[2 * n + 1], now_ms)
+        _queue(
+            role,
+            stages.get(role.role, StageName(role.role)),
+            rates,
+            replies[2 * n],
+            replies[2 * n + 1],
+            now_ms,
+        )
         for n, role in enumerate(roles)
     ]
 
 
-def _queue(role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float) -> RoleQueue:
+def _queue(
+    role: RoleView, stage: StageName, rates: Rates, entries: object, groups: object, now_ms: float
+) -> RoleQueue:
     delivered = _delivered(groups)
     found = stream_entries(entries) if isinstance(entries, list) else []
     return RoleQueue(
@@ -83,7 +106,9 @@ def _delivered(groups: object) -> tuple[int, int]:
     return max((entry_order(text(group["last-delivered-id"])) for group in found), default=(0, 0))
 
 
-def _pending(entry: str, fields: Mapping[str, bytes], delivered: tuple[int, int], now_ms: float) -> PendingGrant:
+def _pending(
+    entry: str, fields: Mapping[str, bytes], delivered: tuple[int, int], now_ms: float
+) -> PendingGrant:
     return PendingGrant(
         request=RequestId(text(fields.get("r"))),
         stage=StageName(text(fields.get("s"))),
@@ -104,14 +129,23 @@ async def find_letter(client: redis.asyncio.Redis, request: RequestId) -> DeadLe
     for letter in await read_letters_async(client):
         if letter.request == request:
             return letter
-    raise NotFound(f"no dead letter {request!r}; GET /v1/fleet/dead-letters lists those there are", param="request_id")
+    raise NotFound(
+        f"no dead letter {request!r}; GET /v1/fleet/dead-letters lists those there are",
+        param="request_id",
+    )
 
 
 def letter_view(letter: DeadLetter) -> DeadLetterView:
     try:
         spec = spec_of(letter)
     except UnknownWireVersion:
-        return DeadLetterView(id=letter.request, stage=letter.stage, why=letter.why, died_us=letter.died_us, readable=False)
+        return DeadLetterView(
+            id=letter.request,
+            stage=letter.stage,
+            why=letter.why,
+            died_us=letter.died_us,
+            readable=False,
+        )
     return DeadLetterView(
         id=letter.request,
         stage=letter.stage,

@@ -1,4 +1,6 @@
-"""The trace of one request, from its hashes and the trace lines that the scripts wrote. Decodes neither text nor audio."""
+"""The trace of one request, from its hashes and the trace lines that the scripts wrote. Decodes
+neither text nor audio.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -36,7 +38,9 @@ async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> Request
     pipe.hgetall(keys.request(request))
     pipe.lrange(keys.trace(request), 0, -1)
     pipe.time()
-    raw, lines, (seconds, micros) = cast("tuple[dict[bytes, bytes], list[bytes], tuple[int, int]]", tuple(await pipe.execute()))
+    raw, lines, (seconds, micros) = cast(
+        "tuple[dict[bytes, bytes], list[bytes], tuple[int, int]]", tuple(await pipe.execute())
+    )
     head = pairs(raw)
     if "spec" not in head:
         return None
@@ -49,11 +53,16 @@ async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> Request
     return _build_trace(spec, head, hashes, events, seconds * 1_000_000 + micros)
 
 
-async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request: RequestId) -> FirstOutputs:
-    """Read the time of each stage's first chunk, on its edge to the client or, without one, on its first edge."""
+async def read_first_outputs(
+    client: redis.asyncio.Redis, graph: Graph, request: RequestId
+) -> FirstOutputs:
+    """Read the time of each stage's first chunk, on its edge to the client or, without one, on its
+    first edge.
+    """
     main = next(stage.name for stage in graph.stages if stage.main)
     outputs = {
-        stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT) for stage in graph.all_stages
+        stage.name: sorted(graph.edges_from(stage.name), key=lambda edge: edge.target != CLIENT)
+        for stage in graph.all_stages
     }
     stages: list[StageName] = [stage for stage, edges in outputs.items() if edges]
     pipe = client.pipeline(transaction=False)
@@ -61,13 +70,23 @@ async def read_first_outputs(client: redis.asyncio.Redis, graph: Graph, request:
     for stage in stages:
         pipe.xrange(keys.edge(request, outputs[stage][0].name), count=1)
     claimed, *firsts = cast("list[object]", await pipe.execute())
-    first = {stage: fields for stage, reply in zip(stages, firsts, strict=True) for _, fields in stream_entries(reply)}
-    first_us: dict[str, int] = {stage: decode_chunk(fields["h"]).produced_us for stage, fields in first.items()}
+    first = {
+        stage: fields
+        for stage, reply in zip(stages, firsts, strict=True)
+        for _, fields in stream_entries(reply)
+    }
+    first_us: dict[str, int] = {
+        stage: decode_chunk(fields["h"]).produced_us for stage, fields in first.items()
+    }
     return FirstOutputs(claimed_us=int(text(claimed)) if claimed else None, first_us=first_us)
 
 
 def _build_trace(
-    spec: RequestSpec, head: Fields, hashes: Mapping[StageName, Fields], events: Sequence[TraceEvent], now_us: int
+    spec: RequestSpec,
+    head: Fields,
+    hashes: Mapping[StageName, Fields],
+    events: Sequence[TraceEvent],
+    now_us: int,
 ) -> RequestTrace:
     graph, state = get_graph(spec.graph), text(head.get("state"))
     ended_us = number(head, "ended_us")
@@ -92,8 +111,12 @@ def _build_trace(
         params=spec.params,
         sampling=spec.sampling,
         prompt_ids=spec.prompt_ids,
-        audio=tuple(AudioIn(duration_s=round(clip.num_samples / clip.rate_hz, 3)) for clip in spec.audio),
-        tasks=tuple(_task(stage, fields, failed=stage == failed) for stage, fields in hashes.items()),
+        audio=tuple(
+            AudioIn(duration_s=round(clip.num_samples / clip.rate_hz, 3)) for clip in spec.audio
+        ),
+        tasks=tuple(
+            _task(stage, fields, failed=stage == failed) for stage, fields in hashes.items()
+        ),
         edges=edges,
         events=tuple(events),
         kv=tuple(_kv(events, list(hashes), ended_us)),
@@ -123,14 +146,20 @@ def _task(stage: StageName, fields: Fields, *, failed: bool) -> TaskTrace:
 
 def _receipts(fields: Fields) -> tuple[Receipt, ...]:
     """Return the receipts in the order of the task's owners."""
-    encoded = sorted((name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:"))
+    encoded = sorted(
+        (name, raw) for name, raw in fields.items() if name.startswith(f"meta:{RECEIVED}:")
+    )
     return tuple(receipt for _, raw in encoded for receipt in decode_receipts(raw))
 
 
-def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) -> Iterator[EdgeTrace]:
+def _edges(
+    graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]
+) -> Iterator[EdgeTrace]:
     for edge in graph.edges_for(spec.outputs):
         source, target = hashes[edge.source], hashes[edge.target]
-        items, num_bytes, rows, last_us = map(int, text(source.get(f"written:{edge.name}") or b"0|0|0|0").split("|"))
+        items, num_bytes, rows, last_us = map(
+            int, text(source.get(f"written:{edge.name}") or b"0|0|0|0").split("|")
+        )
         yield EdgeTrace(
             name=edge.name,
             source=edge.source,
@@ -140,7 +169,9 @@ def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) 
             items=items,
             rows=rows,
             num_bytes=num_bytes,
-            remote_bytes=sum(receipt.pull_bytes for receipt in _receipts(target) if receipt.edge == edge.name),
+            remote_bytes=sum(
+                receipt.pull_bytes for receipt in _receipts(target) if receipt.edge == edge.name
+            ),
             first_us=number(source, f"first_us:{edge.name}"),
             last_us=last_us,
             medium=graph.media.get(EdgeName(edge.name), ""),
@@ -148,28 +179,38 @@ def _edges(graph: Graph, spec: RequestSpec, hashes: Mapping[StageName, Fields]) 
 
 
 def _event(line: str) -> TraceEvent | None:
-    """Parse `at|what|stage|epoch|worker|detail`, as `common.lua` writes it; None for a line of another version."""
+    """Parse `at|what|stage|epoch|worker|detail`, as `common.lua` writes it; None for a line of
+    another version.
+    """
     parts = line.split("|", 5)
     if len(parts) != 6 or not parts[0].isdecimal():
         return None
     at_us, what, stage, epoch, worker, detail = parts
     at = Epoch(int(epoch) if epoch.isdecimal() else 0)
-    return TraceEvent(at_us=int(at_us), what=what, stage=stage, epoch=at, worker=worker, detail=detail)
+    return TraceEvent(
+        at_us=int(at_us), what=what, stage=stage, epoch=at, worker=worker, detail=detail
+    )
 
 
-def _kv(events: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int) -> Iterator[KVSpan]:
+def _kv(
+    events: Sequence[TraceEvent], stages: Sequence[StageName], ended_us: int
+) -> Iterator[KVSpan]:
     """Yield a span from each claim of a task until another worker owns it or it ends."""
     for stage in stages:
         if stage == CLIENT:
             continue
         own = [event for event in events if event.stage == stage and event.what in OWNED_UNTIL]
-        imported = {event.epoch for event in events if event.stage == stage and event.what == "confirmed"}
+        imported = {
+            event.epoch for event in events if event.stage == stage and event.what == "confirmed"
+        }
         for event, following in pairwise([*own, None]):
             if event is None or event.what != "claimed":
                 continue
             how = "taken over" if event.epoch in imported else "computed"
             until = following.at_us if following is not None else ended_us
-            yield KVSpan(stage=stage, worker=event.worker, from_us=event.at_us, to_us=until, how=how)
+            yield KVSpan(
+                stage=stage, worker=event.worker, from_us=event.at_us, to_us=until, how=how
+            )
 
 
 def _playback_report(line: str) -> PlaybackReport | None:

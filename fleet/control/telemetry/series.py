@@ -1,8 +1,10 @@
-"""The fleet's time series: counts of scripts and gateways in each step, read as points. Knows no page.
+"""The fleet's time series: counts of scripts and gateways in each step, read as points. Knows no
+page.
 
-Fields of a step: `submitted`, `ended:STATE`, `in:ROLE` and `out:ROLE` (granted, claimed), `first:EDGE:BOUND`, `took:STAGE:BOUND`,
-`rtf:BOUND` and `underruns` are counts; `running:ROLE`, `waiting:ROLE` and `pulled:EDGE` (bytes so far) were seen by some gateway.
-A BOUND is a place in `fleet.core.hops.BOUNDS_US`; an RTF is counted as that many seconds.
+Fields of a step: `submitted`, `ended:STATE`, `in:ROLE` and `out:ROLE` (granted, claimed),
+`first:EDGE:BOUND`, `took:STAGE:BOUND`, `rtf:BOUND` and `underruns` are counts; `running:ROLE`,
+`waiting:ROLE` and `pulled:EDGE` (bytes so far) were seen by some gateway. A BOUND is a place in
+`fleet.core.hops.BOUNDS_US`; an RTF is counted as that many seconds.
 """
 
 from bisect import bisect_left
@@ -59,7 +61,9 @@ class SeriesReader:
         self._over: dict[int, Step] = {}
 
     async def read(self) -> list[tuple[int, Step]]:
-        """Return (step, fields) of all steps, the oldest first, the current one last. Raises: redis-py's errors."""
+        """Return (step, fields) of all steps, the oldest first, the current one last. Raises:
+        redis-py's errors.
+        """
         seconds, _ = await self._client.time()
         last = int(seconds) // SERIES_STEP_S
         steps = range(last - NUM_STEPS + 1, last + 1)
@@ -68,7 +72,10 @@ class SeriesReader:
         for step in wanted:
             pipe.hgetall(keys.series(step))
         answers = cast("list[object]", await pipe.execute())
-        fresh = {s: {n: int(text(v)) for n, v in pairs(raw).items()} for s, raw in zip(wanted, answers, strict=True)}
+        fresh = {
+            s: {n: int(text(v)) for n, v in pairs(raw).items()}
+            for s, raw in zip(wanted, answers, strict=True)
+        }
         every = self._over | fresh
         self._over = {step: every[step] for step in steps if step <= last - LATE_STEPS}
         return [(step, every[step]) for step in steps]
@@ -93,8 +100,12 @@ class SeriesReader:
             underruns=fields.get("underruns", 0),
             running=_of(fields, "running"),
             waiting=_of(fields, "waiting"),
-            task_p50_ms={stage: ms for stage, counts in took.items() if (ms := _ms(counts, 50)) is not None},
-            task_p95_ms={stage: ms for stage, counts in took.items() if (ms := _ms(counts, 95)) is not None},
+            task_p50_ms={
+                stage: ms for stage, counts in took.items() if (ms := _ms(counts, 50)) is not None
+            },
+            task_p95_ms={
+                stage: ms for stage, counts in took.items() if (ms := _ms(counts, 95)) is not None
+            },
         )
 
 
@@ -107,7 +118,9 @@ def rates_of(steps: Sequence[tuple[int, Step]], what: str) -> dict[str, float]:
 
 
 def growth_of(steps: Sequence[tuple[int, Step]], what: str) -> dict[str, float]:
-    """Return the growth per second of running totals by name, over the last minute; 0 if a total shrank as workers left."""
+    """Return the growth per second of running totals by name, over the last minute; 0 if a total
+    shrank as workers left.
+    """
     seen: dict[str, list[tuple[int, int]]] = {}
     for step, fields in steps[-RATE_STEPS - 1 :]:
         for name, value in _of(fields, what).items():
@@ -121,7 +134,11 @@ def _growth(totals: Sequence[tuple[int, int]]) -> float:
 
 
 def _of(fields: Step, what: str) -> dict[str, int]:
-    return {name.removeprefix(f"{what}:"): value for name, value in fields.items() if name.startswith(f"{what}:")}
+    return {
+        name.removeprefix(f"{what}:"): value
+        for name, value in fields.items()
+        if name.startswith(f"{what}:")
+    }
 
 
 def _names(fields: Step, what: str) -> list[str]:

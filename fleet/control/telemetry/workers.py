@@ -1,4 +1,6 @@
-"""Views of workers, recent former ones included, and totals of their transfers. Knows no request's trace."""
+"""Views of workers, recent former ones included, and totals of their transfers. Knows no request's
+trace.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -12,9 +14,9 @@ from fleet.control.connect import number, pairs, slices, text
 from fleet.core.hops import HopCounts, decode_hops
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
 from fleet.core.pulls import PullCounts, decode_pulls
-from fleet.spans.protocol.figures import SpanFigures, SpanPart, decode_figures
-from fleet.drafts.figures.speculation import WorkerDrafts, decode_speculation
 from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
+from fleet.drafts.figures.speculation import WorkerDrafts, decode_speculation
+from fleet.spans.protocol.figures import SpanFigures, SpanPart, decode_figures
 
 Fields = Mapping[str, bytes]
 MAX_TASKS = 100
@@ -24,13 +26,16 @@ MS = 1000
 
 
 async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) -> list[WorkerView]:
-    """Read workers by role, then gateways, late ones included; `with_gone`: then those that ended lately, the latest first."""
+    """Read workers by role, then gateways, late ones included; `with_gone`: then those that ended
+    lately, the latest first.
+    """
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
     pipe.zrevrange(keys.GONE, 0, -1)
     pipe.time()
     listed, gone, (seconds, micros) = cast(
-        "tuple[list[tuple[bytes, float]], list[bytes], tuple[int, int]]", tuple(await pipe.execute())
+        "tuple[list[tuple[bytes, float]], list[bytes], tuple[int, int]]",
+        tuple(await pipe.execute()),
     )
     present = [WorkerId(text(name)) for name, _ in listed]
     departed = [WorkerId(text(name)) for name in gone] if with_gone else []
@@ -43,16 +48,32 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
     hashes, tasks = replies[: 2 * len(present) : 2], replies[1 : 2 * len(present) : 2]
     now_us = seconds * 1_000_000 + micros
     listed_views = [
-        _worker(worker, pairs(fields), lease_left_s=(deadline - now_us) / 1e6, held=cast("set[bytes]", held))
+        _worker(
+            worker,
+            pairs(fields),
+            lease_left_s=(deadline - now_us) / 1e6,
+            held=cast("set[bytes]", held),
+        )
         for worker, (_, deadline), fields, held in zip(present, listed, hashes, tasks, strict=True)
         if fields
     ]
-    gone_views = [_worker(w, pairs(fields)) for w, fields in zip(departed, replies[2 * len(present) :], strict=True) if fields]
-    return [*sorted(listed_views, key=lambda view: (not view.role, view.role, view.started_us, view.id)), *gone_views]
+    gone_views = [
+        _worker(w, pairs(fields))
+        for w, fields in zip(departed, replies[2 * len(present) :], strict=True)
+        if fields
+    ]
+    return [
+        *sorted(
+            listed_views, key=lambda view: (not view.role, view.role, view.started_us, view.id)
+        ),
+        *gone_views,
+    ]
 
 
 async def read_gaps(client: redis.asyncio.Redis, role: RoleName) -> list[str]:
-    """Return, for each worker of a role that accepts tasks, the layers that it lacks; "" for none."""
+    """Return, for each worker of a role that accepts tasks, the layers that it lacks; "" for
+    none.
+    """
     pipe = client.pipeline(transaction=False)
     for worker in await client.zrange(keys.role_workers(role, "accepting"), 0, -1):
         pipe.hget(keys.worker(WorkerId(text(worker))), "gap")
@@ -68,7 +89,13 @@ def _state(fields: Fields, lease_left_s: float) -> str:
     return "ready"
 
 
-def _worker(worker: WorkerId, fields: Fields, *, lease_left_s: float | None = None, held: Set[bytes] = frozenset()) -> WorkerView:
+def _worker(
+    worker: WorkerId,
+    fields: Fields,
+    *,
+    lease_left_s: float | None = None,
+    held: Set[bytes] = frozenset(),
+) -> WorkerView:
     """`lease_left_s` None: the worker is gone."""
     hops = decode_hops(text(fields.get("hops")))
     tasks = sorted(text(pair).partition("|") for pair in held)[:MAX_TASKS]
@@ -78,7 +105,9 @@ def _worker(worker: WorkerId, fields: Fields, *, lease_left_s: float | None = No
         role=text(fields.get("role")),
         host=text(fields.get("host")),
         pid=number(fields, "pid"),
-        state=(text(fields.get("how")) or "left") if lease_left_s is None else _state(fields, lease_left_s),
+        state=(text(fields.get("how")) or "left")
+        if lease_left_s is None
+        else _state(fields, lease_left_s),
         started_us=number(fields, "started_us"),
         ended_us=number(fields, "ended_us") if is_gone else 0,
         cause=text(fields.get("cause")),
@@ -103,7 +132,10 @@ def _worker(worker: WorkerId, fields: Fields, *, lease_left_s: float | None = No
         slots_used=number(fields, "slots_used"),
         hop_p50_us=hops.percentile_us(50),
         hop_p95_us=hops.percentile_us(95),
-        tasks=tuple(TaskRef(request=RequestId(request), stage=StageName(stage)) for request, _, stage in tasks),
+        tasks=tuple(
+            TaskRef(request=RequestId(request), stage=StageName(stage))
+            for request, _, stage in tasks
+        ),
         transfer=_transfer(worker, fields),
         part=_part(fields),
         speculation=decode_speculation(text(fields.get("speculation"))),
@@ -113,7 +145,11 @@ def _worker(worker: WorkerId, fields: Fields, *, lease_left_s: float | None = No
 def drafts_of(stage: StageName, workers: Sequence[WorkerView]) -> tuple[WorkerDrafts, ...]:
     """Return the drafts of the stage's workers."""
     return tuple(
-        WorkerDrafts(worker=view.id, acceptance_length=view.speculation.acceptance_length, figures=view.speculation)
+        WorkerDrafts(
+            worker=view.id,
+            acceptance_length=view.speculation.acceptance_length,
+            figures=view.speculation,
+        )
         for view in workers
         if view.role and stage_of(RoleName(view.role)) == stage and view.speculation is not None
     )
@@ -129,7 +165,8 @@ def _part(fields: Fields) -> SpanPart | None:
         is_anchor=is_anchor,
         span=text(fields.get("span")),
         anchor=text(fields.get("anchor")),
-        worker_spans=tuple(span for _, span in route) or tuple(configured.split(",") if configured else ()),
+        worker_spans=tuple(span for _, span in route)
+        or tuple(configured.split(",") if configured else ()),
         hops=tuple(WorkerId(worker) for worker, _ in route),
         gap=text(fields.get("gap")),
         figures=decode_figures(text(fields.get("span_figures"))) or SpanFigures(),
@@ -191,21 +228,35 @@ async def read_hops(client: redis.asyncio.Redis) -> HopCounts:
 
 
 async def _fields_of_all(client: redis.asyncio.Redis, *fields: str) -> list[list[str]]:
-    """Read these fields of every listed worker, in slices: the other tasks of the event loop must not wait for a large fleet."""
-    listed = [WorkerId(text(name)) for name in cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1))]
+    """Read these fields of every listed worker, in slices: the other tasks of the event loop must
+    not wait for a large fleet.
+    """
+    listed = [
+        WorkerId(text(name))
+        for name in cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1))
+    ]
     found: list[list[str]] = []
     for workers in slices(listed, SLICE):
         pipe = client.pipeline(transaction=False)
         for worker in workers:
             pipe.hmget(keys.worker(worker), fields)
-        found += [list(map(text, values)) for values in cast("list[list[bytes | None]]", await pipe.execute())]
+        found += [
+            list(map(text, values))
+            for values in cast("list[list[bytes | None]]", await pipe.execute())
+        ]
     return found
 
 
-def transfers_of(workers: Sequence[WorkerView], pulls: Mapping[str, PullCounts], bytes_per_s: Mapping[str, float]) -> Transfers:
+def transfers_of(
+    workers: Sequence[WorkerView], pulls: Mapping[str, PullCounts], bytes_per_s: Mapping[str, float]
+) -> Transfers:
     return Transfers(
-        edges=tuple(_edge(name, counts, bytes_per_s.get(name, 0.0)) for name, counts in pulls.items()),
-        workers=tuple(view.transfer for view in workers if view.transfer is not None and not view.gone),
+        edges=tuple(
+            _edge(name, counts, bytes_per_s.get(name, 0.0)) for name, counts in pulls.items()
+        ),
+        workers=tuple(
+            view.transfer for view in workers if view.transfer is not None and not view.gone
+        ),
     )
 
 

@@ -1,1 +1,3 @@
-"""Captures: answers of a pool, or a share of live ones, are computed once more in the background, and trained on."""
+"""Captures: answers of a pool, or a share of live ones, are computed once more in the background,
+and trained on.
+"""

@@ -13,7 +13,9 @@ RETRY_S = 0.2
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of a call, which is repeated while Redis is away. Raises: its RedisUnreachable after `AWAY_S`."""
+    """Return the result of a call, which is repeated while Redis is away. Raises: its
+    RedisUnreachable after `AWAY_S`.
+    """
     deadline_s = time.monotonic() + AWAY_S
     while True:
         try:

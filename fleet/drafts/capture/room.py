@@ -1,4 +1,6 @@
-"""Slots for captures, fewer of them where the rows of several have no room in a worker's arena at one time."""
+"""Slots for captures, fewer of them where the rows of several have no room in a worker's arena at
+one time.
+"""
 
 import contextlib
 import logging
@@ -14,14 +16,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSlot:
-    """A slot that is held. `is_alone`: no other one is held at the same time. `num_reductions`: when it was taken."""
+    """A slot that is held. `is_alone`: no other one is held at the same time. `num_reductions`:
+    when it was taken.
+    """
 
     is_alone: bool
     num_reductions: int
 
 
 class CaptureSlots:
-    """At most `most` slots. Their number is halved when rows had no room, and grows by one after as many captures as it counts.
+    """At most `most` slots. Their number is halved when rows had no room, and grows by one after as
+    many captures as it counts.
 
     On one event loop; a task takes one slot at a time. Invariant: there is at least one slot.
     """
@@ -49,9 +54,15 @@ class CaptureSlots:
             self._limiter.total_tokens, self._num_since = self.limit + 1, 0
 
     def note_no_room(self, slot: CaptureSlot, error: TransferError) -> None:
-        """Count a capture whose rows had no room. One that began before the last reduction says nothing of the present number."""
+        """Count a capture whose rows had no room. One that began before the last reduction says
+        nothing of the present number.
+        """
         if slot.num_reductions < self._num_reductions or self.limit == 1:
             return
         self._limiter.total_tokens = self.limit // 2
         self._num_reductions, self._num_since = self._num_reductions + 1, 0
-        log.warning("at most %d captures at a time, since the rows of more had no room: %s", self.limit, error.message)
+        log.warning(
+            "at most %d captures at a time, since the rows of more had no room: %s",
+            self.limit,
+            error.message,
+        )

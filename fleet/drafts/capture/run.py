@@ -1,4 +1,5 @@
-"""A training run: a pool of answers is captured while the trainer trains, and a version of the draft head ends it.
+"""A training run: a pool of answers is captured while the trainer trains, and a version of the
+draft head ends it.
 
 Runs end as `finished`, `stopped` or `failed`; only the first makes a version.
 """
@@ -9,8 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.core.errors import BadInput, SampleRefused
+from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """Progress of a run. `submitted`, `trained` and `refused` count samples; `windows`: in the trainer's last checkpoint.
+    """Progress of a run. `submitted`, `trained` and `refused` count samples; `windows`: in the
+    trainer's last checkpoint.
 
     `version`: of the draft head that the run made; 0 before its end.
     """
@@ -39,12 +41,17 @@ class RunProgress:
     def __str__(self) -> str:
         made = f", version {self.version}" if self.version else ""
         refused = f", {self.refused} refused" if self.refused else ""
-        return f"{self.state}: {self.trained} of {self.submitted} samples trained on{refused}, {self.windows} windows{made}"
+        return (
+            f"{self.state}: {self.trained} of {self.submitted} samples trained on{refused}, "
+            f"{self.windows} windows{made}"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class CapturedRun:
-    """One run over `pool`. `name` is the source of its version; `num_at_once`: captures whose end it awaits."""
+    """One run over `pool`. `name` is the source of its version; `num_at_once`: captures whose end
+    it awaits.
+    """
 
     source: CaptureSource
     pool: AsyncIterator[AnsweredPrompt]
@@ -55,7 +62,9 @@ class CapturedRun:
     _first: AnsweredPrompt | None = None
 
     async def run(self, stop: asyncio.Event) -> RunProgress:
-        """Run to the end of the pool, or until `stop` is set. Raises: the first error that is not of one sample, as `failed`."""
+        """Run to the end of the pool, or until `stop` is set. Raises: the first error that is not
+        of one sample, as `failed`.
+        """
         running: set[asyncio.Task[None]] = set()
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -85,9 +94,14 @@ class CapturedRun:
             await asyncio.gather(*running, return_exceptions=True)
 
     async def _publish(self, stopping: "asyncio.Task[bool]") -> RunProgress:
-        """Train once more on the first sample, and let the trainer make a version of what it has then."""
+        """Train once more on the first sample, and let the trainer make a version of what it has
+        then.
+        """
         if self._first is None:
-            raise BadInput(f"pool: the trainer took none of its {self.progress.submitted} samples", param="pool")
+            raise BadInput(
+                f"pool: the trainer took none of its {self.progress.submitted} samples",
+                param="pool",
+            )
         publishing = asyncio.create_task(self.source.capture(self._first, publish=self.name))
         await asyncio.wait({publishing, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not publishing.done():
@@ -105,7 +119,9 @@ class CapturedRun:
             self._note(refused=self.progress.refused + 1)
             return
         self._first = self._first or answered
-        self._note(trained=self.progress.trained + 1, windows=max(self.progress.windows, done.windows))
+        self._note(
+            trained=self.progress.trained + 1, windows=max(self.progress.windows, done.windows)
+        )
 
     def _note(self, **changes: object) -> RunProgress:
         self.progress = replace(self.progress, **changes)  # pyright: ignore[reportArgumentType]

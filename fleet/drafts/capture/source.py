@@ -9,8 +9,6 @@ from typing import Protocol
 
 import numpy as np
 
-from fleet.drafts.capture.patience import RETRY_S, patiently
-from fleet.drafts.capture.room import CaptureSlots
 from fleet.config import FleetConfig
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
@@ -20,12 +18,16 @@ from fleet.core.clock import now_us
 from fleet.core.errors import FleetError, Overloaded, SampleRefused, TransferError
 from fleet.core.ids import RequestId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
+from fleet.drafts.capture.patience import RETRY_S, patiently
+from fleet.drafts.capture.room import CaptureSlots
 from fleet.graphs.training import PUBLISH, TRAINED
 
 log = logging.getLogger(__name__)
 KIND = "capture"
 NO_ROOM_TRIES = 5
-"""Times that a capture without others of this process is tried: those of other processes may have taken the room."""
+"""Times that a capture without others of this process is tried: those of other processes may have
+taken the room.
+"""
 NO_ROOM_PAUSE_S = 1.0
 
 
@@ -40,7 +42,8 @@ class AnsweredPrompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acknowledged:
-    """A capture, named by its request. `windows`: steps of the optimizer in the durable checkpoint that contains the sample.
+    """A capture, named by its request. `windows`: steps of the optimizer in the durable checkpoint
+    that contains the sample.
 
     `version`: made of it; 0: none.
     """
@@ -60,7 +63,9 @@ class CapturePort(Protocol):
 
 
 class CaptureSource:
-    """Submits captures, at most `training.max_in_flight` at a time, fewer where their rows have no room. On one event loop."""
+    """Submits captures, at most `training.max_in_flight` at a time, fewer where their rows have no
+    room. On one event loop.
+    """
 
     def __init__(self, client: CapturePort, config: FleetConfig) -> None:
         self._client, self._most = client, config.training.max_in_flight
@@ -69,11 +74,13 @@ class CaptureSource:
         self._offered: set[asyncio.Task[None]] = set()
 
     async def capture(self, answered: AnsweredPrompt, *, publish: str = "") -> Acknowledged:
-        """Capture one answer and wait for its acknowledgement, first for others in flight and while the fleet is full.
+        """Capture one answer and wait for its acknowledgement, first for others in flight and while
+        the fleet is full.
 
-        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is aborted. One that was lost with Redis
-        is repeated, and one whose rows had no room beside those of others. Raises: SampleRefused if they have no room alone;
-        FleetError of the request, NoWorker.
+        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is
+        aborted. One that was lost with Redis is repeated, and one whose rows had no room beside
+        those of others. Raises: SampleRefused if they have no room alone; FleetError of the
+        request, NoWorker.
         """
         try:
             done = await self._captured_in_room(answered, publish)
@@ -95,7 +102,9 @@ class CaptureSource:
                     failure = error
             num_alone += slot.is_alone
             if num_alone == NO_ROOM_TRIES:
-                raise SampleRefused(f"the rows of an answer were not transferred: {failure.message}") from failure
+                raise SampleRefused(
+                    f"the rows of an answer were not transferred: {failure.message}"
+                ) from failure
             self._slots.note_no_room(slot, failure)
             await asyncio.sleep(NO_ROOM_PAUSE_S if slot.is_alone else 0)
 
@@ -114,10 +123,14 @@ class CaptureSource:
         finally:
             if not ended:
                 await stream.abort("the capture was given up")
-        return Acknowledged(request=spec.id, windows=_number(last, "windows"), version=_number(last, "version"))
+        return Acknowledged(
+            request=spec.id, windows=_number(last, "windows"), version=_number(last, "version")
+        )
 
     async def _submit(self, spec: RequestSpec, blob: bytes | None) -> ClientStream:
-        """Submit a capture once the fleet has room for it. If the caller is cancelled meanwhile, no request remains."""
+        """Submit a capture once the fleet has room for it. If the caller is cancelled meanwhile, no
+        request remains.
+        """
         while True:
             submitting = asyncio.ensure_future(self._client.requests.submit(spec, blob))
             try:
@@ -133,13 +146,23 @@ class CaptureSource:
     def _spec_of(self, answered: AnsweredPrompt, publish: str) -> RequestSpec:
         given = answered.spec
         return RequestSpec(
-            id=new_request_id(), graph=given.graph, prompt_ids=given.prompt_ids, audio=given.audio, outputs=(TRAINED,),
-            sampling={self._main: Sampling(max_tokens=len(answered.answer))}, params={PUBLISH: publish} if publish else {},
-            kind=KIND, model=given.model, given=tuple(answered.answer), created_us=now_us(),
-        )  # fmt: skip
+            id=new_request_id(),
+            graph=given.graph,
+            prompt_ids=given.prompt_ids,
+            audio=given.audio,
+            outputs=(TRAINED,),
+            sampling={self._main: Sampling(max_tokens=len(answered.answer))},
+            params={PUBLISH: publish} if publish else {},
+            kind=KIND,
+            model=given.model,
+            given=tuple(answered.answer),
+            created_us=now_us(),
+        )
 
     def offer(self, answered: AnsweredPrompt) -> None:
-        """Capture a live answer in the background, or shed it if others wait or enough captures are in flight."""
+        """Capture a live answer in the background, or shed it if others wait or enough captures are
+        in flight.
+        """
         offered = asyncio.create_task(self._offer(answered))
         self._offered.add(offered)
         offered.add_done_callback(self._offered.discard)

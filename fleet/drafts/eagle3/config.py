@@ -1,4 +1,6 @@
-"""The configuration of a draft head: its sizes, the target that it belongs to, and the layers of the target that it taps."""
+"""The configuration of a draft head: its sizes, the target that it belongs to, and the layers of
+the target that it taps.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,18 +12,28 @@ import torch
 
 from fleet.core.errors import ConfigError
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 NUM_TAPS = 3
 
 
 def default_layer_ids(num_layers: int) -> tuple[int, int, int]:
-    """Return the low, middle and high tap of a target: (2, L // 2, L - 3), and for fewer than seven layers three that differ.
+    """Return the low, middle and high tap of a target: (2, L // 2, L - 3), and for fewer than seven
+    layers three that differ.
 
-    Source: `SupportsEagle3.get_eagle3_default_aux_hidden_state_layers` of vLLM 0.32, in the same counting.
+    Source: `SupportsEagle3.get_eagle3_default_aux_hidden_state_layers` of vLLM 0.32, in the same
+    counting.
     Raises: ConfigError for a target with fewer than three layers.
     """
     if num_layers < NUM_TAPS:
-        raise ConfigError(f"num_layers: a draft head taps {NUM_TAPS} layers, the target has {num_layers}", param="num_layers")
+        raise ConfigError(
+            f"num_layers: a draft head taps {NUM_TAPS} layers, the target has {num_layers}",
+            param="num_layers",
+        )
     if num_layers >= 7:
         return 2, num_layers // 2, num_layers - 3
     return (1 if num_layers > NUM_TAPS else 0), num_layers // 2, num_layers - 1
@@ -31,10 +43,11 @@ def default_layer_ids(num_layers: int) -> tuple[int, int, int]:
 class Eagle3Config:
     """Configuration of a head.
 
-    `layer_ids`: tap i is the rows that enter layer i of the target, counted from 0. `hidden_size`, `num_layers`, `vocab_size`: of
-    the target. `target_hash` identifies the target's weights, whose embedding the head shares. The head's keys and values are one
-    more layer of the target's KV pool if `num_kv_heads` and `head_dim` are the target's. `norm_before_residual`: the layer adds
-    its attention to the normed hidden row instead of the row itself.
+    `layer_ids`: tap i is the rows that enter layer i of the target, counted from 0. `hidden_size`,
+    `num_layers`, `vocab_size`: of the target. `target_hash` identifies the target's weights, whose
+    embedding the head shares. The head's keys and values are one more layer of the target's KV pool
+    if `num_kv_heads` and `head_dim` are the target's. `norm_before_residual`: the layer adds its
+    attention to the normed hidden row instead of the row itself.
 
     Raises: ConfigError with the name of the field.
     """
@@ -56,20 +69,50 @@ class Eagle3Config:
     norm_before_residual: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
-                     "draft_vocab_size", "max_positions", "rope_theta", "norm_eps"):  # fmt: skip
+        for name in (
+            "hidden_size",
+            "num_layers",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "intermediate_size",
+            "vocab_size",
+            "draft_vocab_size",
+            "max_positions",
+            "rope_theta",
+            "norm_eps",
+        ):
             self._require(name, getattr(self, name) > 0, "a number above 0")
-        self._require("num_heads", self.num_heads % self.num_kv_heads == 0, f"a multiple of num_kv_heads ({self.num_kv_heads})")
+        self._require(
+            "num_heads",
+            self.num_heads % self.num_kv_heads == 0,
+            f"a multiple of num_kv_heads ({self.num_kv_heads})",
+        )
         self._require("head_dim", self.head_dim % 2 == 0, "an even number")
-        self._require("draft_vocab_size", self.draft_vocab_size <= self.vocab_size, f"at most vocab_size ({self.vocab_size})")
+        self._require(
+            "draft_vocab_size",
+            self.draft_vocab_size <= self.vocab_size,
+            f"at most vocab_size ({self.vocab_size})",
+        )
         self._require("dtype", self.dtype in DTYPES, f"one of {', '.join(DTYPES)}")
         ids = self.layer_ids
-        is_valid = len(ids) == NUM_TAPS and list(ids) == sorted(set(ids)) and 0 <= ids[0] and ids[-1] < self.num_layers
-        self._require("layer_ids", is_valid, f"{NUM_TAPS} different layers of 0..{self.num_layers - 1} in ascending order")
+        is_valid = (
+            len(ids) == NUM_TAPS
+            and list(ids) == sorted(set(ids))
+            and 0 <= ids[0]
+            and ids[-1] < self.num_layers
+        )
+        self._require(
+            "layer_ids",
+            is_valid,
+            f"{NUM_TAPS} different layers of 0..{self.num_layers - 1} in ascending order",
+        )
 
     def _require(self, name: str, is_valid: bool, wanted: str) -> None:
         if not is_valid:
-            raise ConfigError(f"draft head: {name} must be {wanted}, not {getattr(self, name)}", param=name)
+            raise ConfigError(
+                f"draft head: {name} must be {wanted}, not {getattr(self, name)}", param=name
+            )
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -84,9 +127,13 @@ class Eagle3Config:
 
     @staticmethod
     def from_json(values: Any, source: str) -> "Eagle3Config":
-        """Read what `as_json` returned. Raises: ConfigError with the name of a missing, unknown or wrong field."""
+        """Read what `as_json` returned. Raises: ConfigError with the name of a missing, unknown or
+        wrong field.
+        """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{source}: the configuration is not an object of JSON", param="config")
+            raise ConfigError(
+                f"{source}: the configuration is not an object of JSON", param="config"
+            )
         names = [field.name for field in fields(Eagle3Config)]
         check_names(values, names, source, "field")
         try:
@@ -97,10 +144,16 @@ class Eagle3Config:
 
 
 def check_names(given: Mapping[str, object], wanted: list[str], source: str, kind: str) -> None:
-    """Raise ConfigError with the first name that is missing from `given`, or that is in it and not wanted."""
+    """Raise ConfigError with the first name that is missing from `given`, or that is in it and not
+    wanted.
+    """
     missing = [name for name in wanted if name not in given]
     if missing:
-        raise ConfigError(f"{source}: no {kind} {missing[0]} ({len(missing)} missing)", param=missing[0])
+        raise ConfigError(
+            f"{source}: no {kind} {missing[0]} ({len(missing)} missing)", param=missing[0]
+        )
     unknown = sorted(set(given) - set(wanted))
     if unknown:
-        raise ConfigError(f"{source}: unknown {kind} {unknown[0]} ({len(unknown)} unknown)", param=unknown[0])
+        raise ConfigError(
+            f"{source}: unknown {kind} {unknown[0]} ({len(unknown)} unknown)", param=unknown[0]
+        )

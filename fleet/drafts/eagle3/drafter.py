@@ -1,7 +1,9 @@
-"""The draft head as a drafter of the batch loop: it reads the rows of each pass, and drafts before the next one.
+"""The draft head as a drafter of the batch loop: it reads the rows of each pass, and drafts before
+the next one.
 
-Its keys and values are the last layer of the target's KV pool, so they move and end with a request's pages. Rows that the head
-has not read, as those of an earlier worker, make its guesses worse and nothing else. Legend: see the package.
+Its keys and values are the last layer of the target's KV pool, so they move and end with a
+request's pages. Rows that the head has not read, as those of an earlier worker, make its guesses
+worse and nothing else. Legend: see the package.
 """
 
 import time
@@ -13,18 +15,20 @@ from torch import Tensor
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import RequestId
-from fleet.engine.torch.attention_fast import FastLayout
 from fleet.drafts.drafters import AskedDraft, ComputedRows, Drafter
-from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
-from fleet.engine.torch.layout import Extent
-from fleet.drafts.pass_costs import PassTimes, bucket_of
-from fleet.engine.torch.program import DraftedTask
 from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.drafting import draft_tokens, read_taps
 from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.pass_costs import PassTimes, bucket_of
+from fleet.engine.torch.attention_fast import FastLayout
+from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.program import DraftedTask
 
 MOST_UNREAD = 256
-"""Rows of one request that wait to be read while no drafts are wanted: together they take less time, but memory until then."""
+"""Rows of one request that wait to be read while no drafts are wanted: together they take less
+time, but memory until then.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,18 +57,23 @@ class _Unread:
 
 
 class HeadDrafter(Drafter):
-    """Drafts with a head, or not at all while there is none. `embed`: maps ids [n] to the target's rows [n, H].
+    """Drafts with a head, or not at all while there is none. `embed`: maps ids [n] to the target's
+    rows [n, H].
 
     The head's layer is the last one of `pool`.
     """
 
     costs_time = True
 
-    def __init__(self, head: Eagle3Head | None, pool: KVPool, embed: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, head: Eagle3Head | None, pool: KVPool, embed: Callable[[Tensor], Tensor]
+    ) -> None:
         self._head, self._pool, self._embed = head, pool, embed
         self._layer = pool.shape.num_layers - 1
         self._hidden: dict[RequestId, tuple[int, Tensor]] = {}
-        """By request, the number of rows that the head has read, and its hidden row of the last of them: [1, H]."""
+        """By request, the number of rows that the head has read, and its hidden row of the last of
+        them: [1, H].
+        """
         self._unread: dict[RequestId, _Unread] = {}
         self._read_times = PassTimes()
         """By the number of rows that were read together."""
@@ -82,12 +91,15 @@ class HeadDrafter(Drafter):
         return self._head is not None
 
     def exchange(self, head: Eagle3Head | None) -> None:
-        """Draft with another head from the next pass on. Keys and values of the last one make the first guesses worse."""
+        """Draft with another head from the next pass on. Keys and values of the last one make the
+        first guesses worse.
+        """
         self._head = head
         self.forget_requests()
 
     def on_computed(self, rows: Sequence[ComputedRows]) -> None:
-        """Keep the rows whose next token is known until drafts are wanted, and read them earlier where there are many.
+        """Keep the rows whose next token is known until drafts are wanted, and read them earlier
+        where there are many.
 
         A request whose next token is not known has ended.
         """
@@ -98,15 +110,20 @@ class HeadDrafter(Drafter):
             if each.task.num_rows <= each.stop:
                 continue
             unread = self._unread.get(each.request)
-            if unread is None or unread.stop != each.start:  # pages that were taken back are computed again
-                unread = self._unread[each.request] = _Unread(task=each.task, table=each.table, start=each.start, stop=each.start)
+            # pages that were taken back are computed again
+            if unread is None or unread.stop != each.start:
+                unread = self._unread[each.request] = _Unread(
+                    task=each.task, table=each.table, start=each.start, stop=each.start
+                )
             unread.add(each)
             if unread.num_rows >= MOST_UNREAD:
                 many.append(each.request)
         self._read(many)
 
     def _read(self, requests: Sequence[RequestId]) -> float:
-        """Compute the rows of requests that the head has not read; return the seconds for their backlog."""
+        """Compute the rows of requests that the head has not read; return the seconds for their
+        backlog.
+        """
         began_s = time.monotonic()
         unread = [self._unread.pop(request) for request in requests]
         if not unread or self._head is None:
@@ -114,7 +131,9 @@ class HeadDrafter(Drafter):
         extents = [Extent(table=each.table, start=each.start, stop=each.stop) for each in unread]
         following_NH = torch.cat([each.task.rows(each.start + 1, each.stop + 1) for each in unread])
         features_NT = torch.cat([part for each in unread for part in each.features])
-        hidden_NH = read_taps(self._head, following_NH, features_NT, FastLayout(self._pool, extents), self._layer)
+        hidden_NH = read_taps(
+            self._head, following_NH, features_NT, FastLayout(self._pool, extents), self._layer
+        )
         last = 0
         for request, extent in zip(requests, extents, strict=True):
             last += extent.num_rows
@@ -125,8 +144,15 @@ class HeadDrafter(Drafter):
 
     def expected_backlog_s(self, asked: Sequence[AskedDraft]) -> float:
         unread = [self._unread[each.request] for each in asked if each.request in self._unread]
-        num_backlog, num_rows = sum(each.num_backlog for each in unread), sum(each.num_rows for each in unread)
-        return (self._read_times.of(bucket_of(num_rows)) or 0.0) * num_backlog / num_rows if num_backlog else 0.0
+        num_backlog, num_rows = (
+            sum(each.num_backlog for each in unread),
+            sum(each.num_rows for each in unread),
+        )
+        return (
+            (self._read_times.of(bucket_of(num_rows)) or 0.0) * num_backlog / num_rows
+            if num_backlog
+            else 0.0
+        )
 
     def propose(self, asked: Sequence[AskedDraft]) -> list[Sequence[int]]:
         found: list[Sequence[int]] = [()] * len(asked)
@@ -154,9 +180,15 @@ class HeadDrafter(Drafter):
         return found
 
     def _is_ready(self, asked: AskedDraft, most: int) -> bool:
-        """Return True if the head has read every row but that of the last token, and pages are free for the rows of drafts."""
+        """Return True if the head has read every row but that of the last token, and pages are free
+        for the rows of drafts.
+        """
         num_read, _ = self._hidden.get(asked.request, (-1, None))
-        return asked.most > 0 and num_read == asked.task.num_rows - 1 and self._pool.grow(asked.table, num_read + most)
+        return (
+            asked.most > 0
+            and num_read == asked.task.num_rows - 1
+            and self._pool.grow(asked.table, num_read + most)
+        )
 
     def close(self, request: RequestId) -> None:
         self._hidden.pop(request, None)
@@ -168,11 +200,16 @@ class HeadDrafter(Drafter):
 
 
 def check_fit(config: Eagle3Config, shape: KVShape, source: str) -> None:
-    """Raise ConfigError unless a head's keys and values are of the size of its target's. `shape`: of the target's layers."""
+    """Raise ConfigError unless a head's keys and values are of the size of its target's. `shape`:
+    of the target's layers.
+    """
     for name, own, wanted in (
         ("num_layers", config.num_layers, shape.num_layers),
         ("num_kv_heads", config.num_kv_heads, shape.num_kv_heads),
         ("head_dim", config.head_dim, shape.head_dim),
     ):
         if own != wanted:
-            raise ConfigError(f"{source}: the draft head is made for {name} {own}, this model has {wanted}", param=name)
+            raise ConfigError(
+                f"{source}: the draft head is made for {name} {own}, this model has {wanted}",
+                param=name,
+            )

@@ -1,4 +1,5 @@
-"""Drafting step by step: the order of the head's calls, over layouts that the caller has made. Knows no requests.
+"""Drafting step by step: the order of the head's calls, over layouts that the caller has made.
+Knows no requests.
 
 Legend: see the package.
 """
@@ -9,30 +10,42 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fleet.engine.torch.layout import Layout
 from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.engine.torch.layout import Layout
 
 
 @torch.inference_mode()
-def read_taps(head: Eagle3Head, embeddings_NH: Tensor, taps_NT: Tensor, layout: Layout, layer: int) -> Tensor:
-    """Compute rows from the target's taps, and so write their keys and values: returns the hidden rows [N, H].
+def read_taps(
+    head: Eagle3Head, embeddings_NH: Tensor, taps_NT: Tensor, layout: Layout, layer: int
+) -> Tensor:
+    """Compute rows from the target's taps, and so write their keys and values: returns the hidden
+    rows [N, H].
 
-    `layout`: of the rows' positions, whose tokens' successors are in `embeddings_NH`. `layer`: the head's in the KV pool.
+    `layout`: of the rows' positions, whose tokens' successors are in `embeddings_NH`. `layer`: the
+    head's in the KV pool.
     """
     return head(embeddings_NH, head.fuse(taps_NT), layout.positions, partial(layout.attend, layer))
 
 
 @torch.inference_mode()
 def draft_tokens(
-    head: Eagle3Head, hidden_SH: Tensor, layouts: Iterable[Layout], layer: int, embed: Callable[[Tensor], Tensor]
+    head: Eagle3Head,
+    hidden_SH: Tensor,
+    layouts: Iterable[Layout],
+    layer: int,
+    embed: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Draft one token of each request, and one more for each layout: returns the target's ids, int64 [S, drafts].
+    """Draft one token of each request, and one more for each layout: returns the target's ids,
+    int64 [S, drafts].
 
-    `hidden_SH`: last rows from `read_taps`. `layouts`: of one row a request each, at the positions after them, in order. Their
-    keys and values stay in the pool until `read_taps` of the same positions overwrites them.
+    `hidden_SH`: last rows from `read_taps`. `layouts`: of one row a request each, at the positions
+    after them, in order. Their keys and values stay in the pool until `read_taps` of the same
+    positions overwrites them.
     """
     drafts = [head.draft(hidden_SH)]
     for layout in layouts:
-        hidden_SH = head(embed(drafts[-1]), hidden_SH, layout.positions, partial(layout.attend, layer))
+        hidden_SH = head(
+            embed(drafts[-1]), hidden_SH, layout.positions, partial(layout.attend, layer)
+        )
         drafts.append(head.draft(hidden_SH))
     return torch.stack(drafts, 1)

@@ -1,7 +1,8 @@
-"""Files of a head: one of weights as safetensors, and JSON with the configuration and the hash of the weights' bytes.
+"""Files of a head: one of weights as safetensors, and JSON with the configuration and the hash of
+the weights' bytes.
 
-The embedding is the target's and is not stored. The format is Fleet's own; `speculators` and `sglang` write those of other
-programs.
+The embedding is the target's and is not stored. The format is Fleet's own; `speculators` and
+`sglang` write those of other programs.
 """
 
 import hashlib
@@ -30,7 +31,8 @@ HEADER_BYTES = 1 << 16
 
 
 def save_head(head: Eagle3Head, folder: Path) -> str:
-    """Write a head to a folder, which is created, and return the SHA-256 of the weights' bytes. Equal heads give equal bytes.
+    """Write a head to a folder, which is created, and return the SHA-256 of the weights' bytes.
+    Equal heads give equal bytes.
 
     Each file appears whole; the JSON file is last, and does not match other weights.
     """
@@ -43,18 +45,21 @@ def save_head(head: Eagle3Head, folder: Path) -> str:
     return digest
 
 
-def load_head(folder: Path, *, device: torch.device | None = None, target_hash: str | None = None) -> Eagle3Head:
+def load_head(
+    folder: Path, *, device: torch.device | None = None, target_hash: str | None = None
+) -> Eagle3Head:
     """Load what `save_head` wrote.
 
-    Raises: ConfigError for a missing or damaged file, a missing or unknown field or weight, weights that are not finite, and if
-    `target_hash` is given and the head belongs to another target.
+    Raises: ConfigError for a missing or damaged file, a missing or unknown field or weight, weights
+    that are not finite, and if `target_hash` is given and the head belongs to another target.
     """
     packed = read_bytes(folder / CONFIG_FILE), read_bytes(folder / WEIGHTS_FILE)
     return _parse_head(*packed, folder / WEIGHTS_FILE, device=device, target_hash=target_hash)
 
 
 def pack_head(folder: Path) -> bytes:
-    """Return the files of a head as one piece: the length of the JSON (8 bytes, little-endian), the JSON, the weights.
+    """Return the files of a head as one piece: the length of the JSON (8 bytes, little-endian), the
+    JSON, the weights.
 
     Raises: ConfigError if a file cannot be read.
     """
@@ -62,33 +67,55 @@ def pack_head(folder: Path) -> bytes:
     return len(described).to_bytes(8, "little") + described + weights
 
 
-def unpack_head(data: bytes, *, device: torch.device | None = None, target_hash: str | None = None) -> tuple[Eagle3Head, str]:
-    """Load what `pack_head` returned; return the head and the hash of its weights. Raises: ConfigError as `load_head`."""
+def unpack_head(
+    data: bytes, *, device: torch.device | None = None, target_hash: str | None = None
+) -> tuple[Eagle3Head, str]:
+    """Load what `pack_head` returned; return the head and the hash of its weights. Raises:
+    ConfigError as `load_head`.
+    """
     stop = 8 + int.from_bytes(data[:8], "little")
-    head = _parse_head(data[8:stop], data[stop:], Path("draft head"), device=device, target_hash=target_hash)
+    head = _parse_head(
+        data[8:stop], data[stop:], Path("draft head"), device=device, target_hash=target_hash
+    )
     return head, hashlib.sha256(data[stop:]).hexdigest()
 
 
 def packed_bytes(config: Eagle3Config) -> int:
-    """Return the most bytes that `pack_head` returns for a head of this configuration, in 32 bits."""
+    """Return the most bytes that `pack_head` returns for a head of this configuration, in 32
+    bits.
+    """
     num_values = sum(math.prod(shape) for shape in weight_shapes(config).values())
     return 4 * num_values + 8 * config.draft_vocab_size + HEADER_BYTES
 
 
 def _parse_head(
-    description: bytes, data: bytes, path: Path, *, device: torch.device | None, target_hash: str | None
-) -> Eagle3Head:  # fmt: skip
+    description: bytes,
+    data: bytes,
+    path: Path,
+    *,
+    device: torch.device | None,
+    target_hash: str | None,
+) -> Eagle3Head:
     described = parse_json(description, path.with_name(CONFIG_FILE))
-    check_names(described, ["format", "sha256", "config"], str(path.with_name(CONFIG_FILE)), "field")
+    check_names(
+        described, ["format", "sha256", "config"], str(path.with_name(CONFIG_FILE)), "field"
+    )
     if described["format"] != FORMAT:
-        raise ConfigError(f"{path}: format {described['format']}, this version reads {FORMAT}", param="format")
+        raise ConfigError(
+            f"{path}: format {described['format']}, this version reads {FORMAT}", param="format"
+        )
     config = Eagle3Config.from_json(described["config"], str(path.with_name(CONFIG_FILE)))
     if target_hash not in (None, config.target_hash):
         raise ConfigError(
-            f"{path.parent}: the draft head belongs to the target {config.target_hash}, not {target_hash}", param="target_hash"
+            f"{path.parent}: the draft head belongs to the target {config.target_hash}, not "
+            f"{target_hash}",
+            param="target_hash",
         )
     if hashlib.sha256(data).hexdigest() != described["sha256"]:
-        raise ConfigError(f"{path}: the bytes do not match their hash in {CONFIG_FILE}; fetch it again", param="sha256")
+        raise ConfigError(
+            f"{path}: the bytes do not match their hash in {CONFIG_FILE}; fetch it again",
+            param="sha256",
+        )
     weights = parse_weights(data, path)
     vocabulary_D = weights.pop(VOCABULARY, None)
     if vocabulary_D is None:
@@ -97,18 +124,26 @@ def _parse_head(
 
 
 def in_dtype(head: Eagle3Head, dtype: str) -> Eagle3Head:
-    """Return a copy of a head in another dtype, for example one to serve of one that is trained. Raises: ConfigError."""
+    """Return a copy of a head in another dtype, for example one to serve of one that is trained.
+    Raises: ConfigError.
+    """
     config = Eagle3Config.from_json(head.config.as_json() | {"dtype": dtype}, "draft head")
     weights = {name: weight.detach() for name, weight in head.named_parameters()}
     return build_head(config, head.vocabulary_D, weights, "draft head", device=head.fc.device)
 
 
 def build_head(
-    config: Eagle3Config, vocabulary_D: Tensor, weights: Mapping[str, Tensor], source: str, *, device: torch.device | None
+    config: Eagle3Config,
+    vocabulary_D: Tensor,
+    weights: Mapping[str, Tensor],
+    source: str,
+    *,
+    device: torch.device | None,
 ) -> Eagle3Head:
     """Build a head from weights by the names of `weight_shapes`.
 
-    Raises: ConfigError with the name of a weight that is missing, unknown, of another shape or not finite.
+    Raises: ConfigError with the name of a weight that is missing, unknown, of another shape or not
+    finite.
     """
     shapes = weight_shapes(config)
     check_names(weights, list(shapes), source, "weight")
@@ -124,7 +159,11 @@ def build_head(
 def check_weight(name: str, weight: Tensor, shape: tuple[int, ...], source: str) -> None:
     """Raises: ConfigError if the weight has another shape, or a value that is not finite."""
     if tuple(weight.shape) != shape:
-        raise ConfigError(f"{source}: {name} has the shape {tuple(weight.shape)}, the configuration means {shape}", param=name)
+        raise ConfigError(
+            f"{source}: {name} has the shape {tuple(weight.shape)}, the configuration means "
+            f"{shape}",
+            param=name,
+        )
     if not bool(weight.isfinite().all()):
         raise ConfigError(f"{source}: {name} has values that are not finite", param=name)
 
@@ -157,7 +196,9 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})", param="draft_head") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({error.strerror})", param="draft_head"
+        ) from error
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -166,7 +207,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    """Raises: ConfigError unless the bytes are an object of JSON. `path`: of the file, for the error."""
+    """Raises: ConfigError unless the bytes are an object of JSON. `path`: of the file, for the
+    error.
+    """
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -181,4 +224,6 @@ def parse_weights(data: bytes, path: Path) -> dict[str, Tensor]:
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise ConfigError(f"{path}: not safetensors ({error}); fetch it again", param="draft_head") from error
+        raise ConfigError(
+            f"{path}: not safetensors ({error}); fetch it again", param="draft_head"
+        ) from error

@@ -1,4 +1,5 @@
-"""The head as a torch module. It knows neither pages nor training: attention and embedding are given.
+"""The head as a torch module. It knows neither pages nor training: attention and embedding are
+given.
 
 Source: vLLM 0.32, `llama_eagle3.py`. Legend: see the package.
 """
@@ -11,21 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fleet.engine.torch.layout import AttentionParams
-from fleet.engine.torch.linear import linear
 from fleet.drafts.eagle3.config import NUM_TAPS, Eagle3Config
 from fleet.drafts.eagle3.vocabulary import check_vocabulary
+from fleet.engine.torch.layout import AttentionParams
+from fleet.engine.torch.linear import linear
 
 Attend = Callable[[Tensor, Tensor, AttentionParams], Tensor]
-"""Attention of one layer: queries [N, h, d], keys and values [N, 2 x k, d] (keys first) -> [N, h x d].
+"""Attention of one layer: queries [N, h, d], keys and values [N, 2 x k, d] (keys first) -> [N, h x
+d].
 
-In the engine `partial(layout.attend, layer)` of a pass's layout, with the head's layer of the KV pool; in training
-`UnrolledAttention`.
+In the engine `partial(layout.attend, layer)` of a pass's layout, with the head's layer of the KV
+pool; in training `UnrolledAttention`.
 """
 
 
 def weight_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by its name; queries, keys and values are one matrix, and so are gate and up."""
+    """Return the shape of each weight by its name; queries, keys and values are one matrix, and so
+    are gate and up.
+    """
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     return {
         "fc": (hidden, NUM_TAPS * hidden),
@@ -42,10 +46,12 @@ def weight_shapes(config: Eagle3Config) -> dict[str, tuple[int, ...]]:
 
 
 class Eagle3Head(nn.Module):
-    """A draft head. Weights are drawn from `seed`, each by its name, so that equal seeds give equal bytes on every device.
+    """A draft head. Weights are drawn from `seed`, each by its name, so that equal seeds give equal
+    bytes on every device.
 
-    `vocabulary_D`: the target's id of each draft id. `target_head_VH`, `target_norm_H`: the target's output head and final norm,
-    with which the head's own begin if they are given: a good start, since the rows predict tokens of the same target.
+    `vocabulary_D`: the target's id of each draft id. `target_head_VH`, `target_norm_H`: the
+    target's output head and final norm, with which the head's own begin if they are given: a good
+    start, since the rows predict tokens of the same target.
 
     Raises: ConfigError if the vocabulary does not fit the configuration.
     """
@@ -53,9 +59,15 @@ class Eagle3Head(nn.Module):
     vocabulary_D: Tensor
 
     def __init__(
-        self, config: Eagle3Config, vocabulary_D: Tensor, *, seed: int = 0, device: torch.device | None = None,
-        target_head_VH: Tensor | None = None, target_norm_H: Tensor | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: Eagle3Config,
+        vocabulary_D: Tensor,
+        *,
+        seed: int = 0,
+        device: torch.device | None = None,
+        target_head_VH: Tensor | None = None,
+        target_norm_H: Tensor | None = None,
+    ) -> None:
         super().__init__()
         check_vocabulary(vocabulary_D, config.draft_vocab_size, config.vocab_size)
         self.config = config
@@ -64,30 +76,54 @@ class Eagle3Head(nn.Module):
             drawn["lm_head"] = target_head_VH.detach()[vocabulary_D.to(target_head_VH.device)]
         if target_norm_H is not None:
             drawn["norm"] = target_norm_H.detach().clone()
-        ready = {name: nn.Parameter(weight.to(device, config.torch_dtype)) for name, weight in drawn.items()}
-        self.fc, self.embedding_norm, self.hidden_norm = ready["fc"], ready["embedding_norm"], ready["hidden_norm"]
+        ready = {
+            name: nn.Parameter(weight.to(device, config.torch_dtype))
+            for name, weight in drawn.items()
+        }
+        self.fc, self.embedding_norm, self.hidden_norm = (
+            ready["fc"],
+            ready["embedding_norm"],
+            ready["hidden_norm"],
+        )
         self.qkv, self.out, self.post_norm = ready["qkv"], ready["out"], ready["post_norm"]
-        self.gate_up, self.down, self.norm, self.lm_head = ready["gate_up"], ready["down"], ready["norm"], ready["lm_head"]
+        self.gate_up, self.down, self.norm, self.lm_head = (
+            ready["gate_up"],
+            ready["down"],
+            ready["norm"],
+            ready["lm_head"],
+        )
         self.register_buffer("vocabulary_D", vocabulary_D.long().to(device), persistent=False)
         self._params = AttentionParams(scale=config.head_dim**-0.5)
 
     def fuse(self, taps_NT: Tensor) -> Tensor:
-        """Return the hidden rows of the first step from the target's taps, low to high: [N, 3H] -> [N, H]."""
+        """Return the hidden rows of the first step from the target's taps, low to high: [N, 3H] ->
+        [N, H].
+        """
         return linear(taps_NT, self.fc)
 
-    def forward(self, embeddings_NH: Tensor, hidden_NH: Tensor, positions_N: Tensor, attend: Attend) -> Tensor:
-        """Run the layer: [N, H] -> [N, H], the rows that the next step reads and that `logits` are computed from.
+    def forward(
+        self, embeddings_NH: Tensor, hidden_NH: Tensor, positions_N: Tensor, attend: Attend
+    ) -> Tensor:
+        """Run the layer: [N, H] -> [N, H], the rows that the next step reads and that `logits` are
+        computed from.
 
-        `embeddings_NH`: of the tokens after the rows' positions. `hidden_NH`: from `fuse`, or from the step before.
+        `embeddings_NH`: of the tokens after the rows' positions. `hidden_NH`: from `fuse`, or from
+        the step before.
         """
         config = self.config
         normed_NH = self._normed(hidden_NH, self.hidden_norm)
         residual_NH = normed_NH if config.norm_before_residual else hidden_NH
         joined_N2H = torch.cat([self._normed(embeddings_NH, self.embedding_norm), normed_NH], -1)
         num_turned = config.num_heads + config.num_kv_heads
-        heads_Nad = linear(joined_N2H, self.qkv).view(len(hidden_NH), num_turned + config.num_kv_heads, config.head_dim)
-        turned_Nad = torch.cat([self._turned(heads_Nad[:, :num_turned], positions_N), heads_Nad[:, num_turned:]], 1)
-        attended_Na = attend(turned_Nad[:, : config.num_heads], turned_Nad[:, config.num_heads :], self._params)
+        heads_Nad = linear(joined_N2H, self.qkv).view(
+            len(hidden_NH), num_turned + config.num_kv_heads, config.head_dim
+        )
+        turned_Nad = torch.cat(
+            [self._turned(heads_Nad[:, :num_turned], positions_N), heads_Nad[:, num_turned:]], 1
+        )
+        attended_Na = attend(
+            turned_Nad[:, : config.num_heads], turned_Nad[:, config.num_heads :], self._params
+        )
         rows_NH = residual_NH + linear(attended_Na, self.out)
         gate_NI, up_NI = linear(self._normed(rows_NH, self.post_norm), self.gate_up).chunk(2, -1)
         return rows_NH + linear(F.silu(gate_NI) * up_NI, self.down)
@@ -108,14 +144,18 @@ class Eagle3Head(nn.Module):
         dim = self.config.head_dim
         wide = torch.float64 if heads_Nad.dtype == torch.float64 else torch.float32
         exponents = torch.arange(0, dim, 2, device=heads_Nad.device, dtype=wide) / dim
-        angles = (positions_N[:, None].to(wide) * torch.pow(self.config.rope_theta, -exponents))[:, None]
+        angles = (positions_N[:, None].to(wide) * torch.pow(self.config.rope_theta, -exponents))[
+            :, None
+        ]
         cos, sin = angles.cos().to(heads_Nad.dtype), angles.sin().to(heads_Nad.dtype)
         left, right = heads_Nad.chunk(2, -1)
         return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
 
 def _drawn(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
-    """Return a weight of a new head: ones for norms, otherwise normal with the inverse root of the inputs as deviation."""
+    """Return a weight of a new head: ones for norms, otherwise normal with the inverse root of the
+    inputs as deviation.
+    """
     if len(shape) == 1:
         return torch.ones(shape)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}:{name}".encode()))

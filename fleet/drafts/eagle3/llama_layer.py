@@ -1,7 +1,8 @@
-"""Names and settings of a Llama decoder layer, in which the formats of other programs describe a head.
+"""Names and settings of a Llama decoder layer, in which the formats of other programs describe a
+head.
 
-Weights are strict in both directions. Settings are too: one that is not listed here may change the result, as `norm_output` does,
-and is refused by name.
+Weights are strict in both directions. Settings are too: one that is not listed here may change the
+result, as `norm_output` does, and is refused by name.
 """
 
 import json
@@ -20,23 +21,38 @@ from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.vocabulary import ids_of, mask_of, offsets_of
 
 WITHOUT_EFFECT = frozenset(
-    "architectures model_type torch_dtype dtype transformers_version initializer_range use_cache pretraining_tp bos_token_id "
-    "eos_token_id pad_token_id attention_dropout max_window_layers _attn_implementation _name_or_path name_or_path "
-    "chunk_size_feed_forward id2label label2id is_encoder_decoder output_attentions output_hidden_states problem_type "
+    "architectures model_type torch_dtype dtype transformers_version initializer_range "
+    "use_cache pretraining_tp bos_token_id "
+    "eos_token_id pad_token_id attention_dropout max_window_layers _attn_implementation "
+    "_name_or_path name_or_path "
+    "chunk_size_feed_forward id2label label2id is_encoder_decoder output_attentions "
+    "output_hidden_states problem_type "
     "return_dict".split()
 )
 """Settings of `transformers` that do not change what the layer computes."""
 FIXED: dict[str, Any] = {
-    "num_hidden_layers": 1, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "bias": False,
-    "tie_word_embeddings": False, "rope_scaling": None, "sliding_window": None, "use_sliding_window": False, "layer_types": None,
+    "num_hidden_layers": 1,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bias": False,
+    "tie_word_embeddings": False,
+    "rope_scaling": None,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "layer_types": None,
     "logit_scale": 1.0,
-}  # fmt: skip
+}
 """Settings that may be given, with the only value that this head computes."""
 SIZES = {
-    "hidden_size": "hidden_size", "num_heads": "num_attention_heads", "num_kv_heads": "num_key_value_heads",
-    "intermediate_size": "intermediate_size", "norm_eps": "rms_norm_eps", "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "num_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "intermediate_size": "intermediate_size",
+    "norm_eps": "rms_norm_eps",
+    "vocab_size": "vocab_size",
     "max_positions": "max_position_embeddings",
-}  # fmt: skip
+}
 """Field of `Eagle3Config` -> setting."""
 ROPE = ("rope_theta", "rope_parameters")
 CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
@@ -50,21 +66,32 @@ def write_folder(folder: Path, settings: Mapping[str, Any], weights: Mapping[str
 
 
 def read_head(
-    folder: Path, config: Eagle3Config, layer: str, *, embedding_VH: Tensor | None, device: torch.device | None
-) -> Eagle3Head:  # fmt: skip
-    """Read the weights of a folder into a head. `layer`: prefix of the names of its layer; `embedding_VH`: the target's.
+    folder: Path,
+    config: Eagle3Config,
+    layer: str,
+    *,
+    embedding_VH: Tensor | None,
+    device: torch.device | None,
+) -> Eagle3Head:
+    """Read the weights of a folder into a head. `layer`: prefix of the names of its layer;
+    `embedding_VH`: the target's.
 
-    Raises: ConfigError with the name of a weight that is missing, unknown, of another shape, or not the target's.
+    Raises: ConfigError with the name of a weight that is missing, unknown, of another shape, or not
+    the target's.
     """
     path = folder / WEIGHTS_FILE
     weights = parse_weights(read_bytes(path), path)
     check_embedding(weights, embedding_VH, str(path))
     vocabulary_D = take_vocabulary(weights, config.vocab_size, config.draft_vocab_size, str(path))
-    return build_head(config, vocabulary_D, own_weights(weights, layer, str(path)), str(path), device=device)
+    return build_head(
+        config, vocabulary_D, own_weights(weights, layer, str(path)), str(path), device=device
+    )
 
 
 def layer_settings(config: Eagle3Config) -> dict[str, Any]:
-    """Return the settings of the layer. The rotary base is written in the ways of transformers 4 and 5."""
+    """Return the settings of the layer. The rotary base is written in the ways of transformers 4
+    and 5.
+    """
     return {
         "model_type": "llama",
         **{setting: getattr(config, field) for field, setting in SIZES.items()},
@@ -80,23 +107,34 @@ def layer_settings(config: Eagle3Config) -> dict[str, Any]:
     }
 
 
-def fields_of(settings: Mapping[str, Any], also_known: Iterable[str], source: str) -> dict[str, Any]:
+def fields_of(
+    settings: Mapping[str, Any], also_known: Iterable[str], source: str
+) -> dict[str, Any]:
     """Return the fields of `Eagle3Config` that a layer's settings give.
 
-    `also_known`: names of settings that the caller reads. Raises: ConfigError with the name of a setting that is missing,
-    unknown, or has a value that this head does not compute.
+    `also_known`: names of settings that the caller reads. Raises: ConfigError with the name of a
+    setting that is missing, unknown, or has a value that this head does not compute.
     """
     check_known(settings, {*SIZES.values(), *FIXED, *ROPE, "head_dim", *also_known}, source)
     check_fixed(settings, FIXED, source)
     if settings.get("model_type", "llama") != "llama":
-        raise ConfigError(f"{source}: model_type {settings['model_type']}, only llama can be read", param="model_type")
+        raise ConfigError(
+            f"{source}: model_type {settings['model_type']}, only llama can be read",
+            param="model_type",
+        )
     missing = [name for name in SIZES.values() if settings.get(name) is None]
     if missing:
-        raise ConfigError(f"{source}: no field {missing[0]} ({len(missing)} missing)", param=missing[0])
+        raise ConfigError(
+            f"{source}: no field {missing[0]} ({len(missing)} missing)", param=missing[0]
+        )
     fields = {field: settings[setting] for field, setting in SIZES.items()}
     head_dim = settings.get("head_dim") or fields["hidden_size"] // fields["num_heads"]
     dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
-    return fields | {"head_dim": head_dim, "rope_theta": _rope_theta(settings, source), "dtype": dtype}
+    return fields | {
+        "head_dim": head_dim,
+        "rope_theta": _rope_theta(settings, source),
+        "dtype": dtype,
+    }
 
 
 def check_known(settings: Mapping[str, Any], known: Iterable[str], source: str) -> None:
@@ -104,7 +142,8 @@ def check_known(settings: Mapping[str, Any], known: Iterable[str], source: str) 
     unknown = sorted(set(settings) - WITHOUT_EFFECT - set(known))
     if unknown:
         raise ConfigError(
-            f"{source}: unknown field {unknown[0]} ({len(unknown)} unknown), which may change what the head computes",
+            f"{source}: unknown field {unknown[0]} ({len(unknown)} unknown), which may change "
+            "what the head computes",
             param=unknown[0],
         )
 
@@ -114,7 +153,9 @@ def check_fixed(settings: Mapping[str, Any], fixed: Mapping[str, Any], source: s
     for name, value in fixed.items():
         given = settings.get(name, value)
         if given != value and given is not None:
-            raise ConfigError(f"{source}: {name} is {given}, this head computes {value} only", param=name)
+            raise ConfigError(
+                f"{source}: {name} is {given}, this head computes {value} only", param=name
+            )
 
 
 def _rope_theta(settings: Mapping[str, Any], source: str) -> float:
@@ -123,16 +164,23 @@ def _rope_theta(settings: Mapping[str, Any], source: str) -> float:
     inner = parameters.pop("rope_theta", None)
     if kind != "default" or parameters:
         raise ConfigError(
-            f"{source}: rope_parameters {settings['rope_parameters']}: only the default kind", param="rope_parameters"
+            f"{source}: rope_parameters {settings['rope_parameters']}: only the default kind",
+            param="rope_parameters",
         )
     given = {float(theta) for theta in (inner, settings.get("rope_theta")) if theta is not None}
     if len(given) != 1:
-        raise ConfigError(f"{source}: rope_theta is missing, or given twice with two values", param="rope_theta")
+        raise ConfigError(
+            f"{source}: rope_theta is missing, or given twice with two values", param="rope_theta"
+        )
     return given.pop()
 
 
-def named_weights(config: Eagle3Config, weights: Mapping[str, Tensor], layer: str) -> dict[str, Tensor]:
-    """Return a head's weights by the names of the formats; `layer` is the prefix of its layer's names."""
+def named_weights(
+    config: Eagle3Config, weights: Mapping[str, Tensor], layer: str
+) -> dict[str, Tensor]:
+    """Return a head's weights by the names of the formats; `layer` is the prefix of its layer's
+    names.
+    """
     q, k, v = weights["qkv"].split(_qkv_heights(config))
     gate, up = weights["gate_up"].chunk(2)
     named = {
@@ -164,7 +212,11 @@ def own_weights(named: Mapping[str, Tensor], layer: str, source: str) -> dict[st
         "embedding_norm": [f"{layer}.input_layernorm.weight"],
         "hidden_norm": [f"{layer}.hidden_norm.weight"],
         "post_norm": [f"{layer}.post_attention_layernorm.weight"],
-        "qkv": [f"{attention}.q_proj.weight", f"{attention}.k_proj.weight", f"{attention}.v_proj.weight"],
+        "qkv": [
+            f"{attention}.q_proj.weight",
+            f"{attention}.k_proj.weight",
+            f"{attention}.v_proj.weight",
+        ],
         "out": [f"{attention}.o_proj.weight"],
         "gate_up": [f"{mlp}.gate_proj.weight", f"{mlp}.up_proj.weight"],
         "down": [f"{mlp}.down_proj.weight"],
@@ -181,16 +233,20 @@ def _qkv_heights(config: Eagle3Config) -> list[int]:
 
 
 def vocabulary_maps(config: Eagle3Config, ids_D: Tensor) -> dict[str, Tensor]:
-    """Return `d2t`, the offsets from draft ids to the target's, int64 [D], and `t2d`, the mask of the target's ids, bool [V]."""
+    """Return `d2t`, the offsets from draft ids to the target's, int64 [D], and `t2d`, the mask of
+    the target's ids, bool [V].
+    """
     ids_D = ids_D.cpu()
     return {"d2t": offsets_of(ids_D), "t2d": mask_of(ids_D, config.vocab_size)}
 
 
-def take_vocabulary(weights: dict[str, Tensor], vocab_size: int, draft_vocab_size: int, source: str) -> Tensor:
+def take_vocabulary(
+    weights: dict[str, Tensor], vocab_size: int, draft_vocab_size: int, source: str
+) -> Tensor:
     """Remove `d2t` and `t2d` from the weights and return the target's ids: int64 [D].
 
-    Both may be missing where the draft vocabulary is the target's. Raises: ConfigError if one is missing or they disagree, for
-    example since `d2t` holds ids in the place of offsets.
+    Both may be missing where the draft vocabulary is the target's. Raises: ConfigError if one is
+    missing or they disagree, for example since `d2t` holds ids in the place of offsets.
     """
     if draft_vocab_size == vocab_size and not {"d2t", "t2d"} & set(weights):
         return torch.arange(vocab_size)
@@ -198,14 +254,20 @@ def take_vocabulary(weights: dict[str, Tensor], vocab_size: int, draft_vocab_siz
     if missing:
         raise ConfigError(f"{source}: no weight {missing[0]}", param=missing[0])
     ids_D, mask_V = ids_of(weights.pop("d2t")), weights.pop("t2d").bool()
-    in_range = len(ids_D) == draft_vocab_size and int(ids_D.min()) >= 0 and int(ids_D.max()) < vocab_size
+    in_range = (
+        len(ids_D) == draft_vocab_size and int(ids_D.min()) >= 0 and int(ids_D.max()) < vocab_size
+    )
     if not in_range or not torch.equal(mask_of(ids_D, vocab_size), mask_V):
-        raise ConfigError(f"{source}: d2t, as offsets of draft ids, does not lead to the ids that t2d marks", param="d2t")
+        raise ConfigError(
+            f"{source}: d2t, as offsets of draft ids, does not lead to the ids that t2d marks",
+            param="d2t",
+        )
     return ids_D
 
 
 def check_embedding(weights: dict[str, Tensor], embedding_VH: Tensor | None, source: str) -> None:
-    """Remove `embed_tokens.weight` from the weights, and check that it is the target's, which the head shares.
+    """Remove `embed_tokens.weight` from the weights, and check that it is the target's, which the
+    head shares.
 
     Raises: ConfigError if it is another one, or if there is nothing to compare it with.
     """
@@ -213,8 +275,15 @@ def check_embedding(weights: dict[str, Tensor], embedding_VH: Tensor | None, sou
     if stored_VH is None:
         return
     if embedding_VH is None:
-        raise ConfigError(f"{source}: has embed_tokens.weight; give the target's embedding, with which it must agree",
-                          param="embed_tokens.weight")  # fmt: skip
-    if stored_VH.shape != embedding_VH.shape or not torch.equal(stored_VH.to(embedding_VH), embedding_VH):
-        raise ConfigError(f"{source}: embed_tokens.weight is not the target's embedding, which this head shares",
-                          param="embed_tokens.weight")  # fmt: skip
+        raise ConfigError(
+            f"{source}: has embed_tokens.weight; give the target's embedding, with which it "
+            "must agree",
+            param="embed_tokens.weight",
+        )
+    if stored_VH.shape != embedding_VH.shape or not torch.equal(
+        stored_VH.to(embedding_VH), embedding_VH
+    ):
+        raise ConfigError(
+            f"{source}: embed_tokens.weight is not the target's embedding, which this head shares",
+            param="embed_tokens.weight",
+        )

@@ -1,10 +1,13 @@
-"""The loss of a head over whole samples: several drafted tokens from every position, as in serving ("training-time test").
+"""The loss of a head over whole samples: several drafted tokens from every position, as in serving
+("training-time test").
 
-Row i of step s, counted from 0, reads the embedding of token i + 1 + s and predicts token i + 2 + s, which the target predicts at
-position i + 1 + s. It is trained if that token is one of an answer, exists in the sample, and if the target's most likely token
-is in the draft vocabulary; a draft that the vocabulary lacks is counted as a wrong one. The first token of an answer counts too,
-although in serving the target draws it before the head is asked.
-Source: SpecForge, `specforge/core/eagle3.py`; speculators 0.9, `models/eagle3/metrics.py`. Legend: see the package; n rows kept.
+Row i of step s, counted from 0, reads the embedding of token i + 1 + s and predicts token i + 2 +
+s, which the target predicts at position i + 1 + s. It is trained if that token is one of an answer,
+exists in the sample, and if the target's most likely token is in the draft vocabulary; a draft that
+the vocabulary lacks is counted as a wrong one. The first token of an answer counts too, although in
+serving the target draws it before the head is asked.
+Source: SpecForge, `specforge/core/eagle3.py`; speculators 0.9, `models/eagle3/metrics.py`. Legend:
+see the package; n rows kept.
 """
 
 import itertools
@@ -27,17 +30,27 @@ CHUNK_ROWS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetRows:
-    """Predictions of the target at each position: its logits of the draft vocabulary [N, D], its most likely token int64 [N]."""
+    """Predictions of the target at each position: its logits of the draft vocabulary [N, D], its
+    most likely token int64 [N].
+    """
 
     logits_ND: Tensor
     greedy_N: Tensor
 
     @staticmethod
-    def of_hidden(last_NH: Tensor, target_head: Callable[[Tensor], Tensor], vocabulary_D: Tensor) -> "TargetRows":
-        """Build from the final hidden rows, *after* the final norm, which `target_head` maps to logits [n, V]."""
-        parts = [TargetRows.of_logits(target_head(rows_nH), vocabulary_D) for rows_nH in last_NH.split(CHUNK_ROWS)]
+    def of_hidden(
+        last_NH: Tensor, target_head: Callable[[Tensor], Tensor], vocabulary_D: Tensor
+    ) -> "TargetRows":
+        """Build from the final hidden rows, *after* the final norm, which `target_head` maps to
+        logits [n, V].
+        """
+        parts = [
+            TargetRows.of_logits(target_head(rows_nH), vocabulary_D)
+            for rows_nH in last_NH.split(CHUNK_ROWS)
+        ]
         return TargetRows(
-            logits_ND=torch.cat([part.logits_ND for part in parts]), greedy_N=torch.cat([part.greedy_N for part in parts])
+            logits_ND=torch.cat([part.logits_ND for part in parts]),
+            greedy_N=torch.cat([part.greedy_N for part in parts]),
         )
 
     @staticmethod
@@ -49,9 +62,10 @@ class TargetRows:
 class TrainingRows:
     """One sample on the trainer's device.
 
-    `embeddings_NH`: the rows that enter the target's first layer, for audio those of its clips. `taps_NT`: low to high.
-    `is_answer_N`: True at tokens of an answer, bool. Answers are best the target's greedy ones: in others a step follows a token
-    that the head could not have drafted.
+    `embeddings_NH`: the rows that enter the target's first layer, for audio those of its clips.
+    `taps_NT`: low to high.
+    `is_answer_N`: True at tokens of an answer, bool. Answers are best the target's greedy ones: in
+    others a step follows a token that the head could not have drafted.
     """
 
     embeddings_NH: Tensor
@@ -60,11 +74,16 @@ class TrainingRows:
     is_answer_N: Tensor
 
     def check(self) -> None:
-        """Raises: SampleRefused for fewer than three positions, differing lengths, or values that are not finite."""
+        """Raises: SampleRefused for fewer than three positions, differing lengths, or values that
+        are not finite.
+        """
         parts = {
-            "taps": self.taps_NT, "embeddings": self.embeddings_NH, "target logits": self.target.logits_ND,
-            "greedy tokens": self.target.greedy_N, "answer mask": self.is_answer_N,
-        }  # fmt: skip
+            "taps": self.taps_NT,
+            "embeddings": self.embeddings_NH,
+            "target logits": self.target.logits_ND,
+            "greedy tokens": self.target.greedy_N,
+            "answer mask": self.is_answer_N,
+        }
         num_rows = len(self.taps_NT)
         if num_rows < 3:
             raise SampleRefused(f"sample: {num_rows} positions; a draft needs at least 3")
@@ -79,7 +98,8 @@ class TrainingRows:
 class DraftCounts:
     """Sums over rows, by step, which add up over batches; rates are computed from the sums.
 
-    `reached`: rows whose earlier drafts were all right; `accepted`: of those, the ones whose draft is right too. `trained`,
+    `reached`: rows whose earlier drafts were all right; `accepted`: of those, the ones whose draft
+    is right too. `trained`,
     `loss_sum`: rows in the loss, and its sum in nats.
     """
 
@@ -90,23 +110,35 @@ class DraftCounts:
 
     def __add__(self, other: "DraftCounts") -> "DraftCounts":
         return DraftCounts(
-            reached=_added(self.reached, other.reached), accepted=_added(self.accepted, other.accepted),
-            trained=_added(self.trained, other.trained), loss_sum=_added(self.loss_sum, other.loss_sum),
-        )  # fmt: skip
+            reached=_added(self.reached, other.reached),
+            accepted=_added(self.accepted, other.accepted),
+            trained=_added(self.trained, other.trained),
+            loss_sum=_added(self.loss_sum, other.loss_sum),
+        )
 
     @property
     def acceptance_by_position(self) -> tuple[float, ...]:
-        """Rate at which the draft of a step equals the target's greedy token, given that all earlier ones do."""
-        return tuple(right / max(tried, 1) for right, tried in zip(self.accepted, self.reached, strict=True))
+        """Rate at which the draft of a step equals the target's greedy token, given that all
+        earlier ones do.
+        """
+        return tuple(
+            right / max(tried, 1) for right, tried in zip(self.accepted, self.reached, strict=True)
+        )
 
     @property
     def simulated_acceptance_length(self) -> float:
-        """Mean number of accepted drafts, a0 + a0 a1 + ...; the token that the target adds to them is not counted."""
-        return sum(itertools.accumulate(self.acceptance_by_position, lambda product, rate: product * rate))
+        """Mean number of accepted drafts, a0 + a0 a1 + ...; the token that the target adds to them
+        is not counted.
+        """
+        return sum(
+            itertools.accumulate(self.acceptance_by_position, lambda product, rate: product * rate)
+        )
 
     @property
     def loss_by_position(self) -> tuple[float, ...]:
-        return tuple(total / max(rows, 1) for total, rows in zip(self.loss_sum, self.trained, strict=True))
+        return tuple(
+            total / max(rows, 1) for total, rows in zip(self.loss_sum, self.trained, strict=True)
+        )
 
 
 Number = TypeVar("Number", int, float)
@@ -124,11 +156,14 @@ class UnrolledLoss:
     counts: DraftCounts
 
 
-def unrolled_loss(head: Eagle3Head, samples: Sequence[TrainingRows], *, num_steps: int = 5, decay: float = 0.8) -> UnrolledLoss:
-    """Compute the loss of samples: the mean over the rows of each step, times `decay` to the power of the step, summed.
+def unrolled_loss(
+    head: Eagle3Head, samples: Sequence[TrainingRows], *, num_steps: int = 5, decay: float = 0.8
+) -> UnrolledLoss:
+    """Compute the loss of samples: the mean over the rows of each step, times `decay` to the power
+    of the step, summed.
 
-    A row's loss is the Kullback-Leibler divergence of the head's distribution from the target's, restricted to the draft
-    vocabulary.
+    A row's loss is the Kullback-Leibler divergence of the head's distribution from the target's,
+    restricted to the draft vocabulary.
     Raises: SampleRefused as `TrainingRows.check`; ArithmeticError if the loss is not finite.
     """
     for sample in samples:
@@ -155,7 +190,9 @@ def divergences(drafted_nD: Tensor, target_nD: Tensor) -> Tensor:
     """Return the divergence of each row, from logits: [n], in at least float32."""
     wide = torch.promote_types(drafted_nD.dtype, torch.float32)
     target = target_nD.to(wide).log_softmax(-1)
-    return F.kl_div(drafted_nD.to(wide).log_softmax(-1), target, reduction="none", log_target=True).sum(-1)
+    return F.kl_div(
+        drafted_nD.to(wide).log_softmax(-1), target, reduction="none", log_target=True
+    ).sum(-1)
 
 
 class _Sums:
@@ -173,13 +210,16 @@ class _Sums:
 
     def counts(self) -> DraftCounts:
         return DraftCounts(
-            reached=tuple(self._reached), accepted=tuple(self._accepted), trained=tuple(self._trained),
+            reached=tuple(self._reached),
+            accepted=tuple(self._accepted),
+            trained=tuple(self._trained),
             loss_sum=tuple(self._loss_sum),
-        )  # fmt: skip
+        )
 
 
 class UnrolledSteps:
-    """The rows of each step. A sample of N positions has N - 1 rows; those that reach an answer within the steps are kept.
+    """The rows of each step. A sample of N positions has N - 1 rows; those that reach an answer
+    within the steps are kept.
 
     `kept`: the kept rows of each sample, ascending.
     """
@@ -196,24 +236,36 @@ class UnrolledSteps:
         attend = UnrolledAttention(self._lengths, self.kept)
         embeddings_NH = torch.cat([sample.embeddings_NH[1:] for sample in self._samples]).to(dtype)
         taps_NT = torch.cat([sample.taps_NT[:-1] for sample in self._samples]).to(dtype)
-        positions_N = torch.cat([torch.arange(length, device=taps_NT.device) for length in self._lengths])
+        positions_N = torch.cat(
+            [torch.arange(length, device=taps_NT.device) for length in self._lengths]
+        )
         rows_NH = head(embeddings_NH, head.fuse(taps_NT), positions_N, attend)
         firsts = itertools.accumulate(self._lengths, initial=0)
         kept_n = torch.cat([rows + first for rows, first in zip(self.kept, firsts, strict=False)])
         done = [rows_NH[kept_n]]
         for step in range(1, self._num_steps):
-            embeddings_nH = torch.cat([
-                sample.embeddings_NH[self._tokens(rows, sample, step)]
-                for rows, sample in zip(self.kept, self._samples, strict=True)
-            ]).to(dtype)  # fmt: skip
+            embeddings_nH = torch.cat(
+                [
+                    sample.embeddings_NH[self._tokens(rows, sample, step)]
+                    for rows, sample in zip(self.kept, self._samples, strict=True)
+                ]
+            ).to(dtype)
             done.append(head(embeddings_nH, done[-1], positions_N[kept_n] + step, attend))
         return done
 
     def targets(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return for the kept rows: whether their draft counts, and the target's logits and greedy token for it."""
-        pairs = [(sample, rows, self._tokens(rows, sample, step)) for rows, sample in zip(self.kept, self._samples, strict=True)]
-        # A row that reads the last token predicts one beyond the sample, and so does a row beyond the end.
-        counted = [F.pad(sample.is_answer_N, (0, step + 2))[rows + 2 + step] for sample, rows, _ in pairs]
+        """Return for the kept rows: whether their draft counts, and the target's logits and greedy
+        token for it.
+        """
+        pairs = [
+            (sample, rows, self._tokens(rows, sample, step))
+            for rows, sample in zip(self.kept, self._samples, strict=True)
+        ]
+        # A row that reads the last token predicts one beyond the sample, and so does a row beyond
+        # the end.
+        counted = [
+            F.pad(sample.is_answer_N, (0, step + 2))[rows + 2 + step] for sample, rows, _ in pairs
+        ]
         logits_nD = torch.cat([sample.target.logits_ND[read] for sample, _, read in pairs])
         greedy_n = torch.cat([sample.target.greedy_N[read] for sample, _, read in pairs])
         return torch.cat(counted), logits_nD, greedy_n
@@ -223,12 +275,16 @@ class UnrolledSteps:
 
     @staticmethod
     def _tokens(rows_n: Tensor, sample: TrainingRows, step: int) -> Tensor:
-        """Return the index of the token that each row reads; rows beyond the end read the last one, and do not count."""
+        """Return the index of the token that each row reads; rows beyond the end read the last one,
+        and do not count.
+        """
         return (rows_n + 1 + step).clamp(max=len(sample.taps_NT) - 1)
 
 
 def _rows_before(is_answer_N: Tensor, num_steps: int) -> Tensor:
-    """Return the rows of a sample that draft at least one token of an answer: row i drafts tokens i + 2 to i + 1 + steps."""
+    """Return the rows of a sample that draft at least one token of an answer: row i drafts tokens i
+    + 2 to i + 1 + steps.
+    """
     reaches_N = is_answer_N.clone()
     for step in range(1, num_steps):
         reaches_N[:-step] |= is_answer_N[step:]

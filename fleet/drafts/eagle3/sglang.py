@@ -1,10 +1,11 @@
 """Export and import of a head in the format of SpecForge, which SGLang reads.
 
-Layer ids are those of the layers that the rows *leave*, one below Fleet's: SGLang adds 1 to them and takes the rows that enter
-(`set_eagle3_layers_to_capture` of its models). vLLM reads the ids of this format without that addition: give vLLM the other
-format.
-The embedding is the target's and is not in the folder. The layer adds its attention to the row before the norm, always.
-Source: SGLang, `models/llama_eagle3.py`, `models/llama.py`; SpecForge, `export/to_sglang.py`, `modeling/draft/llama3_eagle.py`.
+Layer ids are those of the layers that the rows *leave*, one below Fleet's: SGLang adds 1 to them
+and takes the rows that enter (`set_eagle3_layers_to_capture` of its models). vLLM reads the ids of
+this format without that addition: give vLLM the other format. The embedding is the target's and is
+not in the folder. The layer adds its attention to the row before the norm, always.
+Source: SGLang, `models/llama_eagle3.py`, `models/llama.py`; SpecForge, `export/to_sglang.py`,
+`modeling/draft/llama3_eagle.py`.
 """
 
 from collections.abc import Mapping
@@ -31,21 +32,30 @@ from fleet.drafts.eagle3.llama_layer import (
 
 LAYER, ARCHITECTURE = "midlayer", "LlamaForCausalLMEagle3"
 LAYER_IDS, IN_USE = "eagle_aux_hidden_state_layer_ids", "use_aux_hidden_state"
-OFF = {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": False, "norm_output": False}
+OFF = {
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+}
 """Variants of the head that this format's reader computes only in part."""
 
 
 def export_sglang(head: Eagle3Head, folder: Path) -> None:
     """Write a head to a folder.
 
-    Raises: ConfigError if a weight is not finite, for a head with `norm_before_residual`, and for one that taps the rows that
-    enter layer 0, which SGLang cannot take.
+    Raises: ConfigError if a weight is not finite, for a head with `norm_before_residual`, and for
+    one that taps the rows that enter layer 0, which SGLang cannot take.
     """
     config = head.config
     if config.norm_before_residual:
-        raise ConfigError("draft head: SGLang does not compute norm_before_residual", param="norm_before_residual")
+        raise ConfigError(
+            "draft head: SGLang does not compute norm_before_residual", param="norm_before_residual"
+        )
     if config.layer_ids[0] == 0:
-        raise ConfigError("draft head: SGLang cannot tap the rows that enter layer 0", param="layer_ids")
+        raise ConfigError(
+            "draft head: SGLang cannot tap the rows that enter layer 0", param="layer_ids"
+        )
     described = layer_settings(config) | {
         "architectures": [ARCHITECTURE],
         "rope_scaling": None,
@@ -53,41 +63,61 @@ def export_sglang(head: Eagle3Head, folder: Path) -> None:
         "target_hidden_size": config.hidden_size,
         "eagle_config": {LAYER_IDS: [layer - 1 for layer in config.layer_ids], IN_USE: True},
     }
-    weights = named_weights(config, stored_weights(head), LAYER) | vocabulary_maps(config, head.vocabulary_D)
+    weights = named_weights(config, stored_weights(head), LAYER) | vocabulary_maps(
+        config, head.vocabulary_D
+    )
     write_folder(folder, described, weights)
 
 
 def import_sglang(
-    folder: Path, *, num_layers: int, target_hash: str, embedding_VH: Tensor | None = None, device: torch.device | None = None
+    folder: Path,
+    *,
+    num_layers: int,
+    target_hash: str,
+    embedding_VH: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Eagle3Head:
-    """Read a head. `num_layers`: of the target, whose default layers are tapped where the folder names none.
+    """Read a head. `num_layers`: of the target, whose default layers are tapped where the folder
+    names none.
 
-    `embedding_VH`: the target's, needed where the folder has an embedding. Raises: ConfigError with the name of a missing or
-    unknown field or weight, or of one with which this head cannot compute.
+    `embedding_VH`: the target's, needed where the folder has an embedding. Raises: ConfigError with
+    the name of a missing or unknown field or weight, or of one with which this head cannot compute.
     """
     path = folder / CONFIG_FILE
     config = _config_of(read_json(path), str(path), num_layers=num_layers, target_hash=target_hash)
     return read_head(folder, config, LAYER, embedding_VH=embedding_VH, device=device)
 
 
-def _config_of(described: Mapping[str, Any], source: str, *, num_layers: int, target_hash: str) -> Eagle3Config:
-    fields = fields_of(described, (*OFF, "draft_vocab_size", "target_hidden_size", "eagle_config"), source)
+def _config_of(
+    described: Mapping[str, Any], source: str, *, num_layers: int, target_hash: str
+) -> Eagle3Config:
+    fields = fields_of(
+        described, (*OFF, "draft_vocab_size", "target_hidden_size", "eagle_config"), source
+    )
     if described.get("architectures") != [ARCHITECTURE]:
         given = described.get("architectures")
-        raise ConfigError(f"{source}: architectures {given}, not [{ARCHITECTURE}]", param="architectures")
+        raise ConfigError(
+            f"{source}: architectures {given}, not [{ARCHITECTURE}]", param="architectures"
+        )
     check_fixed(described, OFF | {"target_hidden_size": fields["hidden_size"]}, source)
     own = {
-        "layer_ids": _layer_ids(cast("Mapping[str, Any]", described.get("eagle_config") or {}), source, num_layers),
+        "layer_ids": _layer_ids(
+            cast("Mapping[str, Any]", described.get("eagle_config") or {}), source, num_layers
+        ),
         "draft_vocab_size": described.get("draft_vocab_size") or fields["vocab_size"],
         "norm_before_residual": False,
     }
-    return Eagle3Config.from_json(fields | own | {"num_layers": num_layers, "target_hash": target_hash}, source)
+    return Eagle3Config.from_json(
+        fields | own | {"num_layers": num_layers, "target_hash": target_hash}, source
+    )
 
 
 def _layer_ids(eagle: Mapping[str, Any], source: str, num_layers: int) -> list[int]:
     unknown = sorted(set(eagle) - {LAYER_IDS, IN_USE})
     if unknown:
-        raise ConfigError(f"{source}: unknown field eagle_config.{unknown[0]}", param=f"eagle_config.{unknown[0]}")
+        raise ConfigError(
+            f"{source}: unknown field eagle_config.{unknown[0]}", param=f"eagle_config.{unknown[0]}"
+        )
     check_fixed(eagle, {IN_USE: True}, source)
     ids = cast("list[int] | None", eagle.get(LAYER_IDS))
     return [layer + 1 for layer in ids] if ids else list(default_layer_ids(num_layers))

@@ -1,9 +1,11 @@
 """Export and import of a head in the format of the package `speculators`, which vLLM reads.
 
-Layer ids have Fleet's meaning: `eagle_aux_hidden_state_layer_ids` i are the rows that enter layer i. vLLM appends them after
-layer i - 1, under the number i (`EagleModelMixin._maybe_add_hidden_state`, and `forward` of its models).
-`norm_before_residual` is always written: vLLM reads a missing one as true, the package itself as false.
-Source: speculators 0.9, `models/eagle3/config.py`, `models/eagle3/core.py`; vLLM 0.32, `transformers_utils/configs/speculators`.
+Layer ids have Fleet's meaning: `eagle_aux_hidden_state_layer_ids` i are the rows that enter layer
+i. vLLM appends them after layer i - 1, under the number i
+(`EagleModelMixin._maybe_add_hidden_state`, and `forward` of its models). `norm_before_residual` is
+always written: vLLM reads a missing one as true, the package itself as false.
+Source: speculators 0.9, `models/eagle3/config.py`, `models/eagle3/core.py`; vLLM 0.32,
+`transformers_utils/configs/speculators`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,21 +32,40 @@ from fleet.drafts.eagle3.llama_layer import (
 )
 
 LAYER = "layers.0"
-OFF = {"norm_before_fc": False, "fc_norm": False, "norm_output": False, "embed_requires_grad": False}
+OFF = {
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "norm_output": False,
+    "embed_requires_grad": False,
+}
 """Variants of the head that this one does not compute."""
 KNOWN = {
-    *OFF, "speculators_model_type", "speculators_version", "speculators_config", "transformer_layer_config", "draft_vocab_size",
-    "norm_before_residual", "target_hidden_size", "eagle_aux_hidden_state_layer_ids", "auto_map", "tie_word_embeddings",
-}  # fmt: skip
+    *OFF,
+    "speculators_model_type",
+    "speculators_version",
+    "speculators_config",
+    "transformer_layer_config",
+    "draft_vocab_size",
+    "norm_before_residual",
+    "target_hidden_size",
+    "eagle_aux_hidden_state_layer_ids",
+    "auto_map",
+    "tie_word_embeddings",
+}
 VERSION = "0.9.0"
 
 
 def export_speculators(
-    head: Eagle3Head, folder: Path, *, target: str, target_architectures: Sequence[str], num_drafts: int,
+    head: Eagle3Head,
+    folder: Path,
+    *,
+    target: str,
+    target_architectures: Sequence[str],
+    num_drafts: int,
     embedding_VH: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Write a head to a folder. `target`: the name or folder of the target's checkpoint. `num_drafts`: tokens to draft by
-    default.
+) -> None:
+    """Write a head to a folder. `target`: the name or folder of the target's checkpoint.
+    `num_drafts`: tokens to draft by default.
 
     `embedding_VH`: the target's embedding, for readers that do not share it; vLLM does.
     Raises: ConfigError if a weight is not finite.
@@ -57,7 +78,12 @@ def export_speculators(
         "speculators_config": {
             "algorithm": "eagle3",
             "proposal_methods": [
-                {"proposal_type": "greedy", "speculative_tokens": num_drafts, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": num_drafts,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
             ],
             "default_proposal_method": "greedy",
             "verifier": {"name_or_path": target, "architectures": list(target_architectures)},
@@ -81,29 +107,45 @@ def export_speculators(
 
 
 def import_speculators(
-    folder: Path, *, num_layers: int, target_hash: str, embedding_VH: Tensor | None = None, device: torch.device | None = None
+    folder: Path,
+    *,
+    num_layers: int,
+    target_hash: str,
+    embedding_VH: Tensor | None = None,
+    device: torch.device | None = None,
 ) -> Eagle3Head:
-    """Read a head. `num_layers`: of the target. `embedding_VH`: the target's, needed where the folder has an embedding.
+    """Read a head. `num_layers`: of the target. `embedding_VH`: the target's, needed where the
+    folder has an embedding.
 
-    Raises: ConfigError with the name of a missing or unknown field or weight, or of one with which this head cannot compute.
+    Raises: ConfigError with the name of a missing or unknown field or weight, or of one with which
+    this head cannot compute.
     """
     path = folder / CONFIG_FILE
     config = _config_of(read_json(path), str(path), num_layers=num_layers, target_hash=target_hash)
     return read_head(folder, config, LAYER, embedding_VH=embedding_VH, device=device)
 
 
-def _config_of(described: Mapping[str, Any], source: str, *, num_layers: int, target_hash: str) -> Eagle3Config:
+def _config_of(
+    described: Mapping[str, Any], source: str, *, num_layers: int, target_hash: str
+) -> Eagle3Config:
     check_known(described, KNOWN, source)
     required = (
-        "speculators_model_type", "transformer_layer_config", "draft_vocab_size", "norm_before_residual",
+        "speculators_model_type",
+        "transformer_layer_config",
+        "draft_vocab_size",
+        "norm_before_residual",
         "eagle_aux_hidden_state_layer_ids",
-    )  # fmt: skip
+    )
     missing = [name for name in required if described.get(name) is None]
     if missing:
-        raise ConfigError(f"{source}: no field {missing[0]} ({len(missing)} missing)", param=missing[0])
+        raise ConfigError(
+            f"{source}: no field {missing[0]} ({len(missing)} missing)", param=missing[0]
+        )
     if described["speculators_model_type"] != "eagle3":
         kind = described["speculators_model_type"]
-        raise ConfigError(f"{source}: speculators_model_type {kind}, not eagle3", param="speculators_model_type")
+        raise ConfigError(
+            f"{source}: speculators_model_type {kind}, not eagle3", param="speculators_model_type"
+        )
     check_fixed(described, OFF | {"tie_word_embeddings": False}, source)
     fields = fields_of(cast("Mapping[str, Any]", described["transformer_layer_config"]), (), source)
     check_fixed(described, {"target_hidden_size": fields["hidden_size"]}, source)
@@ -113,4 +155,6 @@ def _config_of(described: Mapping[str, Any], source: str, *, num_layers: int, ta
         "draft_vocab_size": described["draft_vocab_size"],
         "norm_before_residual": described["norm_before_residual"],
     }
-    return Eagle3Config.from_json(fields | own | {"num_layers": num_layers, "target_hash": target_hash}, source)
+    return Eagle3Config.from_json(
+        fields | own | {"num_layers": num_layers, "target_hash": target_hash}, source
+    )

@@ -1,8 +1,11 @@
-"""Attention of the unrolled steps of training: every row of a sample drafts, as the engine would from that row.
+"""Attention of the unrolled steps of training: every row of a sample drafts, as the engine would
+from that row.
 
-In the first step a row sees the keys of the rows up to it. In each later step it also sees its own keys of the steps from the
-second one on, and no other row's: those are what the engine has at the positions that follow, where it drafted from this row.
-Legend: see the package; n rows of a sample that keep drafting, L all rows of it, m later steps, g = h / k.
+In the first step a row sees the keys of the rows up to it. In each later step it also sees its own
+keys of the steps from the second one on, and no other row's: those are what the engine has at the
+positions that follow, where it drafted from this row.
+Legend: see the package; n rows of a sample that keep drafting, L all rows of it, m later steps, g =
+h / k.
 """
 
 from collections.abc import Sequence
@@ -16,8 +19,9 @@ from fleet.engine.torch.layout import AttentionParams
 class UnrolledAttention:
     """Attention over samples that follow each other in the rows. Its calls are the steps, in order.
 
-    `lengths`: number of rows of each sample. `kept`: rows of each sample that run in the steps after the first one, ascending; a
-    sample may have none. Other rows are seen by them and need no draft themselves.
+    `lengths`: number of rows of each sample. `kept`: rows of each sample that run in the steps
+    after the first one, ascending; a sample may have none. Other rows are seen by them and need no
+    draft themselves.
     """
 
     def __init__(self, lengths: Sequence[int], kept: Sequence[Tensor]) -> None:
@@ -44,7 +48,9 @@ class UnrolledAttention:
         return torch.cat(outs) if outs else q_Nhd.flatten(1)
 
 
-def _attend(q_nhd: Tensor, rows_n: Tensor, first_Lkd: Tensor, later: Sequence[Tensor], scale: float) -> Tensor:
+def _attend(
+    q_nhd: Tensor, rows_n: Tensor, first_Lkd: Tensor, later: Sequence[Tensor], scale: float
+) -> Tensor:
     num_rows, num_heads, dim = q_nhd.shape
     k_Lkd, v_Lkd = first_Lkd.chunk(2, 1)
     q_kngd = q_nhd.view(num_rows, k_Lkd.shape[1], -1, dim).transpose(0, 1)
@@ -59,5 +65,7 @@ def _attend(q_nhd: Tensor, rows_n: Tensor, first_Lkd: Tensor, later: Sequence[Te
     out_ngkd = torch.einsum("kngl,lkd->nkgd", weights[..., : len(first_Lkd)], v_Lkd)
     if own is not None:
         _, v_nmkd = own.chunk(2, 2)
-        out_ngkd = out_ngkd + torch.einsum("kngm,nmkd->nkgd", weights[..., len(first_Lkd) :], v_nmkd)
+        out_ngkd = out_ngkd + torch.einsum(
+            "kngm,nmkd->nkgd", weights[..., len(first_Lkd) :], v_nmkd
+        )
     return out_ngkd.reshape(num_rows, num_heads * dim)

@@ -9,21 +9,27 @@ from torch import Tensor
 from fleet.core.errors import ConfigError
 
 
-def choose_vocabulary(answers: Iterable[Sequence[int]], end_ids: Collection[int], size: int, vocab_size: int) -> Tensor:
-    """Return the `size` ids that are the most frequent in answers, always with the end ids, sorted: int64 [D].
+def choose_vocabulary(
+    answers: Iterable[Sequence[int]], end_ids: Collection[int], size: int, vocab_size: int
+) -> Tensor:
+    """Return the `size` ids that are the most frequent in answers, always with the end ids, sorted:
+    int64 [D].
 
-    Ties, and answers with fewer different ids, are resolved towards lower ids. Raises: ConfigError if the end ids do not fit, or
-    if an id is outside of the target's vocabulary.
+    Ties, and answers with fewer different ids, are resolved towards lower ids. Raises: ConfigError
+    if the end ids do not fit, or if an id is outside of the target's vocabulary.
     """
     if not len(end_ids) <= size <= vocab_size:
         raise ConfigError(
-            f"draft_vocab_size: {size} is not between the number of end ids ({len(end_ids)}) and vocab_size ({vocab_size})",
+            f"draft_vocab_size: {size} is not between the number of end ids ({len(end_ids)}) "
+            f"and vocab_size ({vocab_size})",
             param="draft_vocab_size",
         )
     counts = Counter(token for answer in answers for token in answer)
     strange = [token for token in (*counts, *end_ids) if not 0 <= token < vocab_size]
     if strange:
-        raise ConfigError(f"answers: id {strange[0]} is outside 0..{vocab_size - 1}", param="answers")
+        raise ConfigError(
+            f"answers: id {strange[0]} is outside 0..{vocab_size - 1}", param="answers"
+        )
     by_frequency = sorted(counts, key=lambda token: (-counts[token], token))
     chosen = dict.fromkeys((*sorted(end_ids), *by_frequency))
     for token in range(vocab_size):
@@ -34,18 +40,29 @@ def choose_vocabulary(answers: Iterable[Sequence[int]], end_ids: Collection[int]
 
 
 def check_vocabulary(ids_D: Tensor, size: int, vocab_size: int) -> None:
-    """Raises: ConfigError unless the ids are `size` different ones of the target's vocabulary, sorted."""
-    is_valid = ids_D.shape == (size,) and bool((ids_D.diff() > 0).all()) and int(ids_D[0]) >= 0 and int(ids_D[-1]) < vocab_size
+    """Raises: ConfigError unless the ids are `size` different ones of the target's vocabulary,
+    sorted.
+    """
+    is_valid = (
+        ids_D.shape == (size,)
+        and bool((ids_D.diff() > 0).all())
+        and int(ids_D[0]) >= 0
+        and int(ids_D[-1]) < vocab_size
+    )
     if not is_valid:
         raise ConfigError(
-            f"draft vocabulary: {tuple(ids_D.shape)} ids are not {size} ascending ids of 0..{vocab_size - 1}", param="vocabulary"
+            f"draft vocabulary: {tuple(ids_D.shape)} ids are not {size} ascending ids of "
+            f"0..{vocab_size - 1}",
+            param="vocabulary",
         )
 
 
 def offsets_of(ids_D: Tensor) -> Tensor:
-    """Return `d2t` as the formats of other programs have it: the target's id minus the draft id, int64 [D].
+    """Return `d2t` as the formats of other programs have it: the target's id minus the draft id,
+    int64 [D].
 
-    Source: vLLM 0.32, `Eagle3LlamaForCausalLM.compute_logits`; SGLang, `LlamaForCausalLMEagle3.load_weights`.
+    Source: vLLM 0.32, `Eagle3LlamaForCausalLM.compute_logits`; SGLang,
+    `LlamaForCausalLMEagle3.load_weights`.
     """
     return ids_D - torch.arange(len(ids_D), device=ids_D.device)
 

@@ -1,7 +1,9 @@
-"""The version of the draft head that a worker has, and that it follows: its bytes are read by NIXL from any worker that has them.
+"""The version of the draft head that a worker has, and that it follows: its bytes are read by NIXL
+from any worker that has them.
 
-Each worker that drafts with a head, and the trainer, holds one packed head in memory that it registered at its start, from which
-others read it. The hash of the version decides whether what arrived is used, so a holder may change its own at any time.
+Each worker that drafts with a head, and the trainer, holds one packed head in memory that it
+registered at its start, from which others read it. The hash of the version decides whether what
+arrived is used, so a holder may change its own at any time.
 """
 
 import ctypes
@@ -15,9 +17,9 @@ import numpy as np
 
 from fleet.config import FleetConfig
 from fleet.core.errors import ConfigError, FleetError, TransferError, failure_of
-from fleet.drafts.figures.head_holders import HeldHead
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.pages import Memory, Span
+from fleet.drafts.figures.head_holders import HeldHead
 from fleet.drafts.figures.training import DraftVersion
 from fleet.stages.base import HeadExchange
 from fleet.transfer.base import BlockRead, Transfer
@@ -51,19 +53,33 @@ class HeadMemory:
 
 
 class HeadFollower:
-    """Follows the fleet's version of a stage's draft head. Not thread-safe; heads are loaded in a thread.
+    """Follows the fleet's version of a stage's draft head. Not thread-safe; heads are loaded in a
+    thread.
 
-    `held`: the version in the memory, None while it changes. `stage`: that drafts; `holder_roles`: of workers that may hold
-    versions.
+    `held`: the version in the memory, None while it changes. `stage`: that drafts; `holder_roles`:
+    of workers that may hold versions.
     """
 
     def __init__(
-        self, stage: StageName, heads: HeadExchange, memory: HeadMemory, transfer: Transfer, link: RedisLink,
-        holder_roles: Sequence[RoleName], peer: Callable[[WorkerId], bytes], deadline_s: float,
+        self,
+        stage: StageName,
+        heads: HeadExchange,
+        memory: HeadMemory,
+        transfer: Transfer,
+        link: RedisLink,
+        holder_roles: Sequence[RoleName],
+        peer: Callable[[WorkerId], bytes],
+        deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._heads, self._memory, self._transfer, self._link = heads, memory, transfer, link
-        self._stage, self._roles, self._peer, self._deadline_s, self._clock = stage, holder_roles, peer, deadline_s, clock
+        self._stage, self._roles, self._peer, self._deadline_s, self._clock = (
+            stage,
+            holder_roles,
+            peer,
+            deadline_s,
+            clock,
+        )
         self.held: HeldHead | None = None
         self._used = 0
         self._wanted: DraftVersion | None = None
@@ -77,7 +93,9 @@ class HeadFollower:
         self._logged = ""
 
     def advance(self) -> None:
-        """Continue; called regularly. A version that cannot be used is refused once, and the present one stays."""
+        """Continue; called regularly. A version that cannot be used is refused once, and the
+        present one stays.
+        """
         try:
             if self._read is not None:
                 self._continue_read(self._read)
@@ -118,18 +136,24 @@ class HeadFollower:
         self._check_size(held.num_bytes)
         self.held, self._num_bytes = None, held.num_bytes
         span = Span(held.address, self._memory.address, held.num_bytes)
-        self._read = self._transfer.read_blocks(holder, self._peer(holder), [span], self._deadline_s)
+        self._read = self._transfer.read_blocks(
+            holder, self._peer(holder), [span], self._deadline_s
+        )
 
     def _check_size(self, num_bytes: int) -> None:
         if not 0 < num_bytes <= self._memory.capacity_bytes:
-            raise TransferError(f"version {self._number} has {num_bytes} bytes, there is room for {self._memory.capacity_bytes}")
+            raise TransferError(
+                f"version {self._number} has {num_bytes} bytes, there is room for "
+                f"{self._memory.capacity_bytes}"
+            )
 
     @property
     def _number(self) -> int:
         return self._wanted.number if self._wanted is not None else 0
 
     def _continue_read(self, read: BlockRead) -> None:
-        if self._wanted is None:  # given up; its destination is used again once nothing can write to it
+        # given up; its destination is used again once nothing can write to it
+        if self._wanted is None:
             self._read = None if read.settled else read
         elif read.poll():
             self._read = None
@@ -145,19 +169,33 @@ class HeadFollower:
         self._loading = None
         try:
             head = loading.result()
-        except (ArithmeticError, LookupError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+        except (
+            ArithmeticError,
+            LookupError,
+            MemoryError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ) as error:
             raise failure_of("the draft head cannot be loaded", error) from error
         self._heads.use(head, self._number)
         self._used, self._wanted = self._number, None
         self._failed.clear()
-        self.held = HeldHead(version=self._used, address=self._memory.address, num_bytes=self._num_bytes)
+        self.held = HeldHead(
+            version=self._used, address=self._memory.address, num_bytes=self._num_bytes
+        )
         log.info("version %d of the draft head is in use", self._used)
 
     def _give_up(self, error: FleetError) -> None:
         if isinstance(error, ConfigError):
             self._unusable.add(self._number)
         if error.message != self._logged:
-            log.warning("version %d of the draft head is not used, version %d stays: %s", self._number, self._used, error.message)
+            log.warning(
+                "version %d of the draft head is not used, version %d stays: %s",
+                self._number,
+                self._used,
+                error.message,
+            )
         self._logged = error.message
         self._wanted, self._retry_s = None, self._clock() + RETRY_S
         if self._read is not None:
@@ -169,10 +207,19 @@ class HeadFollower:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def follow_heads(config: FleetConfig, heads: HeadExchange, memory: HeadMemory, loop: "WorkerLoop") -> HeadFollower:
+def follow_heads(
+    config: FleetConfig, heads: HeadExchange, memory: HeadMemory, loop: "WorkerLoop"
+) -> HeadFollower:
     """Return the follower of a worker's loop."""
     main = config.graph_declaration().main_stage.name
     roles = [role.name for role in config.roles() if role.stage == main or role.optional]
     return HeadFollower(
-        main, heads, memory, loop.transfer, loop.link, roles, loop.receiver.peer, config.transfer.deadline_s
-    )  # fmt: skip
+        main,
+        heads,
+        memory,
+        loop.transfer,
+        loop.link,
+        roles,
+        loop.receiver.peer,
+        config.transfer.deadline_s,
+    )

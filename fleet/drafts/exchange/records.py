@@ -1,4 +1,6 @@
-"""Shared facts of trainers, in Redis: the last durable checkpoint, and the numbered versions of the draft head."""
+"""Shared facts of trainers, in Redis: the last durable checkpoint, and the numbered versions of the
+draft head.
+"""
 
 from typing import cast
 
@@ -25,7 +27,10 @@ class RedisRecords(TrainingRecords):
         return text(run(self._client, scripts.note_checkpoint(self._trainer, name))) == "ok"
 
     def add_version(self, version: DraftVersion) -> DraftVersion | None:
-        answer = run(self._client, scripts.add_version(self._trainer, version.sha256, encode_version(version)))
+        answer = run(
+            self._client,
+            scripts.add_version(self._trainer, version.sha256, encode_version(version)),
+        )
         return decode_version(cast(bytes, answer)) if answer != b"unlisted" else None
 
     def version_in_use(self) -> DraftVersion | None:

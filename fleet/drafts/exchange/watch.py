@@ -1,6 +1,8 @@
-"""Comparison of a new version of the draft head with the one before, by the guesses of this worker's own requests.
+"""Comparison of a new version of the draft head with the one before, by the guesses of this
+worker's own requests.
 
-A version that is clearly worse gives way to the one before; the script that writes it compares that no other is in use by now.
+A version that is clearly worse gives way to the one before; the script that writes it compares that
+no other is in use by now.
 """
 
 import logging
@@ -10,7 +12,9 @@ from fleet.drafts.figures.speculation import EAGLE3, SpeculationFigures
 
 log = logging.getLogger(__name__)
 FEWEST_DRAFTS, MOST_DRAFTS = 200, 2000
-"""Passes with guesses that a comparison needs, and after which a version is no longer compared: traffic changes too."""
+"""Passes with guesses that a comparison needs, and after which a version is no longer compared:
+traffic changes too.
+"""
 
 
 class HeadWatch:
@@ -26,7 +30,9 @@ class HeadWatch:
         """The version before the present one, and its right guesses per pass with guesses."""
 
     def observe(self, figures: SpeculationFigures) -> None:
-        """Look at the figures; called regularly. Those of other drafters than the head say nothing."""
+        """Look at the figures; called regularly. Those of other drafters than the head say
+        nothing.
+        """
         if figures.drafter != EAGLE3:
             return
         last, self._last = self._last, figures
@@ -39,7 +45,9 @@ class HeadWatch:
         if got < self._floor * wanted:
             self._before = None
             self._roll_back(
-                figures.version, version, f"{got:.2f} guesses in a row are right, with version {version} {wanted:.2f}"
+                figures.version,
+                version,
+                f"{got:.2f} guesses in a row are right, with version {version} {wanted:.2f}",
             )
 
 

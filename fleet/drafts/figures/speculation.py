@@ -1,4 +1,6 @@
-"""Counts of drafts that a worker's engine verified, as workers publish them, and the drafters of a fleet as readers see them."""
+"""Counts of drafts that a worker's engine verified, as workers publish them, and the drafters of a
+fleet as readers see them.
+"""
 
 import msgspec
 
@@ -17,13 +19,17 @@ ORDERS = (OFF, *DRAFTERS, AUTO, CONFIGURED)
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the drafter is in use; `drafter` is its name, or `off`. `automatic`: it was chosen by measured speed, and its
-    counts include those of earlier uses. `num_draws`: passes of one request that ended in draws, with or without drafts.
+    """Counts since the drafter is in use; `drafter` is its name, or `off`. `automatic`: it was
+    chosen by measured speed, and its counts include those of earlier uses. `num_draws`: passes of
+    one request that ended in draws, with or without drafts.
 
-    `gains`: tokens/s with a drafter relative to those without, in decode passes; with `automatic` of each at its last trial.
+    `gains`: tokens/s with a drafter relative to those without, in decode passes; with `automatic`
+    of each at its last trial.
 
-    `drafted`, `accepted`: by position of the draft, from the first on. A draft counts as accepted if those before it were, too.
-    `version`: of the draft head; 0: the configured one, or none. `failed`: the drafter whose `failure` ended drafting.
+    `drafted`, `accepted`: by position of the draft, from the first on. A draft counts as accepted
+    if those before it were, too.
+    `version`: of the draft head; 0: the configured one, or none. `failed`: the drafter whose
+    `failure` ended drafting.
     """
 
     drafter: str
@@ -48,12 +54,20 @@ class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Share of the drafts at each position that were accepted; positions without drafts are left out."""
-        return tuple(accepted / drafted for accepted, drafted in zip(self.accepted, self.drafted, strict=True) if drafted)
+        """Share of the drafts at each position that were accepted; positions without drafts are
+        left out.
+        """
+        return tuple(
+            accepted / drafted
+            for accepted, drafted in zip(self.accepted, self.drafted, strict=True)
+            if drafted
+        )
 
 
 class WorkerDrafts(msgspec.Struct, frozen=True, kw_only=True):
-    """The drafts of one worker. `acceptance_length`: mean tokens of one request in one pass; None before the first one."""
+    """The drafts of one worker. `acceptance_length`: mean tokens of one request in one pass; None
+    before the first one.
+    """
 
     worker: WorkerId
     acceptance_length: float | None
@@ -61,7 +75,8 @@ class WorkerDrafts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageDrafts(msgspec.Struct, frozen=True, kw_only=True):
-    """The drafter that the configuration names for a stage, the one that an operator chose instead ("": none), and its workers.
+    """The drafter that the configuration names for a stage, the one that an operator chose instead
+    ("": none), and its workers.
 
     A worker follows a choice within a second.
     """
@@ -80,7 +95,9 @@ def encode_speculation(figures: SpeculationFigures) -> str:
 
 
 def decode_speculation(text: str) -> SpeculationFigures | None:
-    """Decode figures; None if none were written yet, or another version wrote them in another form."""
+    """Decode figures; None if none were written yet, or another version wrote them in another
+    form.
+    """
     try:
         return _decoder.decode(text) if text else None
     except msgspec.DecodeError:

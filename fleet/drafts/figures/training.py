@@ -1,4 +1,6 @@
-"""Figures of a trainer, as it publishes them, and versions of its draft head as readers see them."""
+"""Figures of a trainer, as it publishes them, and versions of its draft head as readers see
+them.
+"""
 
 import msgspec
 
@@ -8,10 +10,12 @@ from fleet.core.ids import WorkerId
 class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of the active trainer since it was started.
 
-    `windows`: steps of the optimizer that its head has behind it; `loss`: of the last one. `accepted`, `refused`: samples.
-    `waiting`: samples that wait for a checkpoint which contains them. `replay_samples`, `replay_bytes`: held to be trained on
-    again. `checkpoint`: windows in the last durable one. `acceptance`: simulated acceptance length on held-out samples at the
-    last evaluation, None before.
+    `windows`: steps of the optimizer that its head has behind it; `loss`: of the last one.
+    `accepted`, `refused`: samples.
+    `waiting`: samples that wait for a checkpoint which contains them. `replay_samples`,
+    `replay_bytes`: held to be trained on again. `checkpoint`: windows in the last durable one.
+    `acceptance`: simulated acceptance length on held-out samples at the last evaluation, None
+    before.
     """
 
     windows: int = 0
@@ -29,10 +33,12 @@ class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A numbered version of a draft head. `sha256`: of its weights' bytes; `target`: hash of the target that it belongs to.
+    """A numbered version of a draft head. `sha256`: of its weights' bytes; `target`: hash of the
+    target that it belongs to.
 
-    `acceptance`: simulated acceptance length on held-out samples; None without any. `windows`, `samples`: that it was trained
-    on. `source`: the training run, or the file that it was imported from. `note`: why a worker promoted or replaced it.
+    `acceptance`: simulated acceptance length on held-out samples; None without any. `windows`,
+    `samples`: that it was trained on. `source`: the training run, or the file that it was imported
+    from. `note`: why a worker promoted or replaced it.
     """
 
     number: int
@@ -50,9 +56,10 @@ class DraftVersion(msgspec.Struct, frozen=True, kw_only=True):
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     """Training in a fleet. `trainer`: the active one, "" without; `figures`: None before its first.
 
-    `checkpoint`: name of the last durable one, made at `saved_us` by Redis's clock. `acknowledged`, `shed`, `failed`: captures
-    that were trained on, were not submitted since requests waited, and failed. `versions`: the newest first. `version`: that the
-    workers of the main stage are to use, `last_version` the one before; 0: that of their start.
+    `checkpoint`: name of the last durable one, made at `saved_us` by Redis's clock. `acknowledged`,
+    `shed`, `failed`: captures that were trained on, were not submitted since requests waited, and
+    failed. `versions`: the newest first. `version`: that the workers of the main stage are to use,
+    `last_version` the one before; 0: that of their start.
     """
 
     enabled: bool
@@ -77,7 +84,9 @@ def encode_training(figures: TrainingFigures) -> str:
 
 
 def decode_training(text: str) -> TrainingFigures | None:
-    """Decode figures; None if none were written yet, or another version wrote them in another form."""
+    """Decode figures; None if none were written yet, or another version wrote them in another
+    form.
+    """
     try:
         return _decoder.decode(text) if text else None
     except msgspec.DecodeError:

@@ -9,19 +9,23 @@ from torch import Tensor
 
 from fleet.core.captures import INPUT_ROWS, LAST_ROWS, TAPS
 from fleet.core.errors import SampleRefused
-from fleet.engine.base import Arrays
 from fleet.drafts.eagle3.config import NUM_TAPS
 from fleet.drafts.trainer.samples import DraftSample
+from fleet.engine.base import Arrays
 
 HASH_BYTES = 32
 
 
 def sample_of(sample_id: str, answer_start: int, parts: Sequence[Arrays]) -> DraftSample:
-    """Join the chunks of a capture: `ids`, rows by position, and in each chunk `layer_ids` [3] and `target` [32].
+    """Join the chunks of a capture: `ids`, rows by position, and in each chunk `layer_ids` [3] and
+    `target` [32].
 
-    Raises: SampleRefused if a tensor is missing, or if the chunks were computed by different targets.
+    Raises: SampleRefused if a tensor is missing, or if the chunks were computed by different
+    targets.
     """
-    layer_ids = {tuple(row) for row in _joined(sample_id, "layer_ids", parts).reshape(-1, NUM_TAPS).tolist()}
+    layer_ids = {
+        tuple(row) for row in _joined(sample_id, "layer_ids", parts).reshape(-1, NUM_TAPS).tolist()
+    }
     targets = {row.tobytes() for row in _joined(sample_id, "target", parts).reshape(-1, HASH_BYTES)}
     if len(layer_ids) != 1 or len(targets) != 1:
         raise SampleRefused(f"sample {sample_id}: its rows were computed by different targets")
@@ -42,7 +46,10 @@ def sample_of(sample_id: str, answer_start: int, parts: Sequence[Arrays]) -> Dra
 def _joined(sample_id: str, name: str, parts: Sequence[Arrays]) -> NDArray[np.generic]:
     found = [part[name] for part in parts if name in part]
     if not found or len(found) != len(parts):
-        raise SampleRefused(f"sample {sample_id}: {len(parts) - len(found)} of its {len(parts)} chunks have no {name}")
+        raise SampleRefused(
+            f"sample {sample_id}: {len(parts) - len(found)} of its {len(parts)} chunks have no "
+            f"{name}"
+        )
     return np.concatenate(found)
 
 

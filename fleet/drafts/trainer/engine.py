@@ -1,8 +1,10 @@
-"""The trainer as a worker's engine: captured rows in, an acknowledgement out once a durable checkpoint contains the sample.
+"""The trainer as a worker's engine: captured rows in, an acknowledgement out once a durable
+checkpoint contains the sample.
 
-A sample is trained on at least once before the checkpoint that acknowledges it, and at most once as a new one: a successor that
-receives it again finds its id in the checkpoint. Windows are computed, and checkpoints written, in a thread, one after another,
-so that samples arrive meanwhile. Knows no Redis: what trainers share is in `TrainingRecords`.
+A sample is trained on at least once before the checkpoint that acknowledges it, and at most once as
+a new one: a successor that receives it again finds its id in the checkpoint. Windows are computed,
+and checkpoints written, in a thread, one after another, so that samples arrive meanwhile. Knows no
+Redis: what trainers share is in `TrainingRecords`.
 """
 
 import hashlib
@@ -23,20 +25,22 @@ import numpy as np
 from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, ConfigError, FleetError, SampleRefused
 from fleet.core.ids import RequestId, Walk
-from fleet.drafts.figures.training import DraftVersion, TrainingFigures
-from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
-from fleet.graphs.training import PUBLISH
 from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
+from fleet.drafts.figures.training import DraftVersion, TrainingFigures
 from fleet.drafts.trainer.captured import sample_of
 from fleet.drafts.trainer.records import TrainingRecords
 from fleet.drafts.trainer.samples import DraftSample
 from fleet.drafts.trainer.state import TrainedSamples, restore_trainer, save_samples, save_trainer
 from fleet.drafts.trainer.trainer import NotFinite, Trainer, WindowRecord
+from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
+from fleet.graphs.training import PUBLISH
 
 log = logging.getLogger(__name__)
 
 WINDOWS, VERSION = "windows", "version"
-"""Arrays of an acknowledgement: windows in the checkpoint, and the number of the version that was made of it, 0: none."""
+"""Arrays of an acknowledgement: windows in the checkpoint, and the number of the version that was
+made of it, 0: none.
+"""
 ANSWER_START = "answer_start"
 """Request parameter: index of the answer's first token."""
 CHECKPOINTS, VERSIONS = "checkpoints", "versions"
@@ -45,7 +49,9 @@ IDLE_S = 0.1
 RETRY_S = 5.0
 MOST_IDS, MOST_WINDOWS, MOST_HELD_OUT, MOST_LOSSES = 1024, 1024, 64, 100
 UNKNOWN = "?"
-"""In place of the name of a checkpoint: the trainer's state may contain samples that were not acknowledged."""
+"""In place of the name of a checkpoint: the trainer's state may contain samples that were not
+acknowledged.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +71,8 @@ class TrainingSchedule:
     def __post_init__(self) -> None:
         if self.num_slots < self.window_samples:
             raise ConfigError(
-                f"training.window_samples: {self.window_samples} is more than the trainer holds ({self.num_slots}); raise "
+                f"training.window_samples: {self.window_samples} is more than the trainer holds "
+                f"({self.num_slots}); raise "
                 "stages.trainer.max_batch",
                 param="training.window_samples",
             )
@@ -87,7 +94,9 @@ class _Arriving:
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """A sample that is not acknowledged. `is_contained`: the trainer's present state contains it."""
+    """A sample that is not acknowledged. `is_contained`: the trainer's present state contains
+    it.
+    """
 
     request: RequestId
     walk: Walk
@@ -97,9 +106,11 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Saved:
-    """A checkpoint on disk: its name, the samples in it, those to acknowledge, the windows, and the version to add, if any.
+    """A checkpoint on disk: its name, the samples in it, those to acknowledge, the windows, and the
+    version to add, if any.
 
-    `present`: the version in use, and `present_acceptance` its simulated acceptance length on the same held-out samples.
+    `present`: the version in use, and `present_acceptance` its simulated acceptance length on the
+    same held-out samples.
     """
 
     name: str
@@ -112,15 +123,20 @@ class _Saved:
 
 
 class TrainerEngine(Engine):
-    """One draft head in training. `folder`: of checkpoints and versions, shared by all trainers of the fleet.
+    """One draft head in training. `folder`: of checkpoints and versions, shared by all trainers of
+    the fleet.
 
-    Invariants: the checkpoint that `TrainingRecords` names is never deleted; a sample is acknowledged once, after the records
-    name a checkpoint whose ids contain it.
+    Invariants: the checkpoint that `TrainingRecords` names is never deleted; a sample is
+    acknowledged once, after the records name a checkpoint whose ids contain it.
     """
 
     def __init__(
-        self, trainer: Trainer, schedule: TrainingSchedule, folder: Path, clock: Callable[[], float] = time.monotonic
-    ) -> None:  # fmt: skip
+        self,
+        trainer: Trainer,
+        schedule: TrainingSchedule,
+        folder: Path,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._trainer, self._schedule, self._folder, self._clock = trainer, schedule, folder, clock
         self._records: TrainingRecords | None = None
         self._name = UNKNOWN
@@ -128,7 +144,9 @@ class TrainerEngine(Engine):
         self._contained: tuple[str, ...] = ()
         self._drawn: tuple[str, ...] = ()
         self._new: deque[tuple[str, ...]] = deque(maxlen=MOST_WINDOWS)
-        """The new samples of the window that is computed, and those of each window that the trainer's state contains."""
+        """The new samples of the window that is computed, and those of each window that the
+        trainer's state contains.
+        """
         self._arriving: dict[RequestId, _Arriving] = {}
         self._waiting: dict[RequestId, _Waiting] = {}
         self._queue: OrderedDict[str, DraftSample] = OrderedDict()
@@ -138,7 +156,9 @@ class TrainerEngine(Engine):
         self._window: Future[WindowRecord] | None = None
         self._saving: Future[_Saved] | None = None
         self._owed, self._num_since = 0.0, 0
-        """Windows that the accepted samples are still worth, and those since the last checkpoint."""
+        """Windows that the accepted samples are still worth, and those since the last
+        checkpoint.
+        """
         self._arrived_s = self._retry_s = -math.inf
         self._losses: deque[float] = deque(maxlen=MOST_LOSSES)
         self._shares: tuple[float, ...] = ()
@@ -151,12 +171,16 @@ class TrainerEngine(Engine):
         return self._trainer
 
     def begin(self, records: TrainingRecords) -> None:
-        """Continue under other records: those of the next incarnation of the worker. Samples of the last one are forgotten."""
+        """Continue under other records: those of the next incarnation of the worker. Samples of the
+        last one are forgotten.
+        """
         self._records = records
         self._forget()
 
     def submit(self, request: EngineRequest) -> None:
-        """Raises: ConfigError if the last durable checkpoint is not in the folder; errors of Redis."""
+        """Raises: ConfigError if the last durable checkpoint is not in the folder; errors of
+        Redis.
+        """
         if request.request_id in self._arriving or request.request_id in self._waiting:
             raise BadInput(f"request {request.request_id} was submitted twice")
         if not self._arriving and not self._waiting:
@@ -177,7 +201,9 @@ class TrainerEngine(Engine):
                 self._receive(arriving)
             except FleetError as error:
                 self._num_refused += 1
-                self._outputs.append(EngineOutput(request_id=request_id, walk=piece.walk, error=error))
+                self._outputs.append(
+                    EngineOutput(request_id=request_id, walk=piece.walk, error=error)
+                )
         return 0
 
     def _receive(self, arriving: _Arriving) -> None:
@@ -187,9 +213,12 @@ class TrainerEngine(Engine):
         sample.check(self._trainer.head.config)
         if not self._trainer.buffer.may_ever_hold(sample):
             raise SampleRefused(
-                f"sample {sample.sample_id}: {sample.num_bytes >> 20} MiB do not fit training.replay_mib; raise it"
+                f"sample {sample.sample_id}: {sample.num_bytes >> 20} MiB do not fit "
+                "training.replay_mib; raise it"
             )
-        waiting = _Waiting(request=request.request_id, walk=arriving.walk, publish=request.params.get(PUBLISH, ""))
+        waiting = _Waiting(
+            request=request.request_id, walk=arriving.walk, publish=request.params.get(PUBLISH, "")
+        )
         self._num_accepted += 1
         self._waiting[request.request_id] = waiting
         if sample.sample_id in self._contained:
@@ -241,7 +270,9 @@ class TrainerEngine(Engine):
         return work.done()
 
     def step(self) -> Sequence[EngineOutput]:
-        """Begin a window or a checkpoint, or handle the one that has ended; return refusals and acknowledgements."""
+        """Begin a window or a checkpoint, or handle the one that has ended; return refusals and
+        acknowledgements.
+        """
         outputs, self._outputs = self._outputs, []
         if self._window is not None and self._window.done():
             window, self._window = self._window, None
@@ -254,18 +285,30 @@ class TrainerEngine(Engine):
             is_checkpoint_due = self._is_checkpoint_due()
             if not is_checkpoint_due and (size := self._window_size()):
                 self._drawn = self._trainer.buffer.fresh_ids(size)
-                self._window = self._thread.submit(self._trainer.train_on, self._trainer.buffer.draw(size))
+                self._window = self._thread.submit(
+                    self._trainer.train_on, self._trainer.buffer.draw(size)
+                )
             elif is_checkpoint_due:
                 done = [each for each in self._waiting.values() if each.is_contained]
                 assert self._records is not None, "a trainer without records"
-                present = self._records.version_in_use() if any(each.publish for each in done) else None
-                self._saving = self._thread.submit(self._save, done, self._samples_with(done), present)
+                present = (
+                    self._records.version_in_use() if any(each.publish for each in done) else None
+                )
+                self._saving = self._thread.submit(
+                    self._save, done, self._samples_with(done), present
+                )
         return outputs
 
     def _samples_with(self, done: Sequence[_Waiting]) -> TrainedSamples:
         """Return the samples of a checkpoint in which these are new."""
-        contained = tuple(dict.fromkeys([*self._contained, *(waiting.request for waiting in done)]))[-MOST_IDS:]
-        return TrainedSamples(contained=contained, windows=tuple(self._new), first=self._trainer.num_windows - len(self._new) + 1)
+        contained = tuple(
+            dict.fromkeys([*self._contained, *(waiting.request for waiting in done)])
+        )[-MOST_IDS:]
+        return TrainedSamples(
+            contained=contained,
+            windows=tuple(self._new),
+            first=self._trainer.num_windows - len(self._new) + 1,
+        )
 
     def _fill_buffer(self) -> None:
         while self._queue:
@@ -275,15 +318,23 @@ class TrainerEngine(Engine):
             del self._queue[sample_id]
 
     def _window_size(self) -> int:
-        """Return the number of samples of the next window: a whole one, or what there is while no more come; 0: none."""
+        """Return the number of samples of the next window: a whole one, or what there is while no
+        more come; 0: none.
+        """
         buffer, whole = self._trainer.buffer, self._schedule.window_samples
         is_due = buffer.num_fresh >= whole or self._owed >= 1
         if len(buffer) >= whole and is_due:
             return whole
-        return min(whole, len(buffer)) if self._is_settled() and (buffer.num_fresh or self._owed >= 1) else 0
+        return (
+            min(whole, len(buffer))
+            if self._is_settled() and (buffer.num_fresh or self._owed >= 1)
+            else 0
+        )
 
     def _is_settled(self) -> bool:
-        """Return True if no sample can come soon: all slots are taken, or none has come for a while."""
+        """Return True if no sample can come soon: all slots are taken, or none has come for a
+        while.
+        """
         is_full = len(self._waiting) >= self._schedule.num_slots or bool(self._queue)
         return is_full or (not self._arriving and self._clock() - self._arrived_s >= IDLE_S)
 
@@ -294,12 +345,16 @@ class TrainerEngine(Engine):
         return bool(contained or self._num_since) and self._is_settled() and not self._window_size()
 
     def _saves_first(self, contained: Sequence[_Waiting]) -> bool:
-        """Return True if a checkpoint comes before further windows. Half of the slots are freed once they wait for that only,
-        so that sources work while the trainer trains. A version is made after all windows.
+        """Return True if a checkpoint comes before further windows. Half of the slots are freed
+        once they wait for that only, so that sources work while the trainer trains. A version is
+        made after all windows.
         """
         if not contained or any(waiting.publish for waiting in contained):
             return False
-        return self._num_since >= self._schedule.checkpoint_windows or 2 * len(contained) >= self._schedule.num_slots
+        return (
+            self._num_since >= self._schedule.checkpoint_windows
+            or 2 * len(contained) >= self._schedule.num_slots
+        )
 
     def _end_window(self, window: Future[WindowRecord]) -> None:
         """Count a window. The samples of one whose gradient is not finite are refused."""
@@ -325,12 +380,23 @@ class TrainerEngine(Engine):
         if waiting is not None and not waiting.is_contained:
             del self._waiting[waiting.request]
             self._num_refused += 1
-            self._outputs.append(EngineOutput(request_id=waiting.request, walk=waiting.walk, error=SampleRefused(message)))
+            self._outputs.append(
+                EngineOutput(
+                    request_id=waiting.request, walk=waiting.walk, error=SampleRefused(message)
+                )
+            )
 
-    def _save(self, done: list[_Waiting], samples: TrainedSamples, present: DraftVersion | None) -> _Saved:
-        """Write a checkpoint, and the version of the head that a sample asks for. Runs in the thread. Raises: OSError."""
+    def _save(
+        self, done: list[_Waiting], samples: TrainedSamples, present: DraftVersion | None
+    ) -> _Saved:
+        """Write a checkpoint, and the version of the head that a sample asks for. Runs in the
+        thread. Raises: OSError.
+        """
         name = f"{self._trainer.num_windows:08d}-{secrets.token_hex(4)}"
-        folder, previous = self._folder / CHECKPOINTS / name, self._folder / CHECKPOINTS / self._name
+        folder, previous = (
+            self._folder / CHECKPOINTS / name,
+            self._folder / CHECKPOINTS / self._name,
+        )
         if self._trainer.num_windows == self._num_saved and self._name and previous.is_dir():
             save_samples(folder, samples, previous)
         else:
@@ -338,20 +404,31 @@ class TrainerEngine(Engine):
         source = next((waiting.publish for waiting in done if waiting.publish), "")
         version = self._write_version(source) if source else None
         return _Saved(
-            name=name, samples=samples, done=done, windows=self._trainer.num_windows, version=version, present=present,
+            name=name,
+            samples=samples,
+            done=done,
+            windows=self._trainer.num_windows,
+            version=version,
+            present=present,
             present_acceptance=self._acceptance_of(present) if version is not None else 0.0,
-        )  # fmt: skip
+        )
 
     def _acceptance_of(self, present: DraftVersion | None) -> float:
-        """Return the acceptance of the version in use on the samples that are held out now; 0 without one, or its files."""
+        """Return the acceptance of the version in use on the samples that are held out now; 0
+        without one, or its files.
+        """
         folder = self._folder / VERSIONS / present.sha256 if present is not None else None
         if folder is None or not folder.is_dir() or not self._held_out:
             return 0.0
         head = load_head(folder, device=self._trainer.head.fc.device)
-        return self._trainer.evaluate(list(self._held_out.values()), head).simulated_acceptance_length
+        return self._trainer.evaluate(
+            list(self._held_out.values()), head
+        ).simulated_acceptance_length
 
     def _end_save(self, saving: Future[_Saved]) -> Sequence[EngineOutput]:
-        """Return the acknowledgements of the samples in a checkpoint; none if another trainer is active, or the disk is full."""
+        """Return the acknowledgements of the samples in a checkpoint; none if another trainer is
+        active, or the disk is full.
+        """
         records = self._records
         assert records is not None, "a trainer without records"
         try:
@@ -364,26 +441,48 @@ class TrainerEngine(Engine):
             log.warning("another trainer is active: the checkpoint %s is not used", saved.name)
             self._retry_s = self._clock() + RETRY_S
             return ()
-        self._name, self._contained, self._num_saved, self._num_since = saved.name, saved.samples.contained, saved.windows, 0
+        self._name, self._contained, self._num_saved, self._num_since = (
+            saved.name,
+            saved.samples.contained,
+            saved.windows,
+            0,
+        )
         version = records.add_version(saved.version) if saved.version is not None else None
         if version is not None:
             log.info(
-                "version %d of the draft head: %d windows, acceptance %s", version.number, version.windows, version.acceptance
+                "version %d of the draft head: %d windows, acceptance %s",
+                version.number,
+                version.windows,
+                version.acceptance,
             )
             self._promote_if_better(records, version, saved)
         self._delete_others(saved.name)
         number = version.number if version is not None else 0
-        arrays = {WINDOWS: np.array([saved.windows], np.int64), VERSION: np.array([number], np.int64)}
+        arrays = {
+            WINDOWS: np.array([saved.windows], np.int64),
+            VERSION: np.array([number], np.int64),
+        }
         done = [each for each in saved.done if self._waiting.pop(each.request, None) is not None]
-        return [EngineOutput(request_id=each.request, walk=each.walk, arrays=arrays, final=True) for each in done]
+        return [
+            EngineOutput(request_id=each.request, walk=each.walk, arrays=arrays, final=True)
+            for each in done
+        ]
 
-    def _promote_if_better(self, records: TrainingRecords, version: DraftVersion, saved: _Saved) -> None:
-        """Promote a version that guesses more held-out tokens in a row than the one in use, by the margin."""
-        margin, number = self._schedule.margin, saved.present.number if saved.present is not None else 0
+    def _promote_if_better(
+        self, records: TrainingRecords, version: DraftVersion, saved: _Saved
+    ) -> None:
+        """Promote a version that guesses more held-out tokens in a row than the one in use, by the
+        margin.
+        """
+        margin, number = (
+            self._schedule.margin,
+            saved.present.number if saved.present is not None else 0,
+        )
         if margin is None or version.acceptance is None:
             return
         compared = (
-            f"{version.acceptance:.2f} tokens in a row on held-out samples, version {number} has {saved.present_acceptance:.2f}"
+            f"{version.acceptance:.2f} tokens in a row on held-out samples, version "
+            f"{number} has {saved.present_acceptance:.2f}"
         )
         if version.acceptance < saved.present_acceptance + margin:
             log.info("version %d is not promoted: %s", version.number, compared)
@@ -394,7 +493,9 @@ class TrainerEngine(Engine):
         """Write the head as a version, in a folder that its hash names."""
         head = self._trainer.head
         if self._held_out:
-            self._acceptance = self._trainer.evaluate(list(self._held_out.values())).simulated_acceptance_length
+            self._acceptance = self._trainer.evaluate(
+                list(self._held_out.values())
+            ).simulated_acceptance_length
         folder = self._folder / VERSIONS / secrets.token_hex(8)
         sha256 = save_head(head, folder)
         place = self._folder / VERSIONS / sha256
@@ -403,10 +504,16 @@ class TrainerEngine(Engine):
         else:
             folder.rename(place)
         return DraftVersion(
-            number=0, sha256=sha256, target=head.config.target_hash, num_bytes=(place / WEIGHTS_FILE).stat().st_size,
-            windows=self._trainer.num_windows, samples=self._num_accepted, acceptance=self._acceptance, source=source,
+            number=0,
+            sha256=sha256,
+            target=head.config.target_hash,
+            num_bytes=(place / WEIGHTS_FILE).stat().st_size,
+            windows=self._trainer.num_windows,
+            samples=self._num_accepted,
+            acceptance=self._acceptance,
+            source=source,
             created_us=now_us(),
-        )  # fmt: skip
+        )
 
     def _delete_others(self, name: str) -> None:
         for folder in (self._folder / CHECKPOINTS).iterdir():
@@ -420,7 +527,8 @@ class TrainerEngine(Engine):
         folder = self._folder / CHECKPOINTS / name
         if name and not folder.is_dir():
             raise ConfigError(
-                f"training.folder: the fleet's last checkpoint {name} is not in {folder.parent}; all trainers need one folder",
+                f"training.folder: the fleet's last checkpoint {name} is not in "
+                f"{folder.parent}; all trainers need one folder",
                 param="training.folder",
             )
         if name:
@@ -444,16 +552,20 @@ class TrainerEngine(Engine):
         self._name = UNKNOWN
 
     def forget_samples(self) -> int:
-        """Forget every sample that is held to be trained on again, or to compare versions by; return their number.
+        """Forget every sample that is held to be trained on again, or to compare versions by;
+        return their number.
 
-        Samples that wait to be acknowledged are refused unless the trainer's state contains them already.
+        Samples that wait to be acknowledged are refused unless the trainer's state contains them
+        already.
         """
         num_samples = len(self._trainer.buffer) + len(self._held_out) + len(self._queue)
         self._trainer.buffer.clear()
         self._held_out.clear()
         self._queue.clear()
         for waiting in [each for each in self._waiting.values() if not each.is_contained]:
-            self._refuse(waiting.request, f"sample {waiting.request}: forgotten by order of an operator")
+            self._refuse(
+                waiting.request, f"sample {waiting.request}: forgotten by order of an operator"
+            )
         return num_samples
 
     def finish(self, request_id: RequestId) -> None:
@@ -473,10 +585,19 @@ class TrainerEngine(Engine):
         buffer = self._trainer.buffer
         loss = self._losses[-1] if self._losses else None
         figures = TrainingFigures(
-            windows=self._trainer.num_windows, loss=loss, accepted=self._num_accepted, refused=self._num_refused,
-            waiting=len(self._waiting), held_out=len(self._held_out), replay_samples=len(buffer), replay_bytes=buffer.num_bytes,
-            checkpoint=self._num_saved, acceptance=self._acceptance, losses=tuple(self._losses), shares=self._shares,
-        )  # fmt: skip
+            windows=self._trainer.num_windows,
+            loss=loss,
+            accepted=self._num_accepted,
+            refused=self._num_refused,
+            waiting=len(self._waiting),
+            held_out=len(self._held_out),
+            replay_samples=len(buffer),
+            replay_bytes=buffer.num_bytes,
+            checkpoint=self._num_saved,
+            acceptance=self._acceptance,
+            losses=tuple(self._losses),
+            shares=self._shares,
+        )
         running = len(self._arriving) + len(self._waiting)
         return EngineStats(running=running, ready=int(self.is_ready()), training=figures)
 

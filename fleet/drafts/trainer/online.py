@@ -1,7 +1,8 @@
-"""Training in one process: samples are produced in a thread while the trainer fits, and either side may end first.
+"""Training in one process: samples are produced in a thread while the trainer fits, and either side
+may end first.
 
-A run ends as `finished` (the producer is done, and all of its samples are trained on), `stopped` (the trainer had enough) or
-`failed` (either side raised). Only a finished run calls `on_finished`.
+A run ends as `finished` (the producer is done, and all of its samples are trained on), `stopped`
+(the trainer had enough) or `failed` (either side raised). Only a finished run calls `on_finished`.
 """
 
 import contextlib
@@ -25,7 +26,9 @@ class ProducerStopped(Exception):
 
 
 class SampleChannel:
-    """A bounded queue between one producer and one consumer. Any method may be called by either thread."""
+    """A bounded queue between one producer and one consumer. Any method may be called by either
+    thread.
+    """
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -34,7 +37,9 @@ class SampleChannel:
         self._closed = self._stopped = False
 
     def put(self, sample: DraftSample) -> None:
-        """Add a sample, waiting for room. Raises: ProducerStopped once the consumer stopped, also while waiting."""
+        """Add a sample, waiting for room. Raises: ProducerStopped once the consumer stopped, also
+        while waiting.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or len(self._samples) < self._capacity)
             if self._stopped:
@@ -56,7 +61,9 @@ class SampleChannel:
             self._changed.notify_all()
 
     def take(self, *, wait: bool) -> DraftSample | None:
-        """Return the next sample; None if there is none now, or with `wait`, if none will follow."""
+        """Return the next sample; None if there is none now, or with `wait`, if none will
+        follow.
+        """
         with self._changed:
             if wait:
                 self._changed.wait_for(lambda: self._samples or self._closed or self._stopped)
@@ -66,9 +73,11 @@ class SampleChannel:
 
 
 class WindowLoader:
-    """Moves samples of a channel into a trainer's buffer; iterating yields the size of each window that is due.
+    """Moves samples of a channel into a trainer's buffer; iterating yields the size of each window
+    that is due.
 
-    Samples that arrive while a window is computed are in the next one. What is left below a window at the end is a window too.
+    Samples that arrive while a window is computed are in the next one. What is left below a window
+    at the end is a window too.
     `num_refused`: samples that did not fit the head.
     """
 
@@ -98,7 +107,8 @@ class WindowLoader:
 
 @dataclass(slots=True, kw_only=True)
 class OnlineRun:
-    """One run. `produce` yields samples, in a thread of its own; `max_windows`: after which the trainer has enough.
+    """One run. `produce` yields samples, in a thread of its own; `max_windows`: after which the
+    trainer has enough.
 
     `end`: None until the run has ended.
     """
@@ -115,8 +125,8 @@ class OnlineRun:
     def __call__(self) -> RunEnd:
         """Run to the end.
 
-        Raises: the producer's error, with the trainer's as its context if both failed; the trainer's error; TimeoutError if the
-        producer does not end.
+        Raises: the producer's error, with the trainer's as its context if both failed; the
+        trainer's error; TimeoutError if the producer does not end.
         """
         producer = threading.Thread(target=self._produce, name="samples", daemon=True)
         producer.start()
@@ -162,25 +172,41 @@ class OnlineRun:
 
 
 def _generated(samples: Iterable[DraftSample]) -> Generator[DraftSample]:
-    """Return the samples as a generator, which ends with its source: what a producer holds is freed when it is stopped."""
+    """Return the samples as a generator, which ends with its source: what a producer holds is freed
+    when it is stopped.
+    """
     if isinstance(samples, Generator):
         return samples
     return (sample for sample in samples)
 
 
 def build_online_training(
-    trainer: Trainer, settings: TrainerSettings, produce: Callable[[], Iterable[DraftSample]], *, capacity: int,
-    on_finished: Callable[[Trainer], None] = lambda _: None, max_windows: int | None = None,
-) -> tuple[Trainer, WindowLoader, OnlineRun]:  # fmt: skip
-    """Compose a trainer, its loader and a run. `capacity`: samples that wait between producer and trainer.
+    trainer: Trainer,
+    settings: TrainerSettings,
+    produce: Callable[[], Iterable[DraftSample]],
+    *,
+    capacity: int,
+    on_finished: Callable[[Trainer], None] = lambda _: None,
+    max_windows: int | None = None,
+) -> tuple[Trainer, WindowLoader, OnlineRun]:
+    """Compose a trainer, its loader and a run. `capacity`: samples that wait between producer and
+    trainer.
 
     Raises: ConfigError for a capacity below one window, with which neither side could continue.
     """
     if capacity < settings.window_samples:
-        raise ConfigError(f"capacity: {capacity} samples are less than a window ({settings.window_samples})", param="capacity")
+        raise ConfigError(
+            f"capacity: {capacity} samples are less than a window ({settings.window_samples})",
+            param="capacity",
+        )
     channel = SampleChannel(capacity)
     loader = WindowLoader(channel, trainer, settings.window_samples)
     run = OnlineRun(
-        trainer=trainer, loader=loader, channel=channel, produce=produce, on_finished=on_finished, max_windows=max_windows
-    )  # fmt: skip
+        trainer=trainer,
+        loader=loader,
+        channel=channel,
+        produce=produce,
+        on_finished=on_finished,
+        max_windows=max_windows,
+    )
     return trainer, loader, run

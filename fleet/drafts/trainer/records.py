@@ -1,4 +1,6 @@
-"""Facts of training that the whole fleet shares, as the trainer reads and writes them. The worker keeps them in Redis."""
+"""Facts of training that the whole fleet shares, as the trainer reads and writes them. The worker
+keeps them in Redis.
+"""
 
 from typing import Protocol
 
@@ -19,7 +21,9 @@ class TrainingRecords(Protocol):
         ...
 
     def add_version(self, version: DraftVersion) -> DraftVersion | None:
-        """Add a version, and return it with its number. A version of the same bytes is returned as it is."""
+        """Add a version, and return it with its number. A version of the same bytes is returned as
+        it is.
+        """
         ...
 
     def version_in_use(self) -> DraftVersion | None:

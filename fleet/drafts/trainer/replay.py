@@ -9,15 +9,19 @@ from fleet.drafts.trainer.samples import DraftSample
 
 
 class ReplayBuffer:
-    """Samples by id, at most `max_samples` of them and `max_bytes` of tensors. Equal seeds and samples give equal windows.
+    """Samples by id, at most `max_samples` of them and `max_bytes` of tensors. Equal seeds and
+    samples give equal windows.
 
     A sample that was not drawn yet is `fresh`: it comes first, and is not dropped for a newer one.
-    Invariants: `num_bytes` is the sum over the samples that it has; `num_dropped` counts those that left it for newer ones.
+    Invariants: `num_bytes` is the sum over the samples that it has; `num_dropped` counts those that
+    left it for newer ones.
     """
 
     def __init__(self, *, max_samples: int, max_bytes: int, seed: int = 0) -> None:
         if max_samples < 1 or max_bytes < 1:
-            raise ConfigError("replay buffer: max_samples and max_bytes must be above 0", param="max_samples")
+            raise ConfigError(
+                "replay buffer: max_samples and max_bytes must be above 0", param="max_samples"
+            )
         self._max_samples, self._max_bytes = max_samples, max_bytes
         self._samples: OrderedDict[str, DraftSample] = OrderedDict()
         self._fresh: OrderedDict[str, None] = OrderedDict()
@@ -35,7 +39,9 @@ class ReplayBuffer:
         return sample.num_bytes <= self._max_bytes
 
     def add(self, sample: DraftSample) -> bool:
-        """Add a sample; return False without effect if one of its id is here, or if fresh samples leave no room for it."""
+        """Add a sample; return False without effect if one of its id is here, or if fresh samples
+        leave no room for it.
+        """
         if sample.sample_id in self._samples or not self._make_room(sample):
             return False
         self._samples[sample.sample_id] = sample
@@ -44,11 +50,19 @@ class ReplayBuffer:
         return True
 
     def _make_room(self, sample: DraftSample) -> bool:
-        """Drop the oldest samples that were drawn before, if that makes room; return False without effect if it does not."""
+        """Drop the oldest samples that were drawn before, if that makes room; return False without
+        effect if it does not.
+        """
         fresh_bytes = sum(self._samples[each].num_bytes for each in self._fresh)
-        if len(self._fresh) >= self._max_samples or fresh_bytes + sample.num_bytes > self._max_bytes:
+        if (
+            len(self._fresh) >= self._max_samples
+            or fresh_bytes + sample.num_bytes > self._max_bytes
+        ):
             return False
-        while len(self._samples) >= self._max_samples or self.num_bytes + sample.num_bytes > self._max_bytes:
+        while (
+            len(self._samples) >= self._max_samples
+            or self.num_bytes + sample.num_bytes > self._max_bytes
+        ):
             oldest = next(each for each in self._samples if each not in self._fresh)
             self.remove(oldest)
             self.num_dropped += 1
@@ -70,7 +84,8 @@ class ReplayBuffer:
         return tuple(itertools.islice(self._fresh, most))
 
     def draw(self, num_samples: int) -> list[DraftSample]:
-        """Return so many different samples: fresh ones, the oldest first, then others in random order. All stay here.
+        """Return so many different samples: fresh ones, the oldest first, then others in random
+        order. All stay here.
 
         Raises: ValueError if there are fewer.
         """

@@ -1,6 +1,8 @@
-"""The state of a trainer on disk: its head, beside it the optimizer's moments, and which samples it was trained on.
+"""The state of a trainer on disk: its head, beside it the optimizer's moments, and which samples it
+was trained on.
 
-A folder is complete when its JSON file exists, which is written last and has the hash of the moments' bytes.
+A folder is complete when its JSON file exists, which is written last and has the hash of the
+moments' bytes.
 """
 
 import hashlib
@@ -17,7 +19,14 @@ from torch import Tensor
 
 from fleet.core.errors import ConfigError
 from fleet.drafts.eagle3.config import check_names
-from fleet.drafts.eagle3.files import load_head, parse_weights, read_bytes, read_json, save_head, write_whole
+from fleet.drafts.eagle3.files import (
+    load_head,
+    parse_weights,
+    read_bytes,
+    read_json,
+    save_head,
+    write_whole,
+)
 from fleet.drafts.trainer.trainer import Trainer
 
 STATE_FILE, MOMENTS_FILE = "trainer.json", "moments.safetensors"
@@ -25,9 +34,11 @@ STATE_FILE, MOMENTS_FILE = "trainer.json", "moments.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSamples:
-    """Ids of samples in a state, the latest ones. `contained`: those that need not be trained on again, held-out ones included.
+    """Ids of samples in a state, the latest ones. `contained`: those that need not be trained on
+    again, held-out ones included.
 
-    `windows`: those that were new in each window, in order; `first`: the number of the first of these windows.
+    `windows`: those that were new in each window, in order; `first`: the number of the first of
+    these windows.
     """
 
     contained: tuple[str, ...] = ()
@@ -36,7 +47,9 @@ class TrainedSamples:
 
 
 class StoredState(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON file of a state. `first_window`, `new_samples`: see `TrainedSamples`; hashes of the head and of the moments."""
+    """The JSON file of a state. `first_window`, `new_samples`: see `TrainedSamples`; hashes of the
+    head and of the moments.
+    """
 
     windows: Annotated[int, msgspec.Meta(ge=0, le=2**53)]
     samples: tuple[str, ...]
@@ -47,27 +60,39 @@ class StoredState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def trained(self) -> TrainedSamples:
-        return TrainedSamples(contained=self.samples, windows=self.new_samples, first=self.first_window)
+        return TrainedSamples(
+            contained=self.samples, windows=self.new_samples, first=self.first_window
+        )
 
 
-def save_trainer(trainer: Trainer, folder: Path, samples: TrainedSamples = TrainedSamples()) -> None:
+def save_trainer(
+    trainer: Trainer, folder: Path, samples: TrainedSamples = TrainedSamples()
+) -> None:
     """Write the state to a folder, which is created; it is durable when this returns."""
     head_sha256 = save_head(trainer.head, folder)
     of_parameters = trainer.optimizer.state_dict()["state"]
     moments: dict[str, Tensor] = {
-        f"{at}.{name}": part.detach().cpu().contiguous() for at, parts in of_parameters.items() for name, part in parts.items()
+        f"{at}.{name}": part.detach().cpu().contiguous()
+        for at, parts in of_parameters.items()
+        for name, part in parts.items()
     }
     data = save(moments)
     write_whole(folder / MOMENTS_FILE, data)
     state = StoredState(
-        windows=trainer.num_windows, samples=samples.contained, first_window=samples.first, new_samples=samples.windows,
-        head_sha256=head_sha256, sha256=hashlib.sha256(data).hexdigest(),
-    )  # fmt: skip
+        windows=trainer.num_windows,
+        samples=samples.contained,
+        first_window=samples.first,
+        new_samples=samples.windows,
+        head_sha256=head_sha256,
+        sha256=hashlib.sha256(data).hexdigest(),
+    )
     _write_state(folder, state)
 
 
 def save_samples(folder: Path, samples: TrainedSamples, previous: Path) -> None:
-    """Write a state that differs from the one in `previous` by its samples only, with the same files of weights and moments."""
+    """Write a state that differs from the one in `previous` by its samples only, with the same
+    files of weights and moments.
+    """
     stored = _read_state(previous)
     folder.mkdir(parents=True)
     for file in previous.iterdir():
@@ -75,7 +100,12 @@ def save_samples(folder: Path, samples: TrainedSamples, previous: Path) -> None:
             os.link(file, folder / file.name)
     _write_state(
         folder,
-        msgspec.structs.replace(stored, samples=samples.contained, first_window=samples.first, new_samples=samples.windows),
+        msgspec.structs.replace(
+            stored,
+            samples=samples.contained,
+            first_window=samples.first,
+            new_samples=samples.windows,
+        ),
     )
 
 
@@ -84,7 +114,9 @@ def _write_state(folder: Path, state: StoredState) -> None:
 
 
 def read_samples(folder: Path) -> TrainedSamples:
-    """Return which samples a state contains. Raises: ConfigError if its file is missing or damaged."""
+    """Return which samples a state contains. Raises: ConfigError if its file is missing or
+    damaged.
+    """
     return _read_state(folder).trained
 
 
@@ -99,9 +131,11 @@ def _read_state(folder: Path) -> StoredState:
 
 
 def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
-    """Continue from a state: the trainer's head gets the weights, its optimizer the moments. Return which samples it contains.
+    """Continue from a state: the trainer's head gets the weights, its optimizer the moments. Return
+    which samples it contains.
 
-    Raises: ConfigError if a file is missing, damaged or of another save, or if the head's configuration is another one.
+    Raises: ConfigError if a file is missing, damaged or of another save, or if the head's
+    configuration is another one.
     """
     described = _read_state(folder)
     stored = load_head(folder, target_hash=trainer.head.config.target_hash)
@@ -109,8 +143,12 @@ def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
     head_sha256 = read_json(folder / "eagle3.json")["sha256"]
     if (hashlib.sha256(data).hexdigest(), head_sha256) != (described.sha256, described.head_sha256):
         raise ConfigError(f"{folder}: the files are not of one save", param="sha256")
-    if stored.config != trainer.head.config or not torch.equal(stored.vocabulary_D, trainer.head.vocabulary_D.cpu()):
-        raise ConfigError(f"{folder}: the head has another configuration or draft vocabulary", param="config")
+    if stored.config != trainer.head.config or not torch.equal(
+        stored.vocabulary_D, trainer.head.vocabulary_D.cpu()
+    ):
+        raise ConfigError(
+            f"{folder}: the head has another configuration or draft vocabulary", param="config"
+        )
     state = _moments_of(trainer, parse_weights(data, folder / MOMENTS_FILE), folder)
     with torch.no_grad():
         for own, given in zip(trainer.head.parameters(), stored.parameters(), strict=True):
@@ -121,7 +159,9 @@ def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
     return described.trained
 
 
-def _moments_of(trainer: Trainer, given: Mapping[str, Tensor], folder: Path) -> dict[int, dict[str, Tensor]]:
+def _moments_of(
+    trainer: Trainer, given: Mapping[str, Tensor], folder: Path
+) -> dict[int, dict[str, Tensor]]:
     """Return the moments of each parameter. Raises: ConfigError for those of another head."""
     shapes = [weight.shape for weight in trainer.head.parameters()]
     state: dict[int, dict[str, Tensor]] = {}
@@ -129,6 +169,9 @@ def _moments_of(trainer: Trainer, given: Mapping[str, Tensor], folder: Path) -> 
         at, _, kind = name.partition(".")
         number = int(at) if at.isascii() and at.isdecimal() and len(at) < 9 else len(shapes)
         if number >= len(shapes) or (part.ndim and part.shape != shapes[number]):
-            raise ConfigError(f"{folder / MOMENTS_FILE}: {name[:64]} is no moment of this head", param="training.folder")
+            raise ConfigError(
+                f"{folder / MOMENTS_FILE}: {name[:64]} is no moment of this head",
+                param="training.folder",
+            )
         state.setdefault(number, {})[kind] = part
     return state

@@ -1,4 +1,6 @@
-"""The trainer of a draft head: windows of samples, one step of the optimizer for each. It knows no source of samples."""
+"""The trainer of a draft head: windows of samples, one step of the optimizer for each. It knows no
+source of samples.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ TRAINED_DTYPES = ("float32", "float64")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """Settings of training. A window has `window_samples` samples, computed `batch_samples` at a time.
+    """Settings of training. A window has `window_samples` samples, computed `batch_samples` at a
+    time.
 
-    `num_steps`, `decay`: of `unrolled_loss`. `warmup_windows`: over which the learning rate grows from 0, linearly.
+    `num_steps`, `decay`: of `unrolled_loss`. `warmup_windows`: over which the learning rate grows
+    from 0, linearly.
     Raises: ConfigError with the name of the field.
     """
 
@@ -32,19 +36,31 @@ class TrainerSettings:
     warmup_windows: int = 20
 
     def __post_init__(self) -> None:
-        for name in ("window_samples", "batch_samples", "num_steps", "decay", "learning_rate", "max_grad_norm"):
+        for name in (
+            "window_samples",
+            "batch_samples",
+            "num_steps",
+            "decay",
+            "learning_rate",
+            "max_grad_norm",
+        ):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"trainer: {name} must be above 0, not {getattr(self, name)}", param=name)
+                raise ConfigError(
+                    f"trainer: {name} must be above 0, not {getattr(self, name)}", param=name
+                )
         if self.window_samples % self.batch_samples:
             raise ConfigError(
-                f"trainer: window_samples ({self.window_samples}) is no multiple of batch_samples ({self.batch_samples})",
+                f"trainer: window_samples ({self.window_samples}) is no multiple of "
+                f"batch_samples ({self.batch_samples})",
                 param="window_samples",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowRecord:
-    """Record of one window, numbered from 1. `loss`: mean over its batches, before the step; `counts`: sums over its samples."""
+    """Record of one window, numbered from 1. `loss`: mean over its batches, before the step;
+    `counts`: sums over its samples.
+    """
 
     window: int
     loss: float
@@ -65,21 +81,30 @@ class NotFinite(ArithmeticError):
 class Trainer:
     """Trains a head with AdamW. `on_window` receives the record of each window.
 
-    Raises: ConfigError for a head in less than 32 bits, in which small updates are lost; serve a copy (`in_dtype`).
+    Raises: ConfigError for a head in less than 32 bits, in which small updates are lost; serve a
+    copy (`in_dtype`).
     """
 
     def __init__(
-        self, head: Eagle3Head, target: TargetParts, settings: TrainerSettings, buffer: ReplayBuffer,
+        self,
+        head: Eagle3Head,
+        target: TargetParts,
+        settings: TrainerSettings,
+        buffer: ReplayBuffer,
         on_window: Callable[[WindowRecord], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         if head.config.dtype not in TRAINED_DTYPES:
             raise ConfigError(
-                f"trainer: a head is trained in {' or '.join(TRAINED_DTYPES)}, not {head.config.dtype}", param="dtype"
+                f"trainer: a head is trained in {' or '.join(TRAINED_DTYPES)}, not "
+                f"{head.config.dtype}",
+                param="dtype",
             )
         self.head, self.buffer = head, buffer
         self.settings = settings
         self._target, self._on_window = target, on_window
-        self.optimizer = torch.optim.AdamW(head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        self.optimizer = torch.optim.AdamW(
+            head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
+        )
         self._first = [weight.detach().clone() for weight in head.parameters()]
         self.num_windows = 0
         """Steps of the optimizer so far."""
@@ -93,7 +118,9 @@ class Trainer:
         self.num_windows = 0
 
     def add(self, sample: DraftSample) -> bool:
-        """Check a sample and add it to the buffer, as `ReplayBuffer.add`. Raises: SampleRefused if it does not fit the head."""
+        """Check a sample and add it to the buffer, as `ReplayBuffer.add`. Raises: SampleRefused if
+        it does not fit the head.
+        """
         sample.check(self.head.config)
         return self.buffer.add(sample)
 
@@ -103,18 +130,27 @@ class Trainer:
         return len(self.buffer) >= self.settings.window_samples
 
     def train_window(self) -> WindowRecord:
-        """Draw a whole window and make one step of the optimizer. Raises: ValueError if there are fewer samples; NotFinite."""
+        """Draw a whole window and make one step of the optimizer. Raises: ValueError if there are
+        fewer samples; NotFinite.
+        """
         return self.train_on(self.buffer.draw(self.settings.window_samples))
 
     def train_on(self, samples: Sequence[DraftSample]) -> WindowRecord:
-        """Make one step of the optimizer. Raises: NotFinite if the loss or a gradient is not finite, without a step."""
+        """Make one step of the optimizer. Raises: NotFinite if the loss or a gradient is not
+        finite, without a step.
+        """
         settings, sample_ids = self.settings, tuple(sample.sample_id for sample in samples)
-        batches = [samples[at : at + settings.batch_samples] for at in range(0, len(samples), settings.batch_samples)]
+        batches = [
+            samples[at : at + settings.batch_samples]
+            for at in range(0, len(samples), settings.batch_samples)
+        ]
         self.optimizer.zero_grad(set_to_none=True)
         total, counts = 0.0, None
         for batch in batches:
             try:
-                done = unrolled_loss(self.head, self._rows(batch), num_steps=settings.num_steps, decay=settings.decay)
+                done = unrolled_loss(
+                    self.head, self._rows(batch), num_steps=settings.num_steps, decay=settings.decay
+                )
             except ArithmeticError as error:
                 raise NotFinite(f"window {self.num_windows + 1}: {error}", sample_ids) from error
             (done.loss / len(batches)).backward()
@@ -124,20 +160,31 @@ class Trainer:
         norm = float(torch.nn.utils.clip_grad_norm_(self.head.parameters(), settings.max_grad_norm))
         if norm != norm or norm == float("inf"):
             self.optimizer.zero_grad(set_to_none=True)
-            raise NotFinite(f"window {self.num_windows + 1}: the gradient of the draft head is not finite", sample_ids)
+            raise NotFinite(
+                f"window {self.num_windows + 1}: the gradient of the draft head is not finite",
+                sample_ids,
+            )
         for group in self.optimizer.param_groups:
-            group["lr"] = settings.learning_rate * min(1.0, (self.num_windows + 1) / (settings.warmup_windows + 1))
+            group["lr"] = settings.learning_rate * min(
+                1.0, (self.num_windows + 1) / (settings.warmup_windows + 1)
+            )
         self.optimizer.step()
         self.num_windows += 1
         record = WindowRecord(
-            window=self.num_windows, loss=total, grad_norm=norm, counts=counts, sample_ids=sample_ids,
+            window=self.num_windows,
+            loss=total,
+            grad_norm=norm,
+            counts=counts,
+            sample_ids=sample_ids,
             num_positions=sum(len(sample.ids_N) for sample in samples),
-        )  # fmt: skip
+        )
         self._on_window(record)
         return record
 
     @torch.no_grad()
-    def evaluate(self, samples: Sequence[DraftSample], head: Eagle3Head | None = None) -> DraftCounts:
+    def evaluate(
+        self, samples: Sequence[DraftSample], head: Eagle3Head | None = None
+    ) -> DraftCounts:
         """Return the counts over samples that are not trained on, of another head if one is given.
 
         Raises: SampleRefused if one does not fit.

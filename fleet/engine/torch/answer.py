@@ -1,4 +1,6 @@
-"""One answer of token ids: the parameters of each draw, and the end. Shared by every program that answers in text."""
+"""One answer of token ids: the parameters of each draw, and the end. Shared by every program that
+answers in text.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -19,14 +21,22 @@ DECODE = Walk("decode")
 
 
 class TokenAnswer:
-    """Tokens of one answer. As in `transformers`, the repetition penalty counts the prompt, the other penalties the answer only.
+    """Tokens of one answer. As in `transformers`, the repetition penalty counts the prompt, the
+    other penalties the answer only.
 
-    `ids`: the tokens drawn, after `prompt_ids`; `replayed`: outputs of the request's history, to be returned
-    once the prompt's rows are computed.
+    `ids`: the tokens drawn, after `prompt_ids`; `replayed`: outputs of the request's history, to be
+    returned once the prompt's rows are computed.
     """
 
-    def __init__(self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int) -> None:
-        self._request, self._end_ids, self._salt, self.prompt_ids = request, end_ids, salt, prompt_ids
+    def __init__(
+        self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int
+    ) -> None:
+        self._request, self._end_ids, self._salt, self.prompt_ids = (
+            request,
+            end_ids,
+            salt,
+            prompt_ids,
+        )
         self._counts = TokenCounts(prompt_ids)
         self.ids: list[int] = []
         self.ended = False
@@ -46,7 +56,9 @@ class TokenAnswer:
         return 0 if self.ended else self._request.sampling.max_tokens - len(self.ids)
 
     def next_draw(self, drafts: Sequence[int] = ()) -> RowSampling:
-        """Return the parameters of the draw that follows `drafts`, tokens that are assumed to be drawn before it."""
+        """Return the parameters of the draw that follows `drafts`, tokens that are assumed to be
+        drawn before it.
+        """
         sampling, number = self._request.sampling, len(self.ids) + len(drafts)
         key = noise_key(sampling.seed, self._salt, 0, number)
         banned = frozenset[int]() if sampling.may_end(number) else self._end_ids
@@ -56,10 +68,14 @@ class TokenAnswer:
         return row
 
     def record_draw(self, token: int) -> EngineOutput:
-        """Record a draw and return its output: `final` at the end token or the length limit, an error for non-finite logits."""
+        """Record a draw and return its output: `final` at the end token or the length limit, an
+        error for non-finite logits.
+        """
         request = self._request
         if token < 0:
-            error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
+            error = EngineError(
+                "the model's output is not a number; the prompt's audio may hold invalid samples"
+            )
             return EngineOutput(request_id=request.request_id, walk=DECODE, error=error)
         self._counts.add(token)
         self.ids.append(token)
@@ -122,27 +138,44 @@ class AnsweringTask(GraphTask, DraftedTask):
 
 
 def draw_answers(
-    tasks: Sequence[AnsweringTask], logits_SV: Tensor, embed: Callable[[Tensor], Tensor], *, one_by_one: bool
+    tasks: Sequence[AnsweringTask],
+    logits_SV: Tensor,
+    embed: Callable[[Tensor], Tensor],
+    *,
+    one_by_one: bool,
 ) -> Sequence[Sequence[EngineOutput]]:
-    """Draw a token for each task. Shapes: rows of `logits_SV` beyond the tasks only pad; `embed` maps ids [S] to rows [S, H]."""
-    tokens_S = draw(logits_SV[: len(tasks)], [task.next_draw() for task in tasks], one_by_one=one_by_one)
+    """Draw a token for each task. Shapes: rows of `logits_SV` beyond the tasks only pad; `embed`
+    maps ids [S] to rows [S, H].
+    """
+    tokens_S = draw(
+        logits_SV[: len(tasks)], [task.next_draw() for task in tasks], one_by_one=one_by_one
+    )
     return record_answers(tasks, tokens_S.tolist(), embed(tokens_S.clamp(min=0)))
 
 
-def record_answers(tasks: Sequence[AnsweringTask], tokens: Sequence[int], rows_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+def record_answers(
+    tasks: Sequence[AnsweringTask], tokens: Sequence[int], rows_SH: Tensor
+) -> Sequence[Sequence[EngineOutput]]:
     """Record a drawn token, and its row, of each task."""
-    return [(task.record_draw(token, row_1H),) for task, token, row_1H in zip(tasks, tokens, rows_SH.split(1), strict=True)]
+    return [
+        (task.record_draw(token, row_1H),)
+        for task, token, row_1H in zip(tasks, tokens, rows_SH.split(1), strict=True)
+    ]
 
 
 def draw_drafted(
-    tasks: Sequence[AnsweringTask], drafts: Sequence[Sequence[int]], logits_RV: Tensor, embed: Callable[[Tensor], Tensor],
-    *, one_by_one: bool,
-) -> Sequence[Sequence[EngineOutput]]:  # fmt: skip
-    """Draw for each task the token after its last known one, and after each of its drafts; record them up to the first that is
-    not the draft at its place.
+    tasks: Sequence[AnsweringTask],
+    drafts: Sequence[Sequence[int]],
+    logits_RV: Tensor,
+    embed: Callable[[Tensor], Tensor],
+    *,
+    one_by_one: bool,
+) -> Sequence[Sequence[EngineOutput]]:
+    """Draw for each task the token after its last known one, and after each of its drafts; record
+    them up to the first that is not the draft at its place.
 
-    Each draw has the parameters, counts and noise of its index, so the answer is the one without drafts. Shapes: R rows of
-    logits, for each task one more than it has drafts.
+    Each draw has the parameters, counts and noise of its index, so the answer is the one without
+    drafts. Shapes: R rows of logits, for each task one more than it has drafts.
     """
     rows = [
         task.next_draw(guessed[:number])
@@ -162,7 +195,7 @@ def draw_drafted(
 
 def _record_drafted(
     task: AnsweringTask, drafts: Sequence[int], tokens: Sequence[int], rows_RH: Tensor
-) -> Sequence[EngineOutput]:  # fmt: skip
+) -> Sequence[EngineOutput]:
     outputs: list[EngineOutput] = []
     for token, draft, row_1H in zip(tokens, (*drafts, None), rows_RH.split(1), strict=True):
         outputs.append(task.record_draw(token, row_1H))

@@ -1,9 +1,11 @@
-"""Attention whose result for a row does not depend on the rest of the pass: one path for prompt and decode.
+"""Attention whose result for a row does not depend on the rest of the pass: one path for prompt and
+decode.
 
-The kernels see a row's context at a length that depends on the context alone, and each row is an item of its own in a batch,
-whose size does not affect an item (measured on CPU in float32; tests/unit/test_lm_attention.py). Rows whose lengths are equal
-share their calls.
-Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, R rows of a call, L their padded context length.
+The kernels see a row's context at a length that depends on the context alone, and each row is an
+item of its own in a batch, whose size does not affect an item (measured on CPU in float32;
+tests/unit/test_lm_attention.py). Rows whose lengths are equal share their calls.
+Legend: N rows, h query heads, k key/value heads, g = h / k, d head size, R rows of a call, L their
+padded context length.
 """
 
 from collections import defaultdict
@@ -34,7 +36,9 @@ CALL_BYTES = 2 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Context:
-    """The positions [first, stop) that row `row` of the tile attends to, of which those at `slots` of the pool are padded."""
+    """The positions [first, stop) that row `row` of the tile attends to, of which those at `slots`
+    of the pool are padded.
+    """
 
     row: int
     first: int
@@ -49,9 +53,11 @@ class _Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _AlikeRows:
-    """Rows that are computed together. `hidden`: bool [R, 1, 1, L], or None if every row attends to all positions.
+    """Rows that are computed together. `hidden`: bool [R, 1, 1, L], or None if every row attends to
+    all positions.
 
-    `vectors_2RkL`, flattened: numbers of their keys, then of their values, among all vectors of the pool.
+    `vectors_2RkL`, flattened: numbers of their keys, then of their values, among all vectors of the
+    pool.
     """
 
     rows_R: Tensor
@@ -78,13 +84,19 @@ class RowLayout:
         out_Nkgd = q_Nhd.new_zeros(num_rows, groups, num_heads // groups, dim)
         q_Nkgd, vectors = q_Nhd.reshape(out_Nkgd.shape), slots.view(-1, dim)
         for alike in self._groups_of(params.window):
-            k_RkLd, v_RkLd = vectors.index_select(0, alike.vectors_2RkL).view(2, len(alike.rows_R), groups, -1, dim)
+            k_RkLd, v_RkLd = vectors.index_select(0, alike.vectors_2RkL).view(
+                2, len(alike.rows_R), groups, -1, dim
+            )
             q_Rkgd = q_Nkgd.index_select(0, alike.rows_R)
-            out_Nkgd.index_copy_(0, alike.rows_R, _attend(q_Rkgd, k_RkLd, v_RkLd, alike.hidden, params))
+            out_Nkgd.index_copy_(
+                0, alike.rows_R, _attend(q_Rkgd, k_RkLd, v_RkLd, alike.hidden, params)
+            )
         return out_Nkgd.flatten(1)
 
     def _groups_of(self, window: int | None) -> Sequence[_AlikeRows]:
-        """Return the rows as a layer with this window computes them; other layers with it share the result."""
+        """Return the rows as a layer with this window computes them; other layers with it share the
+        result.
+        """
         if window not in self._groups:
             self._groups[window] = list(_groups(self._contexts(window), self._pool))
         return self._groups[window]
@@ -95,12 +107,19 @@ class RowLayout:
             slots = _padded_slots(extent, self._pool)
             for stop in range(extent.start + 1, extent.stop + 1):
                 first = 0 if window is None else max(0, stop - window)
-                yield _Context(row=row, first=first, stop=stop, slots=slots[first // UNIT * UNIT : -(-stop // UNIT) * UNIT])
+                yield _Context(
+                    row=row,
+                    first=first,
+                    stop=stop,
+                    slots=slots[first // UNIT * UNIT : -(-stop // UNIT) * UNIT],
+                )
                 row += 1
 
 
 def _padded_slots(extent: Extent, pool: KVPool) -> NDArray[np.int64]:
-    """Return the slots of a table's positions up to whole units; beyond the pages the last slot stands in for them."""
+    """Return the slots of a table's positions up to whole units; beyond the pages the last slot
+    stands in for them.
+    """
     pages = np.array(extent.table.pages[: pool.pages_for(extent.stop)], np.int64)
     slots = (pages[:, None] * pool.page_size + np.arange(pool.page_size)).ravel()
     missing = max(0, -(-extent.stop // UNIT) * UNIT - len(slots))
@@ -120,20 +139,29 @@ def _groups(contexts: Iterator[_Context], pool: KVPool) -> Iterator[_AlikeRows]:
 
 
 def _group(rows: Sequence[_Context], num_kv_heads: int, device: torch.device) -> _AlikeRows:
-    hidden_RL, slots_RL = (np.stack(parts) for parts in zip(*((each.hidden, each.slots) for each in rows), strict=True))
-    vectors_2RkL = 2 * num_kv_heads * slots_RL[:, None] + np.arange(2 * num_kv_heads).reshape(2, 1, num_kv_heads, 1)
+    hidden_RL, slots_RL = (
+        np.stack(parts) for parts in zip(*((each.hidden, each.slots) for each in rows), strict=True)
+    )
+    vectors_2RkL = 2 * num_kv_heads * slots_RL[:, None] + np.arange(2 * num_kv_heads).reshape(
+        2, 1, num_kv_heads, 1
+    )
     return _AlikeRows(
         rows_R=index_tensor([each.row for each in rows], device),
         vectors_2RkL=torch.from_numpy(vectors_2RkL.ravel()).to(device),
         hidden=torch.from_numpy(hidden_RL)[:, None, None].to(device) if hidden_RL.any() else None,
-    )  # fmt: skip
+    )
 
 
-def _attend(q_Rkgd: Tensor, k_RkLd: Tensor, v_RkLd: Tensor, hidden: Tensor | None, params: AttentionParams) -> Tensor:
+def _attend(
+    q_Rkgd: Tensor, k_RkLd: Tensor, v_RkLd: Tensor, hidden: Tensor | None, params: AttentionParams
+) -> Tensor:
     scores_RkgL = q_Rkgd @ k_RkLd.transpose(-1, -2) * params.scale
     if params.softcap is not None:
-        # Row by row: in a larger tensor other elements would be those that a vector of the processor does not fill.
-        scores_RkgL = torch.stack([torch.tanh(row / params.softcap) * params.softcap for row in scores_RkgL])
+        # Row by row: in a larger tensor other elements would be those that a vector of the
+        # processor does not fill.
+        scores_RkgL = torch.stack(
+            [torch.tanh(row / params.softcap) * params.softcap for row in scores_RkgL]
+        )
     if hidden is not None:
         scores_RkgL = scores_RkgL.masked_fill(hidden, -torch.inf)
     sinks_kg = params.sinks_h.view(scores_RkgL.shape[1:3]) if params.sinks_h is not None else None

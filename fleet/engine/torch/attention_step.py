@@ -1,7 +1,10 @@
-"""Attention of a decode step, by tensors only: one row per request, over the pages that a table names.
+"""Attention of a decode step, by tensors only: one row per request, over the pages that a table
+names.
 
-On a GPU one kernel reads the pages in place; elsewhere they are gathered, up to the size of the table.
-Legend: B rows, h query heads, k key/value heads, g = h / k, d head size, P pages of a request, L = P x page size.
+On a GPU one kernel reads the pages in place; elsewhere they are gathered, up to the size of the
+table.
+Legend: B rows, h query heads, k key/value heads, g = h / k, d head size, P pages of a request, L =
+P x page size.
 """
 
 import torch
@@ -28,21 +31,35 @@ class StepLayout:
             self._seen_B11L = (at_L < self._contexts_B[:, None])[:, None, None]
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
-        assert params == AttentionParams(scale=params.scale), "a decode step has neither windows, soft caps nor sinks"
+        assert params == AttentionParams(scale=params.scale), (
+            "a decode step has neither windows, soft caps nor sinks"
+        )
         self._pool.slots_of_layer[layer].index_copy_(0, self._slots_B, kv_Nkd)
         if self._in_place:
-            from fleet.engine.torch.paged_attention import attend_in_place  # needs Triton, which comes with torch for CUDA
+            # needs Triton, which comes with torch for CUDA
+            from fleet.engine.torch.paged_attention import attend_in_place
 
             return attend_in_place(
-                q_Nhd, self._pool.slots_of_layer[layer], self._pages_BP, self._contexts_B, self._pool.page_size, params.scale
+                q_Nhd,
+                self._pool.slots_of_layer[layer],
+                self._pages_BP,
+                self._contexts_B,
+                self._pool.page_size,
+                params.scale,
             )
         return self._gathered(layer, q_Nhd, params.scale)
 
     def _gathered(self, layer: int, q_Bhd: Tensor, scale: float) -> Tensor:
         num_rows, num_heads, dim = q_Bhd.shape
         groups = self._pool.shape.num_kv_heads
-        kv = self._pool.pages_of_layer[layer].index_select(0, self._pages_BP.flatten()).view(num_rows, -1, 2, groups, dim)
+        kv = (
+            self._pool.pages_of_layer[layer]
+            .index_select(0, self._pages_BP.flatten())
+            .view(num_rows, -1, 2, groups, dim)
+        )
         k_BkLd, v_BkLd = kv.permute(2, 0, 3, 1, 4).unbind(0)
         q_Bkgd = q_Bhd.view(num_rows, groups, -1, dim)
-        out = F.scaled_dot_product_attention(q_Bkgd, k_BkLd, v_BkLd, attn_mask=self._seen_B11L, scale=scale)
+        out = F.scaled_dot_product_attention(
+            q_Bkgd, k_BkLd, v_BkLd, attn_mask=self._seen_B11L, scale=scale
+        )
         return out.reshape(num_rows, num_heads * dim)

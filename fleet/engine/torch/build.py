@@ -24,11 +24,16 @@ class ComputeDevice:
 
 
 def open_device(*, device: str, dtype: str, numerics: str, threads: int) -> ComputeDevice:
-    """Set the process's threads and choose the device. Raises: ConfigError naming settings that exclude each other."""
+    """Set the process's threads and choose the device. Raises: ConfigError naming settings that
+    exclude each other.
+    """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype: {dtype!r} is not one of {', '.join(DTYPES)}", param="dtype")
     if numerics == "invariant" and (device != "cpu" or dtype != "float32"):
-        raise ConfigError(f"numerics: invariant needs device cpu and dtype float32, not {device} and {dtype}", param="numerics")
+        raise ConfigError(
+            f"numerics: invariant needs device cpu and dtype float32, not {device} and {dtype}",
+            param="numerics",
+        )
     try:
         where = torch.device(device)
         torch.empty(0, device=where)

@@ -1,6 +1,8 @@
-"""Requests whose computed rows are returned instead of draws, to train on, and the time that they may take from others.
+"""Requests whose computed rows are returned instead of draws, to train on, and the time that they
+may take from others.
 
-A pass has either captures or other requests: so its time is known, and no answer waits for rows that only a trainer needs.
+A pass has either captures or other requests: so its time is known, and no answer waits for rows
+that only a trainer needs.
 """
 
 import math
@@ -18,11 +20,14 @@ from fleet.engine.torch.program import TaskT
 from fleet.engine.torch.scheduled import Planned, ScheduledRequest
 
 QUIET_S = 0.2
-"""Captures run freely once no other request could be computed for so long. Under load the gaps between answers are shorter."""
+"""Captures run freely once no other request could be computed for so long. Under load the gaps
+between answers are shorter.
+"""
 
 
 class Captures:
-    """`share`: of the elapsed time, which captures may take while other requests are computed; without others they run freely.
+    """`share`: of the elapsed time, which captures may take while other requests are computed;
+    without others they run freely.
 
     None: captures are refused. `clock`: seconds, monotonic.
     """
@@ -36,10 +41,17 @@ class Captures:
     def check(self, request: EngineRequest) -> None:
         """Raise BadInput for a capture where they are refused."""
         if request.captured and self._share is None:
-            raise BadInput("this worker computes no captures: set training.enabled: true for the whole fleet", param="outputs")
+            raise BadInput(
+                "this worker computes no captures: set training.enabled: true for the whole fleet",
+                param="outputs",
+            )
 
-    def choose(self, requests: Collection[ScheduledRequest[TaskT]]) -> Collection[ScheduledRequest[TaskT]]:
-        """Return the requests of the next pass: others before captures, except within the share of time, and then one capture."""
+    def choose(
+        self, requests: Collection[ScheduledRequest[TaskT]]
+    ) -> Collection[ScheduledRequest[TaskT]]:
+        """Return the requests of the next pass: others before captures, except within the share of
+        time, and then one capture.
+        """
         captures = [each for each in requests if each.request.captured]
         others = [each for each in requests if not each.request.captured] if captures else requests
         now_s = self._clock()
@@ -53,7 +65,9 @@ class Captures:
         return able[:1] if is_bounded else captures
 
     def due_in_s(self, requests: Collection[ScheduledRequest[TaskT]]) -> float:
-        """Return the seconds until `choose` returns captures, unless others are computed meanwhile; infinite without captures."""
+        """Return the seconds until `choose` returns captures, unless others are computed meanwhile;
+        infinite without captures.
+        """
         if not any(each.request.captured and each.can_begin() for each in requests):
             return math.inf
         return max(0.0, min(self._next_s, self._free_s()) - self._clock())
@@ -69,8 +83,12 @@ class Captures:
             self._next_s = self._clock() + took_s * (1 / self._share - 1)
         return is_of_captures
 
-    def outputs(self, scheduled: ScheduledRequest[TaskT], extent: Extent, done: PassDone) -> Sequence[EngineOutput]:
-        """Return the rows of a pass that were not returned before; the last ones end the request."""
+    def outputs(
+        self, scheduled: ScheduledRequest[TaskT], extent: Extent, done: PassDone
+    ) -> Sequence[EngineOutput]:
+        """Return the rows of a pass that were not returned before; the last ones end the
+        request.
+        """
         first, task = max(extent.start, scheduled.reported), scheduled.task
         if first >= extent.stop:
             return ()
@@ -78,6 +96,16 @@ class Captures:
         if INPUT_ROWS in scheduled.request.captured:
             rows[INPUT_ROWS] = task.rows(extent.start, extent.stop)
         skipped = first - extent.start
-        arrays = {name: rows[name][skipped:].to(torch.float32).cpu().contiguous().numpy() for name in scheduled.request.captured}
+        arrays = {
+            name: rows[name][skipped:].to(torch.float32).cpu().contiguous().numpy()
+            for name in scheduled.request.captured
+        }
         final = scheduled.fed_final and extent.stop == task.num_rows
-        return [EngineOutput(request_id=scheduled.request.request_id, walk=scheduled.walk, arrays=arrays, final=final)]
+        return [
+            EngineOutput(
+                request_id=scheduled.request.request_id,
+                walk=scheduled.walk,
+                arrays=arrays,
+                final=final,
+            )
+        ]

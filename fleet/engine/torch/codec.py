@@ -1,7 +1,8 @@
 """The batch loop of a stateful decoder: frames of codes in, samples out, window by window.
 
-Each step runs one pass over windows of equal length. Windows of different lengths run in different passes: on a CPU padding
-costs more than a pass. Knows no model: the decoder defines states, and which windows may share a pass.
+Each step runs one pass over windows of equal length. Windows of different lengths run in different
+passes: on a CPU padding costs more than a pass. Knows no model: the decoder defines states, and
+which windows may share a pass.
 """
 
 import logging
@@ -48,11 +49,17 @@ class WindowDecoder(Protocol[StateT]):
         ...
 
     def skip(self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]) -> Sequence[StateT]:
-        """Return the next states after windows whose audio is known; one pass, much cheaper than decoding."""
+        """Return the next states after windows whose audio is known; one pass, much cheaper than
+        decoding.
+        """
         ...
 
-    def decode(self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]) -> tuple[Sequence[StateT], NDArray[np.float32]]:
-        """Run one pass over B windows of T frames; return the next states, and the samples, B x samples."""
+    def decode(
+        self, states: Sequence[StateT], codes_BTQ: NDArray[np.int32]
+    ) -> tuple[Sequence[StateT], NDArray[np.float32]]:
+        """Run one pass over B windows of T frames; return the next states, and the samples, B x
+        samples.
+        """
         ...
 
     def check(self) -> None:
@@ -64,8 +71,9 @@ class WindowDecoder(Protocol[StateT]):
 class WindowPolicy:
     """Sizes of windows. `ramp` counts frames per window; its last number repeats.
 
-    `invariant`: window k has ramp[k] frames however they arrive, and waits until it is full or the input has ended; windows
-    run one by one. Otherwise a window is all frames that have arrived, at most the longest of the ramp, so that none starves.
+    `invariant`: window k has ramp[k] frames however they arrive, and waits until it is full or the
+    input has ended; windows run one by one. Otherwise a window is all frames that have arrived, at
+    most the longest of the ramp, so that none starves.
     Raises: ConfigError if the ramp is empty or not positive.
     """
 
@@ -74,7 +82,10 @@ class WindowPolicy:
 
     def __post_init__(self) -> None:
         if not self.ramp or min(self.ramp) < 1:
-            raise ConfigError(f"window ramp {self.ramp}: give one or more window sizes of at least 1 frame", param="policy.ramp")
+            raise ConfigError(
+                f"window ramp {self.ramp}: give one or more window sizes of at least 1 frame",
+                param="policy.ramp",
+            )
 
     def num_frames(self, window_index: int, num_waiting: int, *, ended: bool) -> int:
         """Return the frames of the next window; 0 while it must wait for more."""
@@ -86,8 +97,8 @@ class WindowPolicy:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Stream(Generic[StateT]):
-    """A request in the loop. `waiting_TQ`: frames fed and not yet decoded; `known`: an earlier owner's samples, still to be
-    returned.
+    """A request in the loop. `waiting_TQ`: frames fed and not yet decoded; `known`: an earlier
+    owner's samples, still to be returned.
     """
 
     request_id: RequestId
@@ -110,12 +121,16 @@ class _Stream(Generic[StateT]):
 
 
 class CodecEngine(Engine, Generic[StateT]):
-    """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave` float32 [samples].
+    """Input arrays: `codes` int32 [frames, codebooks], any number of frames. Output arrays: `wave`
+    float32 [samples].
 
-    History is the `wave` of the first samples: they are returned again, and only the state needed to continue is computed.
+    History is the `wave` of the first samples: they are returned again, and only the state needed
+    to continue is computed.
     """
 
-    def __init__(self, decoder: WindowDecoder[StateT], policy: WindowPolicy, *, max_batch: int) -> None:
+    def __init__(
+        self, decoder: WindowDecoder[StateT], policy: WindowPolicy, *, max_batch: int
+    ) -> None:
         self._decoder, self._policy = decoder, policy
         self._max_batch = 1 if policy.invariant else max_batch
         self._no_frames: NDArray[np.int32] = np.zeros((0, decoder.num_codebooks), np.int32)
@@ -128,7 +143,10 @@ class CodecEngine(Engine, Generic[StateT]):
             raise BadInput(f"request {request.request_id} was submitted twice")
         known = request.history.get("wave", np.zeros(0, np.float32))
         self._streams[request.request_id] = _Stream(
-            request_id=request.request_id, state=self._decoder.open(), waiting_TQ=self._no_frames, known=known
+            request_id=request.request_id,
+            state=self._decoder.open(),
+            waiting_TQ=self._no_frames,
+            known=known,
         )
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
@@ -157,7 +175,9 @@ class CodecEngine(Engine, Generic[StateT]):
         windows = [stream for stream in able if not stream.only_end_left()]
         if windows:
             kind = self._kind(windows[0])
-            outputs += self._run([stream for stream in windows if self._kind(stream) == kind][: self._max_batch])
+            outputs += self._run(
+                [stream for stream in windows if self._kind(stream) == kind][: self._max_batch]
+            )
         return outputs
 
     def finish(self, request_id: RequestId) -> None:
@@ -177,36 +197,57 @@ class CodecEngine(Engine, Generic[StateT]):
         """Return the frames of an input. Raises: EngineError naming the invalid codes."""
         codes = arrays.get("codes", self._no_frames)
         num_codebooks, codebook_size = self._decoder.num_codebooks, self._decoder.codebook_size
-        if codes.ndim != 2 or codes.shape[1] != num_codebooks or not np.issubdtype(codes.dtype, np.integer):
+        if (
+            codes.ndim != 2
+            or codes.shape[1] != num_codebooks
+            or not np.issubdtype(codes.dtype, np.integer)
+        ):
             got = f"{codes.dtype} {list(codes.shape)}"
-            raise EngineError(f"codes: expected integers [frames, {num_codebooks}], got {got}", param="codes")
+            raise EngineError(
+                f"codes: expected integers [frames, {num_codebooks}], got {got}", param="codes"
+            )
         outside = np.argwhere((codes < 0) | (codes >= codebook_size))
         if len(outside):
             frame, codebook = outside[0]
             place = f"frame {frame} of the chunk, codebook {codebook}"
-            raise EngineError(f"codes: {codes[frame, codebook]} at {place} is not in 0..{codebook_size - 1}", param="codes")
+            raise EngineError(
+                f"codes: {codes[frame, codebook]} at {place} is not in 0..{codebook_size - 1}",
+                param="codes",
+            )
         return codes.astype(np.int32, copy=False)
 
     def _window_frames(self, stream: _Stream[StateT]) -> int:
-        return self._policy.num_frames(stream.num_windows, len(stream.waiting_TQ), ended=stream.ended)
+        return self._policy.num_frames(
+            stream.num_windows, len(stream.waiting_TQ), ended=stream.ended
+        )
 
     def _can_step(self, stream: _Stream[StateT]) -> bool:
         return not stream.paused and (stream.only_end_left() or self._window_frames(stream) > 0)
 
     def _kind(self, stream: _Stream[StateT]) -> Hashable:
-        return self._window_frames(stream), self._decoder.group(stream.state), self._is_known(stream)
+        return (
+            self._window_frames(stream),
+            self._decoder.group(stream.state),
+            self._is_known(stream),
+        )
 
     def _is_known(self, stream: _Stream[StateT]) -> bool:
-        """Return True if the next window's audio is known, and enough after it for the state to settle."""
+        """Return True if the next window's audio is known, and enough after it for the state to
+        settle.
+        """
         num_samples = self._decoder.num_samples(stream.state, self._window_frames(stream))
         return len(stream.known) >= num_samples + self._decoder.settling_samples
 
     def _run(self, batch: list[_Stream[StateT]]) -> list[EngineOutput]:
-        """Run one pass over windows of one kind; if it fails, run each alone, so that only the one at fault fails."""
+        """Run one pass over windows of one kind; if it fails, run each alone, so that only the one
+        at fault fails.
+        """
         num_frames = self._window_frames(batch[0])
         try:
             codes_BTQ = np.stack([stream.waiting_TQ[:num_frames] for stream in batch])
-            states, waves = self._pass([stream.state for stream in batch], codes_BTQ, known=self._is_known(batch[0]))
+            states, waves = self._pass(
+                [stream.state for stream in batch], codes_BTQ, known=self._is_known(batch[0])
+            )
         except (RuntimeError, MemoryError) as error:
             log.exception("a pass over %d windows of %d frames failed", len(batch), num_frames)
             if len(batch) > 1:
@@ -222,9 +263,13 @@ class CodecEngine(Engine, Generic[StateT]):
             after, waves_BT = self._decoder.decode(states, codes_BTQ)
             return after, list(waves_BT)
         lengths = [self._decoder.num_samples(state, codes_BTQ.shape[1]) for state in states]
-        return self._decoder.skip(states, codes_BTQ), [np.zeros(length, np.float32) for length in lengths]
+        return self._decoder.skip(states, codes_BTQ), [
+            np.zeros(length, np.float32) for length in lengths
+        ]
 
-    def _advance(self, stream: _Stream[StateT], state: StateT, wave: NDArray[np.float32], num_frames: int) -> EngineOutput:
+    def _advance(
+        self, stream: _Stream[StateT], state: StateT, wave: NDArray[np.float32], num_frames: int
+    ) -> EngineOutput:
         stream.state, stream.waiting_TQ = state, stream.waiting_TQ[num_frames:]
         stream.num_windows += 1
         del self._streams[stream.request_id]
@@ -232,10 +277,16 @@ class CodecEngine(Engine, Generic[StateT]):
         if not final:
             self._streams[stream.request_id] = stream
         arrays = {"wave": stream.replace_known(wave)}
-        return EngineOutput(request_id=stream.request_id, walk=stream.walk, arrays=arrays, final=final)
+        return EngineOutput(
+            request_id=stream.request_id, walk=stream.walk, arrays=arrays, final=final
+        )
 
     def _end(self, stream: _Stream[StateT]) -> EngineOutput:
-        """Return the last output of a stream without frames to decode: its error, or an empty end."""
+        """Return the last output of a stream without frames to decode: its error, or an empty
+        end.
+        """
         del self._streams[stream.request_id]
         final = stream.error is None
-        return EngineOutput(request_id=stream.request_id, walk=stream.walk, final=final, error=stream.error)
+        return EngineOutput(
+            request_id=stream.request_id, walk=stream.walk, final=final, error=stream.error
+        )

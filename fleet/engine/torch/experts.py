@@ -1,4 +1,5 @@
-"""Mixture-of-experts products: grouped by expert (fast), or every chosen expert over the whole tile (invariant).
+"""Mixture-of-experts products: grouped by expert (fast), or every chosen expert over the whole tile
+(invariant).
 
 Legend: N rows, H hidden size, I expert width, E experts, k experts a row.
 """
@@ -20,12 +21,18 @@ class ExpertWeights:
 
     @property
     def is_aligned(self) -> bool:
-        """Return True if every row begins at a multiple of 16 bytes, which `F.grouped_mm` requires."""
-        return all(weight.stride(-2) * weight.itemsize % 16 == 0 for weight in (self.gate_up, self.down))
+        """Return True if every row begins at a multiple of 16 bytes, which `F.grouped_mm`
+        requires.
+        """
+        return all(
+            weight.stride(-2) * weight.itemsize % 16 == 0 for weight in (self.gate_up, self.down)
+        )
 
 
 Experts = Callable[[Tensor, Tensor, Tensor, ExpertWeights], Tensor]
-"""The weighted sum of each row's experts: (rows [N, H], expert ids [N, k], weights [N, k], matrices) -> [N, H]."""
+"""The weighted sum of each row's experts: (rows [N, H], expert ids [N, k], weights [N, k],
+matrices) -> [N, H].
+"""
 
 
 def _expert(rows_nH: Tensor, expert: int, matrices: ExpertWeights) -> Tensor:
@@ -33,16 +40,21 @@ def _expert(rows_nH: Tensor, expert: int, matrices: ExpertWeights) -> Tensor:
     return F.linear(F.silu(gate) * up, matrices.down[expert])
 
 
-def grouped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
+def grouped_experts(
+    rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
+) -> Tensor:
     """Run the chosen experts as two grouped products where that is possible and faster."""
     if not matrices.is_aligned or (len(rows_NH) == 1 and rows_NH.device.type == "cpu"):
-        return looped_experts(rows_NH, ids_Nk, weights_Nk, matrices)  # one row: twice as fast on a CPU (measured)
+        # one row: twice as fast on a CPU (measured)
+        return looped_experts(rows_NH, ids_Nk, weights_Nk, matrices)
     return grouped_products(rows_NH, ids_Nk, weights_Nk, matrices)
 
 
-def grouped_products(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
-    """Run all chosen experts as two grouped products. Their number of kernels does not depend on the routing, and the host need
-    not know it.
+def grouped_products(
+    rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
+) -> Tensor:
+    """Run all chosen experts as two grouped products. Their number of kernels does not depend on
+    the routing, and the host need not know it.
     """
     k = ids_Nk.shape[1]
     expert_of_pair, order = ids_Nk.flatten().sort(stable=True)
@@ -53,8 +65,12 @@ def grouped_products(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matric
     return _weighted_sum(outs, order, weights_Nk)
 
 
-def looped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
-    """Run each chosen expert once, over its rows only, one after another: the slow twin of `grouped_products`."""
+def looped_experts(
+    rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
+) -> Tensor:
+    """Run each chosen expert once, over its rows only, one after another: the slow twin of
+    `grouped_products`.
+    """
     num_rows, k = ids_Nk.shape
     if num_rows == 1:
         outs = torch.cat([_expert(rows_NH, expert, matrices) for expert in ids_Nk[0].tolist()])
@@ -62,24 +78,33 @@ def looped_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices
     order = ids_Nk.flatten().argsort(stable=True)
     counts = torch.bincount(ids_Nk.flatten(), minlength=len(matrices.gate_up)).tolist()
     picked = rows_NH[order // k].split(counts)
-    outs = torch.cat([_expert(rows, expert, matrices) for expert, rows in enumerate(picked) if counts[expert]])
+    outs = torch.cat(
+        [_expert(rows, expert, matrices) for expert, rows in enumerate(picked) if counts[expert]]
+    )
     return _weighted_sum(outs, order, weights_Nk)
 
 
 def _weighted_sum(outs: Tensor, order: Tensor, weights_Nk: Tensor) -> Tensor:
-    """Sum the experts' outputs of each row. Shapes: `outs` [N x k, H], ordered by expert; `order` [N x k]."""
+    """Sum the experts' outputs of each row. Shapes: `outs` [N x k, H], ordered by expert; `order`
+    [N x k].
+    """
     by_pair = torch.empty_like(outs)
     by_pair[order] = outs
     return torch.bmm(weights_Nk[:, None], by_pair.view(*weights_Nk.shape, -1))[:, 0]
 
 
-def tiled_experts(rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights) -> Tensor:
-    """Run every chosen expert over all rows, summed in order of expert: no shape depends on the routing.
+def tiled_experts(
+    rows_NH: Tensor, ids_Nk: Tensor, weights_Nk: Tensor, matrices: ExpertWeights
+) -> Tensor:
+    """Run every chosen expert over all rows, summed in order of expert: no shape depends on the
+    routing.
 
     An expert that a row did not choose adds an exact zero to it.
     """
     out_NH = torch.zeros_like(rows_NH)
-    dense_NE = weights_Nk.new_zeros(len(rows_NH), len(matrices.gate_up)).scatter(1, ids_Nk, weights_Nk)
+    dense_NE = weights_Nk.new_zeros(len(rows_NH), len(matrices.gate_up)).scatter(
+        1, ids_Nk, weights_Nk
+    )
     for expert in sorted(set(ids_Nk.flatten().tolist())):
         weight_N1 = dense_NE[:, expert : expert + 1]
         product = _expert(rows_NH, expert, matrices) * weight_N1

@@ -1,7 +1,9 @@
-"""Execution of decode steps without the host: on a GPU a step is replayed as one captured graph per number of rows.
+"""Execution of decode steps without the host: on a GPU a step is replayed as one captured graph per
+number of rows.
 
-Rows that draw next are computed, and drawn from, by the program's `decode`; all others (prompts, replays) by `FastRunner`, the
-slow twin of this one. Legend: B rows of a step, the last ones padding; S rows in use.
+Rows that draw next are computed, and drawn from, by the program's `decode`; all others (prompts,
+replays) by `FastRunner`, the slow twin of this one. Legend: B rows of a step, the last ones
+padding; S rows in use.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,14 +23,16 @@ from fleet.engine.torch.step_inputs import StepBuffers, StepInputs
 
 Step = Callable[[StepInputs], StepOutputs]
 NUM_WARM_UPS = 2
-"""Runs before a capture, which allocate and compile what must not be allocated or compiled within it."""
+"""Runs before a capture, which allocate and compile what must not be allocated or compiled within
+it.
+"""
 
 
 def can_capture(device: torch.device, dtype: torch.dtype) -> bool:
     """Return True if a decode step with experts can be captured on a device.
 
-    On others grouped products copy the groups' sizes to the host, which a capture refuses. Source: torch 2.13,
-    aten/native/cuda/GroupedBlas.cpp.
+    On others grouped products copy the groups' sizes to the host, which a capture refuses. Source:
+    torch 2.13, aten/native/cuda/GroupedBlas.cpp.
     """
     if device.type != "cuda" or dtype != torch.bfloat16 or find_spec("triton") is None:
         return False
@@ -36,7 +40,9 @@ def can_capture(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def buckets_up_to(max_batch: int) -> list[int]:
-    """Return the numbers of rows for which graphs are captured: powers of two, and the largest batch."""
+    """Return the numbers of rows for which graphs are captured: powers of two, and the largest
+    batch.
+    """
     powers = [1 << n for n in range(max_batch.bit_length()) if 1 << n < max_batch]
     return [*powers, max_batch]
 
@@ -44,16 +50,25 @@ def buckets_up_to(max_batch: int) -> list[int]:
 class GraphRunner(Generic[GraphTaskT]):
     """Runs the rows of a pass that draw in one decode step, padded to the next bucket.
 
-    `step` computes a step from its inputs; it is captured on a GPU, and called elsewhere. The page table of a captured step
-    covers the whole pool, elsewhere as many pages as are needed, in powers of two. `reads_features`: returns True while a draft
-    head reads the rows of passes, which a step does not return; all rows are then computed by `FastRunner`.
+    `step` computes a step from its inputs; it is captured on a GPU, and called elsewhere. The page
+    table of a captured step covers the whole pool, elsewhere as many pages as are needed, in powers
+    of two. `reads_features`: returns True while a draft head reads the rows of passes, which a step
+    does not return; all rows are then computed by `FastRunner`.
     """
 
     def __init__(
-        self, program: GraphProgram[GraphTaskT], pool: KVPool, buckets: Sequence[int],
+        self,
+        program: GraphProgram[GraphTaskT],
+        pool: KVPool,
+        buckets: Sequence[int],
         reads_features: Callable[[], bool] = lambda: False,
-    ) -> None:  # fmt: skip
-        self._program, self._pool, self._buckets, self._reads_features = program, pool, sorted(buckets), reads_features
+    ) -> None:
+        self._program, self._pool, self._buckets, self._reads_features = (
+            program,
+            pool,
+            sorted(buckets),
+            reads_features,
+        )
         self._fast = FastRunner(program, pool)
         self.step: Step = lambda inputs: program.decode(inputs, StepLayout(pool, inputs))
         self._captures = pool.data.device.type == "cuda"
@@ -66,7 +81,9 @@ class GraphRunner(Generic[GraphTaskT]):
 
     def forward(self, entries: Sequence[tuple[GraphTaskT, Extent]]) -> PassDone:
         steps = not self._reads_features()
-        decoding = [entry for entry in entries if steps and entry[1].num_rows == 1 and is_due(*entry)]
+        decoding = [
+            entry for entry in entries if steps and entry[1].num_rows == 1 and is_due(*entry)
+        ]
         stepping = {id(extent) for _, extent in decoding}
         others = [entry for entry in entries if id(entry[1]) not in stepping]
         tapped: dict[int, Tensor] = {}
@@ -114,22 +131,29 @@ class GraphRunner(Generic[GraphTaskT]):
         most = max(self._pool.pages_for(extent.stop) for extent in extents)
         return min(1 << (most - 1).bit_length(), self._pool.num_pages)
 
-    def _prepare(self, num_rows: int, num_pages: int) -> tuple[StepBuffers, Callable[[], StepOutputs]]:
+    def _prepare(
+        self, num_rows: int, num_pages: int
+    ) -> tuple[StepBuffers, Callable[[], StepOutputs]]:
         """Return the buffers of a step, and a call that runs the step on them."""
         key = (num_rows, num_pages)
         if key not in self._ready:
             buffers = StepBuffers(self._program.step_shape, self._pool, num_rows, num_pages)
-            run = self._captured(buffers.inputs) if self._captures else lambda: self.step(buffers.inputs)
+            run = (
+                self._captured(buffers.inputs)
+                if self._captures
+                else lambda: self.step(buffers.inputs)
+            )
             self._ready[key] = buffers, run
         return self._ready[key]
 
     @torch.inference_mode()
     def _captured(self, inputs: StepInputs) -> Callable[[], StepOutputs]:
-        """Capture a step on a GPU; return a call that replays it and returns the tensors to which it writes.
+        """Capture a step on a GPU; return a call that replays it and returns the tensors to which
+        it writes.
 
-        The step reads and writes fixed tensors only: its inputs, the weights, and the KV pool, where an input that is not filled
-        yet is padding and touches the scratch page alone. Graphs share their memory: one step runs at a time, and none reads what
-        another left.
+        The step reads and writes fixed tensors only: its inputs, the weights, and the KV pool,
+        where an input that is not filled yet is padding and touches the scratch page alone. Graphs
+        share their memory: one step runs at a time, and none reads what another left.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._pool.data.device):
@@ -140,7 +164,9 @@ class GraphRunner(Generic[GraphTaskT]):
                     self.step(inputs)
             current.wait_stream(stream)
             # other threads of the process may use the GPU meanwhile
-            with torch.cuda.graph(graph, pool=self._shared_memory, stream=stream, capture_error_mode="thread_local"):
+            with torch.cuda.graph(
+                graph, pool=self._shared_memory, stream=stream, capture_error_mode="thread_local"
+            ):
                 outputs = self.step(inputs)
 
         def replay() -> StepOutputs:
@@ -150,7 +176,12 @@ class GraphRunner(Generic[GraphTaskT]):
         return replay
 
 
-def _tapped_of(decoding: Sequence[tuple[GraphTaskT, Extent]], stepped: StepOutputs) -> dict[int, Tensor]:
+def _tapped_of(
+    decoding: Sequence[tuple[GraphTaskT, Extent]], stepped: StepOutputs
+) -> dict[int, Tensor]:
     if stepped.tapped_BH is None:
         return {}
-    return {id(extent): row_1H for (_, extent), row_1H in zip(decoding, stepped.tapped_BH.split(1), strict=True)}
+    return {
+        id(extent): row_1H
+        for (_, extent), row_1H in zip(decoding, stepped.tapped_BH.split(1), strict=True)
+    }

@@ -1,4 +1,6 @@
-"""Number of KV pages that a worker's share of a GPU holds beside its weights. Knows no scheduling."""
+"""Number of KV pages that a worker's share of a GPU holds beside its weights. Knows no
+scheduling.
+"""
 
 import math
 from dataclasses import dataclass
@@ -12,7 +14,9 @@ PASS_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory of a GPU once the weights are loaded. Units: bytes. `free`: for any process. `own`: the weights of this stage."""
+    """Memory of a GPU once the weights are loaded. Units: bytes. `free`: for any process. `own`:
+    the weights of this stage.
+    """
 
     total: int
     free: int
@@ -28,19 +32,25 @@ def read_memory(device: torch.device, allocated_before: int) -> DeviceMemory:
     """Read a GPU's memory. `allocated_before`: `allocated_bytes` before the weights were loaded."""
     torch.cuda.empty_cache()  # the buffers of loading are free memory
     free, total = torch.cuda.mem_get_info(device)
-    return DeviceMemory(total=total, free=free, own=torch.cuda.memory_allocated(device) - allocated_before)
+    return DeviceMemory(
+        total=total, free=free, own=torch.cuda.memory_allocated(device) - allocated_before
+    )
 
 
 def num_pages(memory: DeviceMemory, share: float, page_bytes: int) -> int:
-    """Return how many pages fit into a worker's share of a GPU, less one for the pool's scratch page; 0 or less if none do.
+    """Return how many pages fit into a worker's share of a GPU, less one for the pool's scratch
+    page; 0 or less if none do.
 
-    The share is one of the whole memory, so that the order in which the workers of a GPU start does not matter.
+    The share is one of the whole memory, so that the order in which the workers of a GPU start does
+    not matter.
     """
     rest = min(int(share * memory.total) - memory.own, memory.free)
     return int(rest * (1 - PASS_SHARE)) // page_bytes - 1
 
 
 def share_for(memory: DeviceMemory, pages: int, page_bytes: int) -> float:
-    """Return the share that holds `pages`, rounded up to hundredths; above 1 if the GPU is too small."""
+    """Return the share that holds `pages`, rounded up to hundredths; above 1 if the GPU is too
+    small.
+    """
     needed = memory.own + (pages + 1) * page_bytes / (1 - PASS_SHARE)
     return math.ceil(100 * needed / memory.total) / 100

@@ -1,4 +1,6 @@
-"""Paged memory for keys and values: one tensor, whose pages are allocated to requests. Knows no scheduling."""
+"""Paged memory for keys and values: one tensor, whose pages are allocated to requests. Knows no
+scheduling.
+"""
 
 import math
 import mmap
@@ -27,7 +29,9 @@ class KVShape:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The pages of one request, in order of position. `number`: of its pool's tables, never used again."""
+    """The pages of one request, in order of position. `number`: of its pool's tables, never used
+    again.
+    """
 
     pages: list[int] = field(default_factory=list[int])
     number: int = 0
@@ -35,9 +39,11 @@ class PageTable:
 
 @dataclass(slots=True, kw_only=True)
 class PoolChanges:
-    """Changes of a pool that the pools of other spans of the model make too, in the order of the passes.
+    """Changes of a pool that the pools of other spans of the model make too, in the order of the
+    passes.
 
-    `zeroed`: parts of pages to be zeroed, as (page, first position in it). `closed`: numbers of closed tables.
+    `zeroed`: parts of pages to be zeroed, as (page, first position in it). `closed`: numbers of
+    closed tables.
     """
 
     zeroed: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
@@ -47,7 +53,8 @@ class PoolChanges:
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return zeros. Raises: MemoryError, RuntimeError.
 
-    On a CPU the kernel provides each page at its first use: writing all of them is a fifth of a restart.
+    On a CPU the kernel provides each page at its first use: writing all of them is a fifth of a
+    restart.
     """
     if device.type != "cpu":
         return torch.zeros(size, dtype=dtype, device=device)
@@ -67,16 +74,27 @@ class KVPool:
     """
 
     def __init__(
-        self, shape: KVShape, *, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device, mirrored: bool = False
+        self,
+        shape: KVShape,
+        *,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        mirrored: bool = False,
     ) -> None:
-        """`mirrored`: changes are recorded, and made by `apply`; other pools have the same pages."""
+        """`mirrored`: changes are recorded, and made by `apply`; other pools have the same
+        pages.
+        """
         self.shape, self.num_pages, self.page_size = shape, num_pages, page_size
         self.scratch_page = num_pages
         size = (shape.num_layers, num_pages + 1, page_size, 2, shape.num_kv_heads, shape.head_dim)
         self.data = _zeros(size, dtype, device)
         self.pages_of_layer = list(self.data)
         self.slots_of_layer = list(self.data.flatten(1, 2).flatten(2, 3))
-        """Views of `data`: per layer [pages + 1, page_size, 2, kv_heads, head_dim], and [slots, 2 x kv_heads, head_dim]."""
+        """Views of `data`: per layer [pages + 1, page_size, 2, kv_heads, head_dim], and [slots, 2 x
+        kv_heads, head_dim].
+        """
         self._free = list(range(num_pages - 1, -1, -1))
         self._tables: list[PageTable] = []
         self._num_opened = 0
@@ -119,9 +137,12 @@ class KVPool:
         return Memory(self.data.data_ptr(), self.data.nbytes, number if kind == "cuda" else None)
 
     def locate(self, table: PageTable) -> PagesRef:
-        """Return the location of a table's pages, once no pass that was started before writes to them."""
+        """Return the location of a table's pages, once no pass that was started before writes to
+        them.
+        """
         if self.data.device.type == "cuda":
-            torch.cuda.synchronize(self.data.device)  # reads of other processes are not ordered with this one's kernels
+            # reads of other processes are not ordered with this one's kernels
+            torch.cuda.synchronize(self.data.device)
         layer, memory = self.data[0], self.memory
         return PagesRef(
             address=self.data.data_ptr(),
@@ -136,7 +157,8 @@ class KVPool:
     def grow(self, table: PageTable, num_positions: int, *, clean: bool = True) -> bool:
         """Allocate pages for `num_positions`; return False without effect if too few are free.
 
-        Without `clean` new pages are not zeroed: the caller overwrites them before anything is computed from them.
+        Without `clean` new pages are not zeroed: the caller overwrites them before anything is
+        computed from them.
         """
         missing = self.pages_for(num_positions) - len(table.pages)
         if missing > len(self._free):
@@ -176,7 +198,9 @@ class KVPool:
                 self.data[:, page, first:] = 0
 
     def shrink(self, table: PageTable, num_positions: int) -> None:
-        """Free the pages beyond `num_positions` and zero the rest of the last one, as in a new page."""
+        """Free the pages beyond `num_positions` and zero the rest of the last one, as in a new
+        page.
+        """
         num_pages, rest = self.pages_for(num_positions), num_positions % self.page_size
         self._free.extend(reversed(table.pages[num_pages:]))
         del table.pages[num_pages:]
@@ -193,21 +217,34 @@ class KVPool:
     def read_rows(self, table: PageTable, num_rows: int) -> list[NDArray[np.uint8]]:
         """Copy the first rows of a table: for each layer uint8 [bytes], row by row."""
         return [
-            self._rows_of(layer, table)[:num_rows].contiguous().view(torch.uint8).flatten().cpu().numpy() for layer in self.data
+            self._rows_of(layer, table)[:num_rows]
+            .contiguous()
+            .view(torch.uint8)
+            .flatten()
+            .cpu()
+            .numpy()
+            for layer in self.data
         ]
 
     def _rows_of(self, layer: torch.Tensor, table: PageTable) -> torch.Tensor:
         return layer[table.pages].flatten(0, 1)
 
     def write_rows(self, table: PageTable, layers: Sequence[NDArray[np.uint8]]) -> None:
-        """Write what `read_rows` returned into a table's pages, and zero their rest. Raises: RuntimeError if sizes differ."""
+        """Write what `read_rows` returned into a table's pages, and zero their rest. Raises:
+        RuntimeError if sizes differ.
+        """
         for at, rows in enumerate(layers):
             self.write_layer(at, table, rows)
 
     def write_layer(self, at: int, table: PageTable, rows: NDArray[np.uint8]) -> None:
         """Write one layer's rows as `write_rows` does."""
         layer = self.data[at]
-        given = torch.from_numpy(np.array(rows)).view(self.data.dtype).view(-1, *layer.shape[2:]).to(layer.device)
+        given = (
+            torch.from_numpy(np.array(rows))
+            .view(self.data.dtype)
+            .view(-1, *layer.shape[2:])
+            .to(layer.device)
+        )
         pages = self._rows_of(layer, table)
         pages[: len(given)], pages[len(given) :] = given, 0
         layer[table.pages] = pages.view(-1, *layer.shape[1:])
@@ -218,14 +255,20 @@ class KVPool:
         return self.data[:, pages].contiguous().flatten().view(torch.uint8).cpu().numpy()
 
     def write(self, table: PageTable, data: NDArray[np.uint8], num_positions: int) -> bool:
-        """Write the data that `read` returned for `num_positions` into a table's pages, which may be fewer.
+        """Write the data that `read` returned for `num_positions` into a table's pages, which may
+        be fewer.
 
-        Return False without effect if the size differs from that of this pool's pages, as for another dtype.
+        Return False without effect if the size differs from that of this pool's pages, as for
+        another dtype.
         """
         num_pages, wanted = self.pages_for(num_positions), len(table.pages)
         if len(data) != num_pages * self.page_bytes or num_pages < wanted:
             return False
-        whole = torch.from_numpy(np.array(data)).view(self.data.dtype).view(self.data.shape[0], -1, *self.data.shape[2:])
+        whole = (
+            torch.from_numpy(np.array(data))
+            .view(self.data.dtype)
+            .view(self.data.shape[0], -1, *self.data.shape[2:])
+        )
         self.data[:, table.pages] = whole[:, :wanted].to(self.data.device)
         return True
 
@@ -233,4 +276,6 @@ class KVPool:
         """Check that every page is free or in one table. Raises: AssertionError."""
         held = [page for table in self._tables for page in table.pages]
         assert len(held) == self.num_used, f"{self.num_used} pages used, {len(held)} held"
-        assert sorted(held + self._free) == list(range(self.num_pages)), "a page is lost or in two tables"
+        assert sorted(held + self._free) == list(range(self.num_pages)), (
+            "a page is lost or in two tables"
+        )

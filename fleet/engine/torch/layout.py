@@ -1,6 +1,8 @@
-"""Positions of a pass's rows in the KV pool, where they write keys and values and what they attend to. Knows no model.
+"""Positions of a pass's rows in the KV pool, where they write keys and values and what they attend
+to. Knows no model.
 
-Legend: N rows of the pass (positions of any requests), h query heads, k key/value heads, d head size, L context length.
+Legend: N rows of the pass (positions of any requests), h query heads, k key/value heads, d head
+size, L context length.
 """
 
 from collections.abc import Sequence
@@ -15,8 +17,8 @@ from fleet.engine.torch.kv_pool import KVPool, PageTable
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """Positions [start, stop) of one request, consecutive rows of the pass. `drafts`: token ids of the last rows, which are
-    guesses about the answer.
+    """Positions [start, stop) of one request, consecutive rows of the pass. `drafts`: token ids of
+    the last rows, which are guesses about the answer.
     `rope_len`: length of the text by which its rows' rotary embeddings are scaled at least, if the
     model scales them by length.
     """
@@ -34,7 +36,8 @@ class Extent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionParams:
-    """A layer's attention parameters. `window` counts positions, the row's own included; `softcap` bounds scores.
+    """A layer's attention parameters. `window` counts positions, the row's own included; `softcap`
+    bounds scores.
 
     `sinks_h`: per head, a score that takes part in the softmax and contributes no value.
     """
@@ -73,7 +76,9 @@ class Layout(Protocol):
         ...
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
-        """Store the rows' keys and values ([N, 2 x k, d], keys first), then attend from each row. Returns [N, h x d]."""
+        """Store the rows' keys and values ([N, 2 x k, d], keys first), then attend from each row.
+        Returns [N, h x d].
+        """
         ...
 
 

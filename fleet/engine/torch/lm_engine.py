@@ -1,10 +1,12 @@
-"""The batch loop of autoregressive stages: requests join and leave at any step; prompt chunks and decode rows share a pass.
+"""The batch loop of autoregressive stages: requests join and leave at any step; prompt chunks and
+decode rows share a pass.
 
-Memory: pages are allocated as rows are computed. When they run out, cached prefixes are dropped first; then the youngest request
-with pages is evicted, captures before others, and recomputed later from its rows (its draws stand). The oldest is never evicted,
-so the loop makes progress.
-Several passes may run at a time, if other processes compute parts of them; they end in the order in which they began, and each
-process computes them in that order, so that pages may be allocated again as soon as they are free. Knows no model.
+Memory: pages are allocated as rows are computed. When they run out, cached prefixes are dropped
+first; then the youngest request with pages is evicted, captures before others, and recomputed later
+from its rows (its draws stand). The oldest is never evicted, so the loop makes progress. Several
+passes may run at a time, if other processes compute parts of them; they end in the order in which
+they began, and each process computes them in that order, so that pages may be allocated again as
+soon as they are free. Knows no model.
 """
 
 import logging
@@ -20,6 +22,7 @@ from fleet.core.errors import BadInput, FleetError, OutOfPages
 from fleet.core.ids import RequestId
 from fleet.core.pages import Memory
 from fleet.core.session_parts import SessionLimits
+from fleet.drafts.speculation import Speculation
 from fleet.engine.base import (
     NUM_POSITIONS,
     Engine,
@@ -31,7 +34,7 @@ from fleet.engine.base import (
     KVPages,
     SavedSession,
     SessionCopied,
-)  # fmt: skip
+)
 from fleet.engine.torch.attention_fast import batching_order
 from fleet.engine.torch.captures import Captures
 from fleet.engine.torch.device import check_device
@@ -43,17 +46,19 @@ from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import DraftedTask, Program, TaskT
 from fleet.engine.torch.scheduled import Planned, ScheduledRequest, failed, named, progress_of
 from fleet.engine.torch.session_transfer import SessionCopies
-from fleet.drafts.speculation import Speculation
 
 log = logging.getLogger(__name__)
 LENDING_SHARE = 0.5
-"""Share of the pool that must be free to lend pages: running requests come first, and a copy serves as well."""
+"""Share of the pool that must be free to lend pages: running requests come first, and a copy serves
+as well.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one of them, beside drafts; `max_positions` of
-    one request, if the program has fewer than the pool. `capture_share`: see `Captures`; None: captures are refused.
+    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one of them, beside
+    drafts; `max_positions` of one request, if the program has fewer than the pool. `capture_share`:
+    see `Captures`; None: captures are refused.
     """
 
     max_batch: int
@@ -66,12 +71,17 @@ class LMEngine(Engine, Generic[TaskT]):
     """One stage's batch loop. Not thread-safe. `speculation`: of a `DraftedProgram`."""
 
     def __init__(
-        self, program: Program[TaskT], pool: KVPool, passes: PassQueue[TaskT], limits: LoopLimits,
+        self,
+        program: Program[TaskT],
+        pool: KVPool,
+        passes: PassQueue[TaskT],
+        limits: LoopLimits,
         speculation: Speculation | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.program, self.pool, self.limits, self._passes = program, pool, limits, passes
         self.speculation = speculation
-        self._running: deque[tuple[list[Planned[TaskT]], float]] = deque()  # with the time at which each began
+        # with the time at which each began
+        self._running: deque[tuple[list[Planned[TaskT]], float]] = deque()
         self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
         self._cache = PrefixCache(pool)
         self._rows_reused = 0
@@ -95,19 +105,26 @@ class LMEngine(Engine, Generic[TaskT]):
         if request.request_id in self._requests:
             raise BadInput(f"request {request.request_id} was submitted twice")
         self._captures.check(request)
-        most, pool_positions = int(request.params[NUM_POSITIONS]), self.pool.num_pages * self.pool.page_size
+        most, pool_positions = (
+            int(request.params[NUM_POSITIONS]),
+            self.pool.num_pages * self.pool.page_size,
+        )
         capacity = min(pool_positions, self.limits.max_positions or pool_positions)
         if most > capacity:
             what = ", what its KV pool holds" if capacity == pool_positions else ""
             raise OutOfPages(
-                f"max_tokens: This model's maximum context length is {capacity} tokens{what}. However, "
-                f"you requested {most} tokens, prompt and answer. Please reduce the length of the messages or max_tokens.",
+                f"max_tokens: This model's maximum context length is {capacity} tokens{what}. "
+                "However, "
+                f"you requested {most} tokens, prompt and answer. Please reduce the length of "
+                "the messages or max_tokens.",
                 param="max_tokens",
-            )  # fmt: skip
+            )
         task = self.program.open(request)
         cached = self._cache.take(request.session)
         table = cached.table if cached is not None else self.pool.open_table()
-        self._requests[request.request_id] = ScheduledRequest(request=request, task=task, table=table, cached=cached)
+        self._requests[request.request_id] = ScheduledRequest(
+            request=request, task=task, table=table, cached=cached
+        )
 
     def feed(self, request_id: RequestId, piece: EngineInput) -> int:
         scheduled = self._requests.get(request_id)
@@ -119,7 +136,11 @@ class LMEngine(Engine, Generic[TaskT]):
             with torch.inference_mode():
                 scheduled.waiting += scheduled.task.feed(piece)
                 scheduled.rope_len = scheduled.rope_len_now
-                return self._reuse_cached(scheduled, scheduled.cached) if scheduled.cached is not None else 0
+                return (
+                    self._reuse_cached(scheduled, scheduled.cached)
+                    if scheduled.cached is not None
+                    else 0
+                )
         except FAILURES as error:
             scheduled.waiting.append(failed(scheduled, error))
             return 0
@@ -142,12 +163,15 @@ class LMEngine(Engine, Generic[TaskT]):
         return scheduled.computed - before
 
     def _report_whole_chunks(self, scheduled: ScheduledRequest[TaskT]) -> None:
-        """Report reused rows in the chunks in which they would have been computed, as an engine without the prefix does that
-        continues the request. An incomplete chunk is reported with its rest.
+        """Report reused rows in the chunks in which they would have been computed, as an engine
+        without the prefix does that continues the request. An incomplete chunk is reported with its
+        rest.
         """
         size = self.limits.prefill_chunk_tokens
         while scheduled.reported + size <= scheduled.computed:
-            scheduled.waiting += scheduled.task.on_computed(scheduled.reported, scheduled.reported + size, None)
+            scheduled.waiting += scheduled.task.on_computed(
+                scheduled.reported, scheduled.reported + size, None
+            )
             scheduled.reported += size
 
     def use_drafter(self, name: str) -> None:
@@ -159,17 +183,23 @@ class LMEngine(Engine, Generic[TaskT]):
             scheduled.paused = paused
 
     def is_ready(self) -> bool:
-        if self._passes.has_ended or any(scheduled.can_settle() for scheduled in self._requests.values()):
+        if self._passes.has_ended or any(
+            scheduled.can_settle() for scheduled in self._requests.values()
+        ):
             return True
         if self._passes.num_free == 0:
             return False
-        return any(scheduled.can_begin() for scheduled in self._captures.choose(self._requests.values()))
+        return any(
+            scheduled.can_begin() for scheduled in self._captures.choose(self._requests.values())
+        )
 
     def due_in_s(self) -> float:
         if self.is_ready() or (self._running and self._passes.is_open):
             return 0.0
         requests = self._requests.values()
-        if self._running or (self._passes.num_free == 0 and any(scheduled.can_begin() for scheduled in requests)):
+        if self._running or (
+            self._passes.num_free == 0 and any(scheduled.can_begin() for scheduled in requests)
+        ):
             return self._passes.retry_s
         return self._captures.due_in_s(requests)
 
@@ -185,13 +215,23 @@ class LMEngine(Engine, Generic[TaskT]):
 
     def take_suspects(self) -> Sequence[RequestId]:
         suspects = {id(task) for task in self._passes.take_suspects()}
-        return [request for request, scheduled in self._requests.items() if id(scheduled.task) in suspects] if suspects else ()
+        return (
+            [
+                request
+                for request, scheduled in self._requests.items()
+                if id(scheduled.task) in suspects
+            ]
+            if suspects
+            else ()
+        )
 
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:
         outputs: list[EngineOutput] = []
         self._passes.follow_route()
-        for scheduled in [scheduled for scheduled in self._requests.values() if scheduled.can_settle()]:
+        for scheduled in [
+            scheduled for scheduled in self._requests.values() if scheduled.can_settle()
+        ]:
             outputs += self._settle(scheduled, scheduled.waiting)
             scheduled.waiting = []
         outputs += self._collect()
@@ -220,7 +260,9 @@ class LMEngine(Engine, Generic[TaskT]):
         scheduled = self._requests.get(request_id)
         if scheduled is None or not self._can_share(scheduled):
             return None
-        return KVBlocks(num_rows=scheduled.computed, data=self.pool.read(scheduled.table, scheduled.computed))
+        return KVBlocks(
+            num_rows=scheduled.computed, data=self.pool.read(scheduled.table, scheduled.computed)
+        )
 
     def kv_memory(self) -> Memory | None:
         return self.pool.memory
@@ -232,11 +274,17 @@ class LMEngine(Engine, Generic[TaskT]):
         scheduled = self._requests.get(request_id)
         room = self.pool.num_free + self._cache.num_pages
         # Pages of a session's request are not lent: they are cached for its next turn.
-        if scheduled is None or scheduled.request.session or room < LENDING_SHARE * self.pool.num_pages:
+        if (
+            scheduled is None
+            or scheduled.request.session
+            or room < LENDING_SHARE * self.pool.num_pages
+        ):
             return None
         if not self._can_share(scheduled):
             return None
-        pages = KVPages(num_rows=scheduled.computed, at=self.pool.locate(scheduled.table), table=scheduled.table)
+        pages = KVPages(
+            num_rows=scheduled.computed, at=self.pool.locate(scheduled.table), table=scheduled.table
+        )
         del self._requests[request_id]
         return pages
 
@@ -274,7 +322,9 @@ class LMEngine(Engine, Generic[TaskT]):
             scheduled.waiting.append(failed(scheduled, error))
         return True
 
-    def _put(self, scheduled: ScheduledRequest[TaskT], blocks: KVBlocks | KVPages, num_rows: int) -> bool:
+    def _put(
+        self, scheduled: ScheduledRequest[TaskT], blocks: KVBlocks | KVPages, num_rows: int
+    ) -> bool:
         """Use the blocks as the request's first rows."""
         if isinstance(blocks, KVPages):
             self.pool.close_table(scheduled.table)
@@ -289,8 +339,16 @@ class LMEngine(Engine, Generic[TaskT]):
             raise
         if not fits:
             request, num_bytes = scheduled.request.request_id, len(blocks.data)
-            why = f"{num_bytes} bytes are not {blocks.num_rows} rows of this pool ({self.pool.layout})"
-            log.warning("request %s: %s; the rows are computed here", request, why, extra={"request_id": request})
+            why = (
+                f"{num_bytes} bytes are not {blocks.num_rows} rows of this pool "
+                f"({self.pool.layout})"
+            )
+            log.warning(
+                "request %s: %s; the rows are computed here",
+                request,
+                why,
+                extra={"request_id": request},
+            )
             self._evict(scheduled)
             return False
         return True
@@ -304,7 +362,10 @@ class LMEngine(Engine, Generic[TaskT]):
     def stats(self) -> EngineStats:
         return EngineStats(
             running=len(self._requests),
-            ready=sum(scheduled.can_settle() or scheduled.can_begin() for scheduled in self._requests.values()),
+            ready=sum(
+                scheduled.can_settle() or scheduled.can_begin()
+                for scheduled in self._requests.values()
+            ),
             pages_used=self.pool.num_used,
             pages_total=self.pool.num_pages,
             pages_cached=self._cache.num_pages,
@@ -325,12 +386,19 @@ class LMEngine(Engine, Generic[TaskT]):
         if keep and scheduled.cached is not None:
             self._cache.put_back(scheduled.request.session, scheduled.cached)
         elif keep and scheduled.request.session:
-            self._cache.put(scheduled.request.session, scheduled.task.prefix(), scheduled.table, scheduled.computed)
+            self._cache.put(
+                scheduled.request.session,
+                scheduled.task.prefix(),
+                scheduled.table,
+                scheduled.computed,
+            )
         else:
             self.pool.close_table(scheduled.table)
 
     def _plan(self) -> list[Planned[TaskT]]:
-        """Choose rows, oldest request first, as pages allow; those with the same number of rows come together in the pass."""
+        """Choose rows, oldest request first, as pages allow; those with the same number of rows
+        come together in the pass.
+        """
         planned: list[Planned[TaskT]] = []
         requests = self._captures.choose(self._requests.values())
         num_open = sum(bool(scheduled.running) or scheduled.can_begin() for scheduled in requests)
@@ -345,25 +413,40 @@ class LMEngine(Engine, Generic[TaskT]):
             stop = min(scheduled.task.num_rows, (scheduled.begun // size + 1) * size)
             if self._find_pages(scheduled, stop):
                 extent = Extent(
-                    table=scheduled.table, start=scheduled.begun, stop=stop, rope_len=scheduled.rope_len
-                )  # fmt: skip
+                    table=scheduled.table,
+                    start=scheduled.begun,
+                    stop=stop,
+                    rope_len=scheduled.rope_len,
+                )
                 planned.append((scheduled, PassEntry(task=scheduled.task, extent=extent)))
         if self.speculation is not None:
             drafted = self.speculation.with_drafts(named(planned), self.pool)
-            planned = [(scheduled, entry) for (scheduled, _), entry in zip(planned, drafted, strict=True)]
+            planned = [
+                (scheduled, entry) for (scheduled, _), entry in zip(planned, drafted, strict=True)
+            ]
         return sorted(planned, key=lambda entry: batching_order(entry[1].extent))
 
     def _has_room(self, scheduled: ScheduledRequest[TaskT]) -> bool:
-        """Return True if all rows of a new request fit, or if no other one will leave it more room."""
-        lacking = self.pool.pages_for(scheduled.task.num_rows) - self.pool.num_free - self._cache.num_pages
+        """Return True if all rows of a new request fit, or if no other one will leave it more
+        room.
+        """
+        lacking = (
+            self.pool.pages_for(scheduled.task.num_rows)
+            - self.pool.num_free
+            - self._cache.num_pages
+        )
         if lacking <= 0:
             return True
         holders = [other for other in self._requests.values() if other.table.pages]
-        evictable = sum(len(other.table.pages) for other in holders if scheduled.comes_before(other))
+        evictable = sum(
+            len(other.table.pages) for other in holders if scheduled.comes_before(other)
+        )
         return lacking <= evictable or all(other.paused for other in holders)
 
     def _find_pages(self, scheduled: ScheduledRequest[TaskT], stop: int) -> bool:
-        """Grow the request's table, evicting others if necessary. A new request waits until all its rows fit."""
+        """Grow the request's table, evicting others if necessary. A new request waits until all its
+        rows fit.
+        """
         if not scheduled.table.pages and not self._has_room(scheduled):
             return False
         while not self.pool.grow(scheduled.table, stop):
@@ -376,10 +459,18 @@ class LMEngine(Engine, Generic[TaskT]):
         return True
 
     def _next_victim(self, scheduled: ScheduledRequest[TaskT]) -> ScheduledRequest[TaskT] | None:
-        """Return whose pages the request gets: those of captures first, then of a paused request, which waits for its client."""
+        """Return whose pages the request gets: those of captures first, then of a paused request,
+        which waits for its client.
+        """
         youngest_first = reversed(self._requests.values())
-        holders = [other for other in youngest_first if other.table.pages and not other.comes_before(scheduled)]
-        return min(holders, key=lambda other: (not other.request.captured, not other.paused), default=None)
+        holders = [
+            other
+            for other in youngest_first
+            if other.table.pages and not other.comes_before(scheduled)
+        ]
+        return min(
+            holders, key=lambda other: (not other.request.captured, not other.paused), default=None
+        )
 
     def _follow_length(self, scheduled: ScheduledRequest[TaskT]) -> None:
         """Let all rows be computed again if the text has reached a length that changes them."""
@@ -393,9 +484,11 @@ class LMEngine(Engine, Generic[TaskT]):
         victim.table, victim.cached = self.pool.open_table(), None
 
     def _begin(self, planned: list[Planned[TaskT]]) -> Sequence[EngineOutput]:
-        """Begin a pass; if that fails, each of its requests runs alone from then on, so that only the one at fault fails.
+        """Begin a pass; if that fails, each of its requests runs alone from then on, so that only
+        the one at fault fails.
 
-        Raises: the error of the pass, if a request advanced in it: its output is lost, and another attempt would skip it.
+        Raises: the error of the pass, if a request advanced in it: its output is lost, and another
+        attempt would skip it.
         """
         before, began_s = progress_of(planned), time.monotonic()
         try:
@@ -410,8 +503,12 @@ class LMEngine(Engine, Generic[TaskT]):
         self._running.append((planned, began_s))
         return ()
 
-    def _fail_pass(self, planned: Sequence[Planned[TaskT]], error: Exception) -> Sequence[EngineOutput]:
-        """Fail the request of a pass that it had alone; let those of a larger one each have a pass of their own."""
+    def _fail_pass(
+        self, planned: Sequence[Planned[TaskT]], error: Exception
+    ) -> Sequence[EngineOutput]:
+        """Fail the request of a pass that it had alone; let those of a larger one each have a pass
+        of their own.
+        """
         current = [scheduled for scheduled, entry in planned if not entry.is_void]
         if len(planned) == 1 and current:
             return list(self._settle(current[0], [failed(current[0], error)]))
@@ -421,7 +518,9 @@ class LMEngine(Engine, Generic[TaskT]):
         return ()
 
     def _collect(self) -> list[EngineOutput]:
-        """Return the outputs of the passes that have ended. Raises: as `PassQueue.take_ended`; the pass is lost."""
+        """Return the outputs of the passes that have ended. Raises: as `PassQueue.take_ended`; the
+        pass is lost.
+        """
         outputs: list[EngineOutput] = []
         while self._passes.has_ended:
             planned, began_s = self._running.popleft()
@@ -435,23 +534,35 @@ class LMEngine(Engine, Generic[TaskT]):
             is_of_captures = self._captures.record(planned, took_s)
             if isinstance(done, PassDone) and self.speculation is not None and not is_of_captures:
                 self.speculation.record(named(planned), done, took_s)
-            outputs += self._complete(planned, done) if isinstance(done, PassDone) else self._on_failure(planned, done)
+            outputs += (
+                self._complete(planned, done)
+                if isinstance(done, PassDone)
+                else self._on_failure(planned, done)
+            )
         return outputs
 
-    def _on_failure(self, planned: Sequence[Planned[TaskT]], failure: PassFailure) -> Sequence[EngineOutput]:
+    def _on_failure(
+        self, planned: Sequence[Planned[TaskT]], failure: PassFailure
+    ) -> Sequence[EngineOutput]:
         if not failure.loses_rows:
             return self._fail_pass(planned, failure.error)
         for scheduled in [each for each, entry in planned if not entry.is_void]:
             scheduled.restart_at(0)
         return ()
 
-    def _complete(self, planned: Sequence[Planned[TaskT]], done: PassDone) -> Sequence[EngineOutput]:
+    def _complete(
+        self, planned: Sequence[Planned[TaskT]], done: PassDone
+    ) -> Sequence[EngineOutput]:
         outputs: list[tuple[ScheduledRequest[TaskT], list[EngineOutput]]] = []
         for scheduled, entry in planned:
             if entry.is_void:
                 continue
             scheduled.running.remove(entry)
-            extent, stop, scheduled.alone = entry.extent, entry.extent.stop - done.num_rejected(entry.extent), False
+            extent, stop, scheduled.alone = (
+                entry.extent,
+                entry.extent.stop - done.num_rejected(entry.extent),
+                False,
+            )
             scheduled.computed = stop
             if extent.drafts:
                 scheduled.begun = stop
@@ -464,16 +575,22 @@ class LMEngine(Engine, Generic[TaskT]):
                 new = scheduled.task.on_computed(scheduled.reported, stop, tapped_NH)
                 scheduled.reported = stop
             outputs.append((scheduled, [*new, *done.drawn.get(id(extent), ())]))
-        return [output for scheduled, its in outputs for output in self._settle_or_hold(scheduled, its)]
+        return [
+            output for scheduled, its in outputs for output in self._settle_or_hold(scheduled, its)
+        ]
 
-    def _settle_or_hold(self, scheduled: ScheduledRequest[TaskT], outputs: list[EngineOutput]) -> Sequence[EngineOutput]:
+    def _settle_or_hold(
+        self, scheduled: ScheduledRequest[TaskT], outputs: list[EngineOutput]
+    ) -> Sequence[EngineOutput]:
         """Hold the outputs of a request that was paused while its pass ran."""
         if scheduled.paused:
             scheduled.waiting += outputs
             return ()
         return self._settle(scheduled, outputs)
 
-    def _settle(self, scheduled: ScheduledRequest[TaskT], outputs: Sequence[EngineOutput]) -> Sequence[EngineOutput]:
+    def _settle(
+        self, scheduled: ScheduledRequest[TaskT], outputs: Sequence[EngineOutput]
+    ) -> Sequence[EngineOutput]:
         """Free a request that ends with these outputs; nothing follows its end."""
         for number, output in enumerate(outputs):
             if output.final or output.error is not None:

@@ -1,7 +1,9 @@
-"""Noise for sampling as a pure function of (seed, stage, codebook, index, token): no state, so a replay draws the same.
+"""Noise for sampling as a pure function of (seed, stage, codebook, index, token): no state, so a
+replay draws the same.
 
-Gumbel noise added to scaled logits makes argmax a sample. Source: the integer mixer is `lowbias32` of
-https://github.com/skeeto/hash-prospector; 64-bit keys are mixed with splitmix64 (Steele et al., 2014).
+Gumbel noise added to scaled logits makes argmax a sample. Source: the integer mixer is `lowbias32`
+of https://github.com/skeeto/hash-prospector; 64-bit keys are mixed with splitmix64 (Steele et al.,
+2014).
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,9 @@ def noise_key(seed: int, salt: int, codebook: int, index: int) -> int:
     return key
 
 
-def noise_keys(seeds: Sequence[int], salt: int, num_codebooks: int, indices: Sequence[int]) -> NDArray[np.uint64]:
+def noise_keys(
+    seeds: Sequence[int], salt: int, num_codebooks: int, indices: Sequence[int]
+) -> NDArray[np.uint64]:
     """Return `noise_key` of each codebook of each draw: [draws, codebooks]."""
     keys = np.zeros((len(seeds), num_codebooks), np.uint64)
     for parts in (
@@ -55,7 +59,9 @@ def gumbel_of_halves(low: Tensor, high: Tensor, num_tokens: int) -> Tensor:
 
 
 def _mix32(x: Tensor) -> Tensor:
-    """Bijective on 32 bits, kept in int64, whose products wrap; the low 32 bits are right for either sign."""
+    """Bijective on 32 bits, kept in int64, whose products wrap; the low 32 bits are right for
+    either sign.
+    """
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK32
     x = x ^ (x >> 15)

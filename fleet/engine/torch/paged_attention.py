@@ -1,8 +1,11 @@
-"""Attention of single rows over pages in place, as a Triton kernel: the pages of a context are read once, and not copied.
+"""Attention of single rows over pages in place, as a Triton kernel: the pages of a context are read
+once, and not copied.
 
-Each program computes one part of one context for the query heads that share a key/value head; the parts are then weighted by
-their share of the softmax. Needs Triton, which comes with torch for CUDA. Slow twin: `StepLayout` with its gathered pages.
-Legend: B rows, h query heads, k key/value heads, d head size, P pages of a request, C parts of a context.
+Each program computes one part of one context for the query heads that share a key/value head; the
+parts are then weighted by their share of the softmax. Needs Triton, which comes with torch for
+CUDA. Slow twin: `StepLayout` with its gathered pages.
+Legend: B rows, h query heads, k key/value heads, d head size, P pages of a request, C parts of a
+context.
 """
 
 import torch
@@ -20,14 +23,28 @@ MIN_HEADS = 16
 
 @triton.jit
 def attend_parts(  # pyright: ignore
-    q_ptr, kv_ptr, pages_ptr, contexts_ptr, out_ptr, weight_ptr, scale, num_pages, q_stride,
-    KV_HEADS: tl.constexpr, GROUP: tl.constexpr, PADDED: tl.constexpr, DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    PAGE: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    q_ptr,
+    kv_ptr,
+    pages_ptr,
+    contexts_ptr,
+    out_ptr,
+    weight_ptr,
+    scale,
+    num_pages,
+    q_stride,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Write each part's output, and the logarithm of the sum of its exponentials.
 
-    Shapes: `q` [B, h, d], a row's heads contiguous; `kv` [slots, 2 x k, d]; `pages` [B, num_pages]; `out` [B, h, C, d]; `weight`
-    [B, h, C].
+    Shapes: `q` [B, h, d], a row's heads contiguous; `kv` [slots, 2 x k, d]; `pages` [B, num_pages];
+    `out` [B, h, C, d]; `weight` [B, h, C].
     """
     row, group, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     context = tl.load(contexts_ptr + row)
@@ -38,7 +55,9 @@ def attend_parts(  # pyright: ignore
     is_head, is_dim = head < GROUP, dim < DIM
     at_head = group * GROUP + head
     is_q = is_head[:, None] & is_dim[None, :]
-    q = tl.load(q_ptr + row * q_stride + at_head[:, None] * DIM + dim[None, :], mask=is_q, other=0.0)
+    q = tl.load(
+        q_ptr + row * q_stride + at_head[:, None] * DIM + dim[None, :], mask=is_q, other=0.0
+    )
     highest = tl.full([PADDED], float("-inf"), tl.float32)
     total = tl.zeros([PADDED], tl.float32)
     out = tl.zeros([PADDED, PADDED_DIM], tl.float32)
@@ -62,27 +81,49 @@ def attend_parts(  # pyright: ignore
     # an empty part: weight zero, output zero
     at_out = (row * KV_HEADS * GROUP + at_head) * PARTS + part
     tl.store(
-        weight_ptr + at_out, tl.where(total > 0, highest + tl.log(tl.where(total > 0, total, 1.0)), float("-inf")), mask=is_head
+        weight_ptr + at_out,
+        tl.where(total > 0, highest + tl.log(tl.where(total > 0, total, 1.0)), float("-inf")),
+        mask=is_head,
     )
     shared = out / tl.where(total > 0, total, 1.0)[:, None]
     tl.store(out_ptr + at_out[:, None] * DIM + dim[None, :], shared, mask=is_q)
 
 
-def attend_in_place(q_Bhd: Tensor, kv: Tensor, pages_BP: Tensor, contexts_B: Tensor, page_size: int, scale: float) -> Tensor:
-    """Attend from each row to the first `contexts_B` positions of its pages, at least one. Returns [B, h x d].
+def attend_in_place(
+    q_Bhd: Tensor, kv: Tensor, pages_BP: Tensor, contexts_B: Tensor, page_size: int, scale: float
+) -> Tensor:
+    """Attend from each row to the first `contexts_B` positions of its pages, at least one. Returns
+    [B, h x d].
 
-    Shapes: `kv` is [slots, 2 x k, d], keys first; `pages_BP` int32; rows of `q_Bhd` may be further apart than their size.
+    Shapes: `kv` is [slots, 2 x k, d], keys first; `pages_BP` int32; rows of `q_Bhd` may be further
+    apart than their size.
     """
     num_rows, num_heads, dim = q_Bhd.shape
     kv_heads = kv.shape[1] // 2
     assert q_Bhd.stride()[1:] == (dim, 1) and kv.is_contiguous() and pages_BP.is_contiguous()
-    outs = torch.empty(num_rows, num_heads, NUM_PARTS, dim, dtype=torch.float32, device=q_Bhd.device)
+    outs = torch.empty(
+        num_rows, num_heads, NUM_PARTS, dim, dtype=torch.float32, device=q_Bhd.device
+    )
     weights = torch.empty(num_rows, num_heads, NUM_PARTS, dtype=torch.float32, device=q_Bhd.device)
     group = num_heads // kv_heads
     attend_parts[(num_rows, kv_heads, NUM_PARTS)](
-        q_Bhd, kv, pages_BP, contexts_B, outs, weights, scale, pages_BP.shape[1], q_Bhd.stride(0),
-        KV_HEADS=kv_heads, GROUP=group, PADDED=max(MIN_HEADS, triton.next_power_of_2(group)), DIM=dim,
-        PADDED_DIM=max(16, triton.next_power_of_2(dim)), PAGE=page_size, PARTS=NUM_PARTS, BLOCK=BLOCK,
-    )  # fmt: skip
+        q_Bhd,
+        kv,
+        pages_BP,
+        contexts_B,
+        outs,
+        weights,
+        scale,
+        pages_BP.shape[1],
+        q_Bhd.stride(0),
+        KV_HEADS=kv_heads,
+        GROUP=group,
+        PADDED=max(MIN_HEADS, triton.next_power_of_2(group)),
+        DIM=dim,
+        PADDED_DIM=max(16, triton.next_power_of_2(dim)),
+        PAGE=page_size,
+        PARTS=NUM_PARTS,
+        BLOCK=BLOCK,
+    )
     joined = weights.softmax(-1)[:, :, None] @ outs
     return joined.view(num_rows, num_heads * dim).to(q_Bhd.dtype)

@@ -1,6 +1,8 @@
-"""Passes that run, several at a time if other processes compute parts of them. They end in the order in which they began.
+"""Passes that run, several at a time if other processes compute parts of them. They end in the
+order in which they began.
 
-`span_passes` has the queue of an anchor, whose passes go through span workers; here is the one of a process with all layers.
+`span_passes` has the queue of an anchor, whose passes go through span workers; here is the one of a
+process with all layers.
 """
 
 import math
@@ -12,19 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import FleetError
-from fleet.spans.protocol.figures import SpanFigures
 from fleet.engine.torch.kv_pool import PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.passes import PassDone, PassRunner
 from fleet.engine.torch.program import TaskT
+from fleet.spans.protocol.figures import SpanFigures
 
 FAILURES = (FleetError, RuntimeError, ValueError, IndexError, KeyError, MemoryError)
-"""Errors that torch, numpy and programs raise for one request's data. Any other error is a bug, and handled by the worker."""
+"""Errors that torch, numpy and programs raise for one request's data. Any other error is a bug, and
+handled by the worker.
+"""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PassEntry(Generic[TaskT]):
-    """One request's rows in a pass. `is_void`: the request has ended, or these rows will be computed again: nothing is drawn."""
+    """One request's rows in a pass. `is_void`: the request has ended, or these rows will be
+    computed again: nothing is drawn.
+    """
 
     task: TaskT
     extent: Extent
@@ -33,14 +39,18 @@ class PassEntry(Generic[TaskT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassFailure:
-    """A pass that failed after it began. `loses_rows`: the earlier rows of its requests must be computed again too."""
+    """A pass that failed after it began. `loses_rows`: the earlier rows of its requests must be
+    computed again too.
+    """
 
     error: Exception
     loses_rows: bool = False
 
 
 class PassQueue(Protocol[TaskT]):
-    """Not thread-safe. `num_free`: passes that may begin now. `retry_s`: time after which to look again if none may."""
+    """Not thread-safe. `num_free`: passes that may begin now. `retry_s`: time after which to look
+    again if none may.
+    """
 
     @property
     def num_free(self) -> int: ...
@@ -89,7 +99,9 @@ class PassQueue(Protocol[TaskT]):
         return max(1, num_open)
 
     def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
-        """Begin a pass. Raises: errors of the part that is computed here; the pass has not begun then."""
+        """Begin a pass. Raises: errors of the part that is computed here; the pass has not begun
+        then.
+        """
         ...
 
     def take_ended(self) -> PassDone | PassFailure:
@@ -100,16 +112,23 @@ class PassQueue(Protocol[TaskT]):
         ...
 
     def copy_rows(
-        self, number: int, table: PageTable, keys: NDArray[np.int64], layers: Sequence[NDArray[np.uint8]] | None
+        self,
+        number: int,
+        table: PageTable,
+        keys: NDArray[np.int64],
+        layers: Sequence[NDArray[np.uint8]] | None,
     ) -> bool:
-        """Begin to copy the rows of other processes' layers, or to write those given. Return False without such processes.
+        """Begin to copy the rows of other processes' layers, or to write those given. Return False
+        without such processes.
 
         `number`: of the copy. `keys` identify the rows.
         """
         return False
 
     def take_copied(self) -> Sequence[tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]]:
-        """Return the copies that have ended: their numbers, the rows of each layer, why they failed."""
+        """Return the copies that have ended: their numbers, the rows of each layer, why they
+        failed.
+        """
         return ()
 
     def await_ended(self, timeout_s: float) -> bool:

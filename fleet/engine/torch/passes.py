@@ -1,5 +1,5 @@
-"""Execution of a pass by calls of the program: all rows in one call (fast), or in fixed tiles (invariant). Knows no requests.
-`graph_runner` has a third runner, for GPUs.
+"""Execution of a pass by calls of the program: all rows in one call (fast), or in fixed tiles
+(invariant). Knows no requests. `graph_runner` has a third runner, for GPUs.
 
 Legend: N rows, H hidden size, S rows drawn from.
 """
@@ -17,7 +17,14 @@ from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.layout import Extent, index_tensor
-from fleet.engine.torch.program import DraftedProgram, DraftedTask, Forwarded, Program, ProgramTask, TaskT
+from fleet.engine.torch.program import (
+    DraftedProgram,
+    DraftedTask,
+    Forwarded,
+    Program,
+    ProgramTask,
+    TaskT,
+)
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
 
@@ -33,8 +40,12 @@ class PassRows:
     first: dict[int, int]
 
     def last_rows(self, extents: Sequence[Extent]) -> Tensor:
-        """Return the hidden rows after which the extents draw: of their last position, or of those before and at each draft."""
-        stops = [(self.first[id(extent)] + extent.num_rows, len(extent.drafts)) for extent in extents]
+        """Return the hidden rows after which the extents draw: of their last position, or of those
+        before and at each draft.
+        """
+        stops = [
+            (self.first[id(extent)] + extent.num_rows, len(extent.drafts)) for extent in extents
+        ]
         rows = [row for stop, num_drafts in stops for row in range(stop - num_drafts - 1, stop)]
         last_NH = self.forwarded.last_NH
         if rows == list(range(len(rows))):
@@ -57,13 +68,16 @@ class PassRows:
         if rows_N is None:
             return {}
         stops = [*list(self.first.values())[1:], len(rows_N)]
-        return {extent: rows_N[first:stop] for (extent, first), stop in zip(self.first.items(), stops, strict=True)}
+        return {
+            extent: rows_N[first:stop]
+            for (extent, first), stop in zip(self.first.items(), stops, strict=True)
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassDone:
-    """Results of a pass by `id` of the extent: tapped rows, outputs of the draws that were due, rows for a draft head, and final
-    hidden rows.
+    """Results of a pass by `id` of the extent: tapped rows, outputs of the draws that were due,
+    rows for a draft head, and final hidden rows.
     """
 
     tapped: dict[int, Tensor]
@@ -115,19 +129,28 @@ class PassRunner(Protocol[SomeTask]):
 
 
 class FastRunner(Generic[TaskT]):
-    """Runs every row of the pass in one call. Results of a row vary in the last bits with the other rows of the batch."""
+    """Runs every row of the pass in one call. Results of a row vary in the last bits with the other
+    rows of the batch.
+    """
 
     def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
         self._program, self._pool = program, pool
 
     def forward(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassDone:
         rows = self.compute(entries)
-        return PassDone(tapped=rows.tapped(), drawn=self.draw(entries, rows), features=rows.features(), last=rows.last())
+        return PassDone(
+            tapped=rows.tapped(),
+            drawn=self.draw(entries, rows),
+            features=rows.features(),
+            last=rows.last(),
+        )
 
     def compute(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassRows:
         extents = [extent for _, extent in entries]
         rows_NH = joined([rows_of(self._program, task, extent) for task, extent in entries])
-        forwarded = self._program.forward(rows_NH, FastLayout(self._pool, extents), [task for task, _ in entries])
+        forwarded = self._program.forward(
+            rows_NH, FastLayout(self._pool, extents), [task for task, _ in entries]
+        )
         return PassRows(forwarded=forwarded, first=_first_rows(extents))
 
     def draw(self, entries: Sequence[tuple[TaskT, Extent]], rows: PassRows) -> Drawn:
@@ -143,21 +166,31 @@ class FastRunner(Generic[TaskT]):
 
 
 class TileRunner(Generic[TaskT]):
-    """Runs rows in tiles of exactly `TILE_ROWS`, padded, so that no shape depends on other rows of the pass."""
+    """Runs rows in tiles of exactly `TILE_ROWS`, padded, so that no shape depends on other rows of
+    the pass.
+    """
 
     def __init__(self, program: Program[TaskT], pool: KVPool) -> None:
         self._program, self._pool = program, pool
 
     def forward(self, entries: Sequence[tuple[TaskT, Extent]]) -> PassDone:
         rows_NH = joined([rows_of(self._program, task, extent) for task, extent in entries])
-        done = [self._tile(rows, tile) for rows, tile in zip(rows_NH.split(TILE_ROWS), tiles(entries), strict=True)]
+        done = [
+            self._tile(rows, tile)
+            for rows, tile in zip(rows_NH.split(TILE_ROWS), tiles(entries), strict=True)
+        ]
         forwarded = Forwarded(
             last_NH=torch.cat([forwarded.last_NH for forwarded in done]),
             tapped_NH=_all_joined([forwarded.tapped_NH for forwarded in done]),
             features_NT=_all_joined([forwarded.features_NT for forwarded in done]),
         )
         rows = PassRows(forwarded=forwarded, first=_first_rows([extent for _, extent in entries]))
-        return PassDone(tapped=rows.tapped(), drawn=self._draw(entries, rows), features=rows.features(), last=rows.last())
+        return PassDone(
+            tapped=rows.tapped(),
+            drawn=self._draw(entries, rows),
+            features=rows.features(),
+            last=rows.last(),
+        )
 
     def _tile(self, rows_NH: Tensor, tile: Sequence[tuple[TaskT, Extent]]) -> Forwarded:
         extents = [extent for _, extent in tile]

@@ -1,6 +1,8 @@
-"""Cache of ended requests' rows for the next request of their session: the pages, and keys that identify the rows.
+"""Cache of ended requests' rows for the next request of their session: the pages, and keys that
+identify the rows.
 
-Pages are moved and never shared, so a prefix serves one request at a time. Knows no scheduling and no clock.
+Pages are moved and never shared, so a prefix serves one request at a time. Knows no scheduling and
+no clock.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,12 +22,15 @@ _NO_ID = -(1 << 63)
 class Prefix:
     """Identity of a task's leading rows, to find how many of them another request begins with.
 
-    Shapes: `keys` int64 [N], one per row from the first on; if keys are equal up to a row, so are the rows.
+    Shapes: `keys` int64 [N], one per row from the first on; if keys are equal up to a row, so are
+    the rows.
     `tapped`: by position, the tapped rows that are sent to the next stage.
     """
 
     keys: NDArray[np.int64]
-    tapped: Mapping[int, NDArray[np.float32]] = field(default_factory=dict[int, NDArray[np.float32]])
+    tapped: Mapping[int, NDArray[np.float32]] = field(
+        default_factory=dict[int, NDArray[np.float32]]
+    )
 
 
 def content_key(content: bytes) -> int:
@@ -81,7 +86,9 @@ class PrefixCache:
             return
         self._pool.shrink(table, num_rows)
         tapped = {position: row for position, row in prefix.tapped.items() if position < num_rows}
-        self._prefixes[session] = CachedPrefix(prefix=Prefix(keys=prefix.keys[:num_rows], tapped=tapped), table=table)
+        self._prefixes[session] = CachedPrefix(
+            prefix=Prefix(keys=prefix.keys[:num_rows], tapped=tapped), table=table
+        )
 
     def take(self, session: str) -> CachedPrefix | None:
         """Remove and return a prefix, whose pages now belong to the caller."""

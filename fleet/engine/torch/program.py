@@ -1,9 +1,12 @@
-"""Interface of an autoregressive model to the batch loop: one task per request, and the two computations that they share.
+"""Interface of an autoregressive model to the batch loop: one task per request, and the two
+computations that they share.
 
-A task's input is rows, one per position. The loop computes rows in order, any number at a time; once all known rows are computed
-and the task wants a draw, the program draws, and the task grows by a row or ends.
-A program may also compute a whole decode step, rows and draws, from tensors alone, for capture as a graph (`GraphProgram`).
-Legend: N rows of a pass, H hidden size, S rows drawn from, B rows of a decode step, Q codes of a draw.
+A task's input is rows, one per position. The loop computes rows in order, any number at a time;
+once all known rows are computed and the task wants a draw, the program draws, and the task grows by
+a row or ends. A program may also compute a whole decode step, rows and draws, from tensors alone,
+for capture as a graph (`GraphProgram`).
+Legend: N rows of a pass, H hidden size, S rows drawn from, B rows of a decode step, Q codes of a
+draw.
 """
 
 from collections.abc import Sequence
@@ -24,9 +27,11 @@ from fleet.engine.torch.step_inputs import StepInputs, StepShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """`last_NH`: final (normed) hidden rows; `tapped_NH`: the rows that enter the layer that the program taps, if any.
+    """`last_NH`: final (normed) hidden rows; `tapped_NH`: the rows that enter the layer that the
+    program taps, if any.
 
-    `features_NT`: those that enter the layers that a draft head reads, side by side, if there is one.
+    `features_NT`: those that enter the layers that a draft head reads, side by side, if there is
+    one.
     """
 
     last_NH: Tensor
@@ -48,22 +53,31 @@ class ProgramTask(Protocol):
         ...
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """Add input; return its immediate output (an end without an answer, mostly nothing). Raises: BadInput."""
+        """Add input; return its immediate output (an end without an answer, mostly nothing).
+        Raises: BadInput.
+        """
         ...
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Return embeddings of rows [start, stop): [rows, H]. Called again for old rows whose pages the loop freed."""
+        """Return embeddings of rows [start, stop): [rows, H]. Called again for old rows whose pages
+        the loop freed.
+        """
         ...
 
-    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def on_computed(
+        self, start: int, stop: int, tapped_NH: Tensor | None
+    ) -> Sequence[EngineOutput]:
         """Return the output of newly computed rows [start, stop). May be called twice for a row.
 
-        `tapped_NH` are the last of these rows: those before were reused, and the task has their tapped rows.
+        `tapped_NH` are the last of these rows: those before were reused, and the task has their
+        tapped rows.
         """
         return ()
 
     def needs_tapped(self, start: int, stop: int) -> bool:
-        """Return True if `on_computed` uses tapped rows of [start, stop): others need not come from the process that has them."""
+        """Return True if `on_computed` uses tapped rows of [start, stop): others need not come from
+        the process that has them.
+        """
         return False
 
     def rope_len(self, num_rows: int) -> int:
@@ -75,11 +89,15 @@ class ProgramTask(Protocol):
         return 0
 
     def prefix(self) -> Prefix:
-        """Return the leading rows, with which another request may begin. Called only for a request with a session."""
+        """Return the leading rows, with which another request may begin. Called only for a request
+        with a session.
+        """
         ...
 
     def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        """Handle that rows [start, stop) are reused from an earlier request of the session: by default, they need no output."""
+        """Handle that rows [start, stop) are reused from an earlier request of the session: by
+        default, they need no output.
+        """
 
 
 TaskT = TypeVar("TaskT", bound=ProgramTask)
@@ -105,7 +123,9 @@ class Program(Protocol[TaskT]):
         ...
 
     def draw(self, tasks: Sequence[TaskT], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
-        """Draw once for each task from its last hidden row. An output that is `final` or has an `error` ends its task."""
+        """Draw once for each task from its last hidden row. An output that is `final` or has an
+        `error` ends its task.
+        """
         ...
 
 
@@ -130,10 +150,14 @@ DraftedTaskT = TypeVar("DraftedTaskT", bound=DraftedTask)
 
 
 class DraftedProgram(Program[DraftedTaskT], Protocol[DraftedTaskT]):
-    """A program that computes rows of drafts beside known ones, and draws after each. Legend: R rows drawn from, V vocabulary."""
+    """A program that computes rows of drafts beside known ones, and draws after each. Legend: R
+    rows drawn from, V vocabulary.
+    """
 
     def read_features(self, layers: Sequence[int]) -> None:
-        """Return the rows that enter these layers from each later `forward`: [N, T]. Raises: ConfigError where it cannot."""
+        """Return the rows that enter these layers from each later `forward`: [N, T]. Raises:
+        ConfigError where it cannot.
+        """
         ...
 
     def draft_rows(self, ids: Sequence[int]) -> Tensor:
@@ -147,8 +171,8 @@ class DraftedProgram(Program[DraftedTaskT], Protocol[DraftedTaskT]):
     def draw_drafted(
         self, tasks: Sequence[DraftedTaskT], drafts: Sequence[Sequence[int]], logits_RV: Tensor
     ) -> Sequence[Sequence[EngineOutput]]:
-        """Draw for each task after its last known row and after each of its drafts, and record the draws up to the first that is
-        not the draft: at least one, as `draw`.
+        """Draw for each task after its last known row and after each of its drafts, and record the
+        draws up to the first that is not the draft: at least one, as `draw`.
         """
         ...
 
@@ -171,7 +195,8 @@ GraphTaskT = TypeVar("GraphTaskT", bound=GraphTask)
 class StepOutputs:
     """Outputs of a decode step, of fixed shapes.
 
-    `codes_BQ` (int32): the draws, whose first code is -1 where the row's logits are not finite; `rows_BH`: their embeddings;
+    `codes_BQ` (int32): the draws, whose first code is -1 where the row's logits are not finite;
+    `rows_BH`: their embeddings;
     `tapped_BH`: as in `Forwarded`.
     """
 
@@ -181,7 +206,9 @@ class StepOutputs:
 
 
 class GraphProgram(Program[GraphTaskT], Protocol[GraphTaskT]):
-    """A program whose decode step is one graph: no value of a tensor is read by the host, and no shape depends on one."""
+    """A program whose decode step is one graph: no value of a tensor is read by the host, and no
+    shape depends on one.
+    """
 
     @property
     def step_shape(self) -> StepShape: ...

@@ -31,6 +31,8 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def side_by_side(parts: Mapping[int, Tensor | None]) -> Tensor | None:
-    """Join parts [N, H] along the columns, in their order; None without any, or if one is missing."""
+    """Join parts [N, H] along the columns, in their order; None without any, or if one is
+    missing.
+    """
     found = [part for part in parts.values() if part is not None]
     return torch.cat(found, -1) if found and len(found) == len(parts) else None

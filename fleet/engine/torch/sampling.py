@@ -1,6 +1,8 @@
-"""From logits to token ids: penalties, suppression, temperature, top-k, top-p, in `transformers`' order. Knows no request.
+"""From logits to token ids: penalties, suppression, temperature, top-k, top-p, in `transformers`'
+order. Knows no request.
 
-Source: transformers 5.23, generation/utils.py `_get_logits_processor`. Logits are float32; ties go to the lowest id.
+Source: transformers 5.23, generation/utils.py `_get_logits_processor`. Logits are float32; ties go
+to the lowest id.
 Legend: S draws, V vocabulary.
 """
 
@@ -20,7 +22,9 @@ MAX_COUNT = 32767
 
 
 class TokenCounts:
-    """Ids that penalties apply to: `seen` for repetition (which may count the prompt), `drawn` for frequency and presence."""
+    """Ids that penalties apply to: `seen` for repetition (which may count the prompt), `drawn` for
+    frequency and presence.
+    """
 
     def __init__(self, seen: Sequence[int] = ()) -> None:
         self.seen = set(seen)
@@ -42,7 +46,9 @@ class TokenCounts:
         return counts
 
     def dense(self, num_tokens: int) -> NDArray[np.int16]:
-        """Return how often each id was drawn, `UNSEEN` for ids that no penalty applies to: [V]. Later draws update it."""
+        """Return how often each id was drawn, `UNSEEN` for ids that no penalty applies to: [V].
+        Later draws update it.
+        """
         if self._dense is None:
             self._dense = np.full(num_tokens, UNSEEN, np.int16)
             self._dense[list(self.seen)] = 0
@@ -52,7 +58,9 @@ class TokenCounts:
 
 
 class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
-    """Sampling parameters of one row. `noise_key` is used only if `temperature` > 0. `banned`: ids that are not drawn."""
+    """Sampling parameters of one row. `noise_key` is used only if `temperature` > 0. `banned`: ids
+    that are not drawn.
+    """
 
     sampling: Sampling
     noise_key: int = 0
@@ -66,16 +74,23 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def penalised(self) -> bool:
         sampling = self.sampling
-        return sampling.repetition_penalty != 1.0 or bool(sampling.frequency_penalty or sampling.presence_penalty)
+        return sampling.repetition_penalty != 1.0 or bool(
+            sampling.frequency_penalty or sampling.presence_penalty
+        )
 
 
 def draw(
-    logits_SV: Tensor, draws: Sequence[RowSampling], *, suppressed_V: Tensor | None = None, one_by_one: bool = False
+    logits_SV: Tensor,
+    draws: Sequence[RowSampling],
+    *,
+    suppressed_V: Tensor | None = None,
+    one_by_one: bool = False,
 ) -> Tensor:
-    """Draw one id per row (int64 [S]); -1 if the row's logits are not finite. May overwrite the logits.
+    """Draw one id per row (int64 [S]); -1 if the row's logits are not finite. May overwrite the
+    logits.
 
-    `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result is independent of other rows'
-    settings, to the last bit.
+    `suppressed_V` is -inf at ids that are never drawn, else 0. With `one_by_one` a row's result is
+    independent of other rows' settings, to the last bit.
     """
     logits_SV = logits_SV.float()
     highest = logits_SV.amax(-1)
@@ -84,9 +99,15 @@ def draw(
 
 
 def adjusted(
-    logits_SV: Tensor, draws: Sequence[RowSampling], *, suppressed_V: Tensor | None = None, one_by_one: bool = False
+    logits_SV: Tensor,
+    draws: Sequence[RowSampling],
+    *,
+    suppressed_V: Tensor | None = None,
+    one_by_one: bool = False,
 ) -> Tensor:
-    """Return float32 logits with penalties, cuts and noise, whose argmax is the draw. May overwrite the logits."""
+    """Return float32 logits with penalties, cuts and noise, whose argmax is the draw. May overwrite
+    the logits.
+    """
     for row, plan in enumerate(draws):
         if plan.penalised:
             _penalise(logits_SV[row], plan)
@@ -104,7 +125,11 @@ def adjusted(
             rows = torch.cat([_noisy(rows[at : at + 1], [plan]) for at, plan in enumerate(plans)])
         else:
             rows = _noisy(rows, plans)
-        logits_SV = rows if len(sampled) == len(logits_SV) else logits_SV.index_copy(0, _index(sampled, rows), rows)
+        logits_SV = (
+            rows
+            if len(sampled) == len(logits_SV)
+            else logits_SV.index_copy(0, _index(sampled, rows), rows)
+        )
     return logits_SV
 
 
@@ -124,7 +149,9 @@ def _penalise(logits_V: Tensor, plan: RowSampling) -> None:
         logits_V[ids] = torch.where(picked < 0, picked * penalty, picked / penalty)
     if (sampling.frequency_penalty or sampling.presence_penalty) and counts.drawn:
         ids = torch.tensor(list(counts.drawn), device=logits_V.device)
-        times = torch.tensor(list(counts.drawn.values()), dtype=logits_V.dtype, device=logits_V.device)
+        times = torch.tensor(
+            list(counts.drawn.values()), dtype=logits_V.dtype, device=logits_V.device
+        )
         logits_V[ids] -= sampling.frequency_penalty * times + sampling.presence_penalty
 
 
@@ -132,15 +159,24 @@ def _noisy(logits_SV: Tensor, draws: Sequence[RowSampling]) -> Tensor:
     """Return scaled, cut and noised logits, whose argmax is a sample."""
     temperatures = [plan.sampling.temperature for plan in draws]
     scaled_SV = logits_SV / torch.tensor(temperatures, device=logits_SV.device)[:, None]
-    kept_SV = keep_top(scaled_SV, [plan.sampling.top_k for plan in draws], [plan.sampling.top_p for plan in draws])
-    return kept_SV + gumbel([plan.noise_key for plan in draws], logits_SV.shape[-1], logits_SV.device)
+    kept_SV = keep_top(
+        scaled_SV, [plan.sampling.top_k for plan in draws], [plan.sampling.top_p for plan in draws]
+    )
+    return kept_SV + gumbel(
+        [plan.noise_key for plan in draws], logits_SV.shape[-1], logits_SV.device
+    )
 
 
 def keep_top(scaled_SV: Tensor, top_k: Sequence[int], top_p: Sequence[float]) -> Tensor:
-    """Set logits below each row's top-k and top-p cut to -inf; ids that tie with the last one above it stay."""
+    """Set logits below each row's top-k and top-p cut to -inf; ids that tie with the last one above
+    it stay.
+    """
     if len(set(top_k)) == 1 and len(set(top_p)) == 1:
         return keep_top_alike(scaled_SV, top_k[0], top_p[0])
-    rows = [keep_top_alike(row_1V, k, p) for row_1V, k, p in zip(scaled_SV.split(1), top_k, top_p, strict=True)]
+    rows = [
+        keep_top_alike(row_1V, k, p)
+        for row_1V, k, p in zip(scaled_SV.split(1), top_k, top_p, strict=True)
+    ]
     return torch.cat(rows)
 
 

@@ -1,4 +1,5 @@
-"""Draws of a decode step by tensors only: each row has its own parameters, and the host takes no part.
+"""Draws of a decode step by tensors only: each row has its own parameters, and the host takes no
+part.
 
 `sampling.draw` is the slow twin. Legend: B rows, V vocabulary.
 """
@@ -13,13 +14,16 @@ from fleet.engine.torch.step_inputs import DrawInputs
 def draw_rows(logits_BV: Tensor, draws: DrawInputs, *, never_V: Tensor, ends_V: Tensor) -> Tensor:
     """Draw one id per row (int64 [B]); -1 if the row's logits are not finite.
 
-    Shapes: bool [V]: `never_V` marks ids that are never drawn, `ends_V` those that are not drawn in a row that bans its end.
+    Shapes: bool [V]: `never_V` marks ids that are never drawn, `ends_V` those that are not drawn in
+    a row that bans its end.
     """
     logits_BV = logits_BV.float()
     is_finite_B = logits_BV.amax(-1).isfinite()
     logits_BV = _penalised(logits_BV, draws)
     logits_BV = logits_BV.masked_fill(never_V | (ends_V & (draws.bans_end > 0)), -torch.inf)
-    noise_BV = gumbel_of_halves(draws.noise_low_BQ[:, 0], draws.noise_high_BQ[:, 0], logits_BV.shape[-1])
+    noise_BV = gumbel_of_halves(
+        draws.noise_low_BQ[:, 0], draws.noise_high_BQ[:, 0], logits_BV.shape[-1]
+    )
     noisy_BV = keep_top_rows(logits_BV / draws.temperature, draws.top_k, draws.top_p) + noise_BV
     tokens_B = torch.where(draws.is_sampled > 0, noisy_BV, logits_BV).argmax(-1)
     return torch.where(is_finite_B, tokens_B, -1)
@@ -27,13 +31,16 @@ def draw_rows(logits_BV: Tensor, draws: DrawInputs, *, never_V: Tensor, ends_V: 
 
 def _penalised(logits_BV: Tensor, draws: DrawInputs) -> Tensor:
     counts_BV = draws.counts_BV
-    repeated_BV = torch.where(logits_BV < 0, logits_BV * draws.repetition, logits_BV / draws.repetition)
+    repeated_BV = torch.where(
+        logits_BV < 0, logits_BV * draws.repetition, logits_BV / draws.repetition
+    )
     logits_BV = torch.where(counts_BV >= 0, repeated_BV, logits_BV)
     return logits_BV - torch.where(counts_BV > 0, draws.frequency * counts_BV + draws.presence, 0.0)
 
 
 def keep_top_rows(scaled_BV: Tensor, top_k_B1: Tensor, top_p_B1: Tensor) -> Tensor:
-    """Set logits below each row's top-k and top-p cut to -inf; ids that tie with the last one above it stay.
+    """Set logits below each row's top-k and top-p cut to -inf; ids that tie with the last one above
+    it stay.
 
     `top_k_B1` is V where off.
     """

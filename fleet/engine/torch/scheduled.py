@@ -21,11 +21,13 @@ NO_WALK = Walk("")
 class ScheduledRequest(Generic[TaskT]):
     """A request in the batch loop.
 
-    Invariants: 0 <= computed <= begun <= task.num_rows, and while a pass computes drafts, `begun` counts them too; pages cover
-    `begun` rows; rows below `reported` were reported to the task as computed. `running`: its parts in passes that began and have
-    not ended, which compute rows `computed` to `begun`.
+    Invariants: 0 <= computed <= begun <= task.num_rows, and while a pass computes drafts, `begun`
+    counts them too; pages cover `begun` rows; rows below `reported` were reported to the task as
+    computed. `running`: its parts in passes that began and have not ended, which compute rows
+    `computed` to `begun`.
     `rope_len`: see `ProgramTask.rope_len`; rows below `begun` are computed with it.
-    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`: a pass with others failed.
+    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`: a
+    pass with others failed.
     """
 
     request: EngineRequest
@@ -55,11 +57,15 @@ class ScheduledRequest(Generic[TaskT]):
         return not self.paused and self.begun < self.task.num_rows
 
     def comes_before(self, other: "ScheduledRequest[TaskT]") -> bool:
-        """Return True if the request gets the other's pages: no capture keeps pages that an answer needs."""
+        """Return True if the request gets the other's pages: no capture keeps pages that an answer
+        needs.
+        """
         return bool(other.request.captured) and not self.request.captured
 
     def restart_at(self, computed: int) -> None:
-        """Let the rows from `computed` on be computed again; results of passes that are running are not used."""
+        """Let the rows from `computed` on be computed again; results of passes that are running are
+        not used.
+        """
         for entry in self.running:
             entry.is_void = True
         self.running.clear()
@@ -72,7 +78,8 @@ Planned = tuple[ScheduledRequest[TaskT], PassEntry[TaskT]]
 def progress_of(planned: Sequence[Planned[TaskT]]) -> list[tuple[int, int, int, bool]]:
     """Return the state of each request that a pass changes."""
     return [
-        (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw) for scheduled, _ in planned
+        (scheduled.computed, scheduled.reported, scheduled.task.num_rows, scheduled.task.wants_draw)
+        for scheduled, _ in planned
     ]
 
 

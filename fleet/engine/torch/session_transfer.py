@@ -1,6 +1,8 @@
-"""Copies of a session's cached rows out of an engine and into it, of all layers, also of those in other processes.
+"""Copies of a session's cached rows out of an engine and into it, of all layers, also of those in
+other processes.
 
-While a copy is under way the session is not cached, and its table belongs to the copy. Knows no file and no connection.
+While a copy is under way the session is not cached, and its table belongs to the copy. Knows no
+file and no connection.
 """
 
 from collections.abc import Sequence
@@ -34,13 +36,15 @@ class SessionCopies(Generic[TaskT]):
 
     def __init__(
         self, pool: KVPool, cache: PrefixCache, passes: PassQueue[TaskT], tapped_width: int
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`tapped_width`: see `Program`."""
         self._pool, self._cache, self._passes = pool, cache, passes
         self._first_layer = passes.first_layer
         shape, dtype = pool.shape, str(pool.data.dtype).removeprefix("torch.")
         self.limits = SessionLimits(
-            layout=SessionLayout(dtype=dtype, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim),
+            layout=SessionLayout(
+                dtype=dtype, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
+            ),
             num_layers=shape.num_layers + passes.num_other_layers,
             max_rows=pool.num_pages * pool.page_size,
             tapped_width=tapped_width,
@@ -54,7 +58,10 @@ class SessionCopies(Generic[TaskT]):
         """Begin to copy a session's rows. Raises: BadInput if none are cached."""
         cached = self._cache.take(session)
         if cached is None:
-            raise BadInput("no rows of the session are cached, or a turn of it is in progress; try again when it has ended")
+            raise BadInput(
+                "no rows of the session are cached, or a turn of it is in progress; try again "
+                "when it has ended"
+            )
         try:
             own = self._pool.read_rows(cached.table, len(cached.prefix.keys))
         except FAILURES as error:
@@ -65,11 +72,15 @@ class SessionCopies(Generic[TaskT]):
     def begin_load(self, session: str, saved: SavedSession) -> None:
         """Begin to cache rows as a session's.
 
-        Raises: BadInput if they are another model's, or not whole; OutOfPages. What is cached stays then.
+        Raises: BadInput if they are another model's, or not whole; OutOfPages. What is cached stays
+        then.
         """
         self._check(saved)
         if self._pool.pages_for(saved.num_rows) > self._pool.num_free + self._cache.num_pages:
-            raise OutOfPages(f"the session has {saved.num_rows} rows, and too few pages of the KV pool are free; try again")
+            raise OutOfPages(
+                f"the session has {saved.num_rows} rows, and too few pages of the KV pool are "
+                "free; try again"
+            )
         table = self._pool.open_table()
         while not self._pool.grow(table, saved.num_rows, clean=False):
             self._cache.drop_oldest()
@@ -79,29 +90,41 @@ class SessionCopies(Generic[TaskT]):
         self._begin(SessionCopy(session=session, cached=cached, own=own, loads=True), saved)
 
     def _check(self, saved: SavedSession) -> None:
-        """Check the rows against their number and layout, before anything is allocated or dropped. Raises: BadInput."""
+        """Check the rows against their number and layout, before anything is allocated or dropped.
+        Raises: BadInput.
+        """
         self.limits.check(saved.num_rows, len(saved.layers), saved.layout)
         wanted = saved.num_rows * self.limits.layout.row_bytes
         found = {layer.nbytes for layer in saved.layers} - {wanted}
         if found or saved.keys.shape != (saved.num_rows,):
-            sizes = f"{len(saved.keys)} keys, and layers of {min(found, default=wanted)} bytes instead of {wanted}"
+            sizes = (
+                f"{len(saved.keys)} keys, and layers of {min(found, default=wanted)} bytes "
+                f"instead of {wanted}"
+            )
             raise BadInput(f"the file of {saved.num_rows} rows has {sizes}")
         self.limits.check_tapped(saved.num_rows, {at: row.size for at, row in saved.tapped.items()})
         lacking = [at for at in np.flatnonzero(saved.keys < 0).tolist() if at not in saved.tapped]
         if self.limits.tapped_width and lacking:
-            raise BadInput(f"the file lacks the tapped rows of {len(lacking)} positions, the first is {lacking[0]}")
+            raise BadInput(
+                f"the file lacks the tapped rows of {len(lacking)} positions, the first is "
+                f"{lacking[0]}"
+            )
 
     def _begin(self, copy: SessionCopy, saved: SavedSession | None) -> None:
         self._num_begun += 1
         self._running[self._num_begun] = copy
         keys = copy.cached.prefix.keys
-        begin = self._passes.copy_rows(self._num_begun, copy.cached.table, keys, saved.layers if saved is not None else None)
+        begin = self._passes.copy_rows(
+            self._num_begun, copy.cached.table, keys, saved.layers if saved is not None else None
+        )
         if not begin:
             self._end(self._num_begun, {}, None)
 
     def drop(self, session: str | None) -> None:
         """Cache the rows of a session, or of all, no more once their copies have ended."""
-        self._dropped |= {number for number, copy in self._running.items() if session in (None, copy.session)}
+        self._dropped |= {
+            number for number, copy in self._running.items() if session in (None, copy.session)
+        }
 
     def take_done(self) -> Sequence[SessionCopied]:
         """Return the copies that have ended."""
@@ -111,7 +134,9 @@ class SessionCopies(Generic[TaskT]):
         done, self._done = self._done, []
         return done
 
-    def _end(self, number: int, others: dict[int, NDArray[np.uint8]], error: FleetError | None) -> None:
+    def _end(
+        self, number: int, others: dict[int, NDArray[np.uint8]], error: FleetError | None
+    ) -> None:
         copy = self._running.pop(number)
         saved, is_dropped = None, number in self._dropped
         self._dropped.discard(number)
@@ -135,7 +160,8 @@ class SessionCopies(Generic[TaskT]):
         self._done.append(SessionCopied(session=copy.session, saved=saved, error=error))
 
     def _return_to_cache(self, copy: SessionCopy) -> FleetError | None:
-        """Cache the rows again, unless a turn of the session has ended meanwhile, whose rows are newer.
+        """Cache the rows again, unless a turn of the session has ended meanwhile, whose rows are
+        newer.
 
         Return the error of rows that cannot be written.
         """

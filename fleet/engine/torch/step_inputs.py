@@ -1,7 +1,8 @@
-"""Inputs of a decode step as tensors of fixed shapes and addresses, so that a captured graph can read them. Knows no model.
+"""Inputs of a decode step as tensors of fixed shapes and addresses, so that a captured graph can
+read them. Knows no model.
 
-Legend: B rows of the step (one a request, the last ones padding), H hidden size, P pages of a request, Q codes of a draw,
-V vocabulary.
+Legend: B rows of the step (one a request, the last ones padding), H hidden size, P pages of a
+request, Q codes of a draw, V vocabulary.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ MASK32 = np.uint64(0xFFFFFFFF)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawInputs:
-    """Parameters of each row's draw. Shapes: [B, 1], but for noise keys (low and high half, [B, Q]) and counts [B, V].
+    """Parameters of each row's draw. Shapes: [B, 1], but for noise keys (low and high half, [B, Q])
+    and counts [B, V].
 
     `counts_BV`: see `TokenCounts.dense`; without meaning in rows without penalties.
     """
@@ -43,7 +45,9 @@ class DrawInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """`rows_BH`: each request's newest row; `positions_B` and `slots_B`: its place; `pages_BP`: the pages of its context."""
+    """`rows_BH`: each request's newest row; `positions_B` and `slots_B`: its place; `pages_BP`: the
+    pages of its context.
+    """
 
     rows_BH: Tensor
     positions_B: Tensor
@@ -63,29 +67,51 @@ class StepShape:
 
 
 class StepBuffers:
-    """The inputs of a step of `num_rows` rows. A row that is not filled is padding: it computes on the scratch page.
+    """The inputs of a step of `num_rows` rows. A row that is not filled is padding: it computes on
+    the scratch page.
 
-    The host fills pinned memory, which is copied to the device's tensors without waiting. Filling it again waits for these
-    copies, which ended before the host read the step's codes.
+    The host fills pinned memory, which is copied to the device's tensors without waiting. Filling
+    it again waits for these copies, which ended before the host read the step's codes.
     """
 
     def __init__(self, shape: StepShape, pool: KVPool, num_rows: int, num_pages: int) -> None:
         self._shape, self._pool, self._num_pages = shape, pool, num_pages
         device, num_codes = pool.data.device, shape.num_codes
-        sizes = {"ints": NUM_INTS + 2 * num_codes, "floats": NUM_FLOATS, "pages": num_pages, "counts": shape.num_ids}
-        dtypes = {"ints": torch.int64, "floats": torch.float32, "pages": torch.int32, "counts": torch.int16}
+        sizes = {
+            "ints": NUM_INTS + 2 * num_codes,
+            "floats": NUM_FLOATS,
+            "pages": num_pages,
+            "counts": shape.num_ids,
+        }
+        dtypes = {
+            "ints": torch.int64,
+            "floats": torch.float32,
+            "pages": torch.int32,
+            "counts": torch.int16,
+        }
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
         pin = self._copied is not None
-        self._host = {name: torch.zeros(num_rows, size, dtype=dtypes[name], pin_memory=pin) for name, size in sizes.items()}
+        self._host = {
+            name: torch.zeros(num_rows, size, dtype=dtypes[name], pin_memory=pin)
+            for name, size in sizes.items()
+        }
         self._device = {name: host.to(device, copy=True) for name, host in self._host.items()}
-        self._ints, self._floats, self._pages, self._counts = (host.numpy() for host in self._host.values())
-        self.inputs = self._views(torch.zeros(num_rows, shape.hidden_size, dtype=pool.data.dtype, device=device))
+        self._ints, self._floats, self._pages, self._counts = (
+            host.numpy() for host in self._host.values()
+        )
+        self.inputs = self._views(
+            torch.zeros(num_rows, shape.hidden_size, dtype=pool.data.dtype, device=device)
+        )
         self._counts[:] = UNSEEN
         self._fill_padding(0)
         self._copy(*self._host)
 
     def _views(self, rows_BH: Tensor) -> StepInputs:
-        ints, floats, num_codes = self._device["ints"], self._device["floats"], self._shape.num_codes
+        ints, floats, num_codes = (
+            self._device["ints"],
+            self._device["floats"],
+            self._shape.num_codes,
+        )
         low_BQ, high_BQ = ints[:, NUM_INTS:].split(num_codes, 1)
         draws = DrawInputs(
             top_k=ints[:, TOP_K, None],
@@ -101,11 +127,23 @@ class StepBuffers:
             counts_BV=self._device["counts"],
         )
         return StepInputs(
-            rows_BH=rows_BH, positions_B=ints[:, POSITION], slots_B=ints[:, SLOT], pages_BP=self._device["pages"], draws=draws
+            rows_BH=rows_BH,
+            positions_B=ints[:, POSITION],
+            slots_B=ints[:, SLOT],
+            pages_BP=self._device["pages"],
+            draws=draws,
         )
 
-    def fill(self, rows_BH: Tensor, extents: Sequence[Extent], draws: Sequence[RowSampling], indices: Sequence[int]) -> None:
-        """Fill the first rows, each with an extent of one position. `indices`: how many draws each request has made."""
+    def fill(
+        self,
+        rows_BH: Tensor,
+        extents: Sequence[Extent],
+        draws: Sequence[RowSampling],
+        indices: Sequence[int],
+    ) -> None:
+        """Fill the first rows, each with an extent of one position. `indices`: how many draws each
+        request has made.
+        """
         used = len(extents)
         if self._copied is not None:
             self._copied.synchronize()
@@ -136,9 +174,13 @@ class StepBuffers:
         self._ints[:used, TOP_K] = top_k
         self._ints[:used, IS_SAMPLED] = [not draw.greedy for draw in draws]
         self._ints[:used, BANS_END] = [bool(draw.banned) for draw in draws]
-        keys = noise_keys([sampling.seed for sampling in all_of], self._shape.salt, num_codes, indices)
+        keys = noise_keys(
+            [sampling.seed for sampling in all_of], self._shape.salt, num_codes, indices
+        )
         self._ints[:used, NUM_INTS:] = np.concatenate([keys & MASK32, keys >> np.uint64(32)], 1)
-        self._floats[:used, TEMPERATURE] = [1.0 if draw.greedy else draw.sampling.temperature for draw in draws]
+        self._floats[:used, TEMPERATURE] = [
+            1.0 if draw.greedy else draw.sampling.temperature for draw in draws
+        ]
         self._floats[:used, TOP_P] = [sampling.top_p for sampling in all_of]
         self._floats[:used, REPETITION] = [sampling.repetition_penalty for sampling in all_of]
         self._floats[:used, FREQUENCY] = [sampling.frequency_penalty for sampling in all_of]

@@ -1,7 +1,7 @@
 """Fixed row tiles: the shape at which matrix kernels give a row the same bits in every slot.
 
-Measured on CPU in float32: in a 16-row tile a row's bits depend neither on its slot nor on its neighbours, at one thread and
-at two; with fewer rows they may. Legend: N rows.
+Measured on CPU in float32: in a 16-row tile a row's bits depend neither on its slot nor on its
+neighbours, at one thread and at two; with fewer rows they may. Legend: N rows.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,11 @@ TILE_ROWS = 16
 def padded(rows_N: Tensor) -> Tensor:
     """Zero rows up to one tile."""
     missing = TILE_ROWS - len(rows_N)
-    return rows_N if missing == 0 else torch.cat([rows_N, rows_N.new_zeros(missing, *rows_N.shape[1:])])
+    return (
+        rows_N
+        if missing == 0
+        else torch.cat([rows_N, rows_N.new_zeros(missing, *rows_N.shape[1:])])
+    )
 
 
 def in_tiles(function: Callable[[Tensor], Tensor], rows_N: Tensor) -> Tensor:

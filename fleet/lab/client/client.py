@@ -12,12 +12,12 @@ from msgspec import UNSET, UnsetType
 from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
+from fleet.core.hand_off import HandOff
+from fleet.core.ids import StageName
 from fleet.lab.client.chat import ChatAnswer, ChatCall, Piece, StreamRecording, WholeAnswer
 from fleet.lab.client.errors import ApiError, ApiSilent
 from fleet.lab.client.realtime import RealtimeSession
 from fleet.lab.client.transport import TIMEOUT_S, OpenResponse, Transport
-from fleet.core.hand_off import HandOff
-from fleet.core.ids import StageName
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -31,7 +31,9 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One worker, or a gateway (without a role). `pages_kept`: those of its KV pages that only hold cached prefixes."""
+    """One worker, or a gateway (without a role). `pages_kept`: those of its KV pages that only hold
+    cached prefixes.
+    """
 
     role: str
     id: str = ""
@@ -49,7 +51,9 @@ class FleetWorkers(msgspec.Struct, frozen=True):
 
 
 class ResourcesInUse(msgspec.Struct, frozen=True, kw_only=True):
-    """Use of all workers by live requests: tasks, KV pages, slots of transfer arenas; cached prefixes are left out."""
+    """Use of all workers by live requests: tasks, KV pages, slots of transfer arenas; cached
+    prefixes are left out.
+    """
 
     tasks: int
     pages: int
@@ -86,7 +90,8 @@ class _Transcript(msgspec.Struct, frozen=True):
 class ApiClient:
     """One gateway. Thread-safe: each call is a connection of its own.
 
-    Raises: ApiError in one line when the gateway cannot be reached, refuses, or stops before the end.
+    Raises: ApiError in one line when the gateway cannot be reached, refuses, or stops before the
+    end.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -108,11 +113,16 @@ class ApiClient:
         """Return the roles that are served. Raises: ApiError while a role has no worker."""
         workers = self.workers()
         if workers.missing_roles:
-            raise ApiError(f"the fleet at {self.url} is not ready: no worker for {', '.join(workers.missing_roles)}")
+            raise ApiError(
+                f"the fleet at {self.url} is not ready: no worker for "
+                f"{', '.join(workers.missing_roles)}"
+            )
         return frozenset(worker.role for worker in workers.data if worker.role)
 
     def resources_in_use(self) -> ResourcesInUse:
-        """Add up the workers' reports, which each worker renews several times in the time of its lease."""
+        """Add up the workers' reports, which each worker renews several times in the time of its
+        lease.
+        """
         workers = self.workers().data
         return ResourcesInUse(
             tasks=sum(worker.running for worker in workers),
@@ -136,18 +146,31 @@ class ApiClient:
         message = choices[0].message
         audio = message.audio.decoded() if message.audio is not None else None
         transcript = message.audio.transcript if message.audio is not None else ""
-        return ChatAnswer(text=message.content or "", finish_reason=choices[0].finish_reason, audio=audio, transcript=transcript)
+        return ChatAnswer(
+            text=message.content or "",
+            finish_reason=choices[0].finish_reason,
+            audio=audio,
+            transcript=transcript,
+        )
 
     def open_chat(self, body: bytes, *, timeout_s: float = TIMEOUT_S) -> OpenResponse:
         """Begin a streamed answer; `body` is an encoded `ChatCall`."""
         return self._transport.open("POST", "/v1/chat/completions", body, timeout_s=timeout_s)
 
-    def resume_chat(self, request_id: str, last_event_id: str, *, timeout_s: float = TIMEOUT_S) -> OpenResponse:
-        """Continue a streamed answer after an event, or from its beginning where `last_event_id` is empty."""
+    def resume_chat(
+        self, request_id: str, last_event_id: str, *, timeout_s: float = TIMEOUT_S
+    ) -> OpenResponse:
+        """Continue a streamed answer after an event, or from its beginning where `last_event_id` is
+        empty.
+        """
         headers = {"last-event-id": last_event_id} if last_event_id else {}
-        return self._transport.open("GET", f"/v1/fleet/requests/{request_id}/stream", headers=headers, timeout_s=timeout_s)
+        return self._transport.open(
+            "GET", f"/v1/fleet/requests/{request_id}/stream", headers=headers, timeout_s=timeout_s
+        )
 
-    def record_chat(self, body: bytes, is_cancelled: Callable[[], bool] = lambda: False) -> StreamRecording:
+    def record_chat(
+        self, body: bytes, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> StreamRecording:
         """Send one request and record its stream to the end, or until it is cancelled."""
         pieces: list[Piece] = []
         sent_s = time.perf_counter()
@@ -169,11 +192,15 @@ class ApiClient:
         boundary = uuid4().hex
         parts = (('name="model"', model.encode()), (f'name="file"; filename="{name}"', file))
         body = b"".join(
-            f"--{boundary}\r\ncontent-disposition: form-data; {disposition}\r\n\r\n".encode() + content + b"\r\n"
+            f"--{boundary}\r\ncontent-disposition: form-data; {disposition}\r\n\r\n".encode()
+            + content
+            + b"\r\n"
             for disposition, content in parts
         )
         headers = {"content-type": f"multipart/form-data; boundary={boundary}"}
-        raw = self._transport.call("POST", "/v1/audio/transcriptions", body + f"--{boundary}--\r\n".encode(), headers)
+        raw = self._transport.call(
+            "POST", "/v1/audio/transcriptions", body + f"--{boundary}--\r\n".encode(), headers
+        )
         return self._decoded(raw, _Transcript).text
 
     def realtime_url(self, model: str) -> str:
@@ -181,8 +208,12 @@ class ApiClient:
         return f"{self._transport.websocket_url}/v1/realtime?{urlencode({'model': model, 'fleet': '1'})}"
 
     def resumed_realtime_url(self, session_id: str, response_id: str, samples: int) -> str:
-        """Return the address at which a voice session continues, of whose response so many samples were received."""
-        query = {"session": session_id, "fleet": "1"} | ({"response": response_id, "samples": samples} if response_id else {})
+        """Return the address at which a voice session continues, of whose response so many samples
+        were received.
+        """
+        query = {"session": session_id, "fleet": "1"} | (
+            {"response": response_id, "samples": samples} if response_id else {}
+        )
         return f"{self._transport.websocket_url}/v1/realtime?{urlencode(query)}"
 
     def console_url(self) -> str:
@@ -191,12 +222,18 @@ class ApiClient:
 
     @contextmanager
     def realtime(self, model: str) -> Iterator[RealtimeSession]:
-        """Open a voice session. Raises: ApiError if it is refused, or breaks off inside the block."""
+        """Open a voice session. Raises: ApiError if it is refused, or breaks off inside the
+        block.
+        """
         try:
-            with connect(self.realtime_url(model), additional_headers=self.headers, max_size=None) as socket:
+            with connect(
+                self.realtime_url(model), additional_headers=self.headers, max_size=None
+            ) as socket:
                 yield RealtimeSession(socket)
         except InvalidStatus as error:
-            raise ApiError(f"{self.url} refuses a voice session with status {error.response.status_code}") from error
+            raise ApiError(
+                f"{self.url} refuses a voice session with status {error.response.status_code}"
+            ) from error
         except (OSError, WebSocketException) as error:
             raise ApiError(f"the voice session at {self.url} broke off: {error}") from error
 
@@ -207,4 +244,6 @@ class ApiClient:
         try:
             return msgspec.json.decode(raw, type=kind)
         except msgspec.DecodeError as error:
-            raise ApiError(f"{self.url} does not answer as a fleet does ({error})", param="url") from error
+            raise ApiError(
+                f"{self.url} does not answer as a fleet does ({error})", param="url"
+            ) from error

@@ -12,7 +12,9 @@ class ApiError(FleetError):
 
 
 class ApiRefused(ApiError):
-    """The gateway answered with another status than 200. `retry_after_s`: pause that it asks for; 0: none."""
+    """The gateway answered with another status than 200. `retry_after_s`: pause that it asks for;
+    0: none.
+    """
 
     def __init__(self, url: str, http_status: int, reason: str, retry_after_s: float = 0.0) -> None:
         super().__init__(f"{url} refused with status {http_status}: {reason}")

@@ -1,4 +1,6 @@
-"""Voice sessions over `WS /v1/realtime`: client events, server events, and a blocking session that speaks in real time."""
+"""Voice sessions over `WS /v1/realtime`: client events, server events, and a blocking session that
+speaks in real time.
+"""
 
 import time
 from base64 import b64encode
@@ -111,8 +113,12 @@ def append_audio(pcm: bytes) -> str:
 
 
 def update_audio_input(**settings: object) -> str:
-    """Return the event that changes settings of the session's audio input, such as `turn_detection`."""
-    return encode_event("session.update", session={"type": "realtime", "audio": {"input": settings}})
+    """Return the event that changes settings of the session's audio input, such as
+    `turn_detection`.
+    """
+    return encode_event(
+        "session.update", session={"type": "realtime", "audio": {"input": settings}}
+    )
 
 
 class RealtimeSession:
@@ -128,7 +134,8 @@ class RealtimeSession:
         return (decode_event(message) for message in self._socket)
 
     def speak(self, pcm: bytes, from_s: float) -> float:
-        """Send each block once a microphone would have recorded it. Return when the last sample was spoken.
+        """Send each block once a microphone would have recorded it. Return when the last sample was
+        spoken.
 
         Units: seconds on `time.perf_counter`.
         """

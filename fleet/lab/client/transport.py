@@ -25,24 +25,38 @@ class _Refusal(msgspec.Struct, frozen=True):
 
 
 class OpenResponse:
-    """A response whose body is still arriving, on a connection of its own. Every error but `ApiSilent` closes the connection."""
+    """A response whose body is still arriving, on a connection of its own. Every error but
+    `ApiSilent` closes the connection.
+    """
 
     def __init__(
-        self, url: str, connection: http.client.HTTPConnection, timeout_s: float, method: str, path: str, body: bytes | None,
+        self,
+        url: str,
+        connection: http.client.HTTPConnection,
+        timeout_s: float,
+        method: str,
+        path: str,
+        body: bytes | None,
         headers: dict[str, str],
-    ) -> None:  # fmt: skip
-        """Send the request and wait for the status. Raises: ApiRefused, ApiUnreachable, ApiSilent."""
+    ) -> None:
+        """Send the request and wait for the status. Raises: ApiRefused, ApiUnreachable,
+        ApiSilent.
+        """
         self._url, self._connection, self._timeout_s = url, connection, timeout_s
         with self._mapped_errors():
             connection.request(method, path, body, headers)
             self._response = connection.getresponse()
             if self._response.status != 200:
                 retry_after_s = _seconds(self._response.getheader("retry-after", ""))
-                raise ApiRefused(self._url, self._response.status, _reason(self._response.read()), retry_after_s)
+                raise ApiRefused(
+                    self._url, self._response.status, _reason(self._response.read()), retry_after_s
+                )
         self.request_id = self._response.getheader("x-request-id", "")
 
     def read(self) -> bytes:
-        """Return the next bytes as they arrive, nothing at the end. Raises: ApiUnreachable, ApiSilent."""
+        """Return the next bytes as they arrive, nothing at the end. Raises: ApiUnreachable,
+        ApiSilent.
+        """
         with self._mapped_errors():
             return self._response.read1(READ_BYTES)
 
@@ -86,17 +100,27 @@ class Transport:
             raise ApiError(f"{url!r}: {error}", param="url") from error
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._secure, self._host, self._path = parts.scheme == "https", parts.hostname, parts.path.rstrip("/")
+        self._secure, self._host, self._path = (
+            parts.scheme == "https",
+            parts.hostname,
+            parts.path.rstrip("/"),
+        )
 
     @property
     def websocket_url(self) -> str:
         return f"{'wss' if self._secure else 'ws'}://{self._host}:{self.port}{self._path}"
 
     def open(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None,
-        *, timeout_s: float = TIMEOUT_S,
-    ) -> OpenResponse:  # fmt: skip
-        """Send a request, JSON unless `headers` say otherwise, and return its response once the status is there.
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> OpenResponse:
+        """Send a request, JSON unless `headers` say otherwise, and return its response once the
+        status is there.
 
         Raises: ApiRefused, ApiUnreachable, ApiSilent.
         """
@@ -104,9 +128,17 @@ class Transport:
         content = {"content-type": "application/json"} if body is not None else {}
         every_header = {**content, **self.headers, **(headers or {})}
         connection = kind(self._host, self.port, timeout=timeout_s)
-        return OpenResponse(self.url, connection, timeout_s, method, self._path + path, body, every_header)
+        return OpenResponse(
+            self.url, connection, timeout_s, method, self._path + path, body, every_header
+        )
 
-    def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> bytes:
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> bytes:
         """Return the whole body of a response. Raises: ApiRefused, ApiUnreachable."""
         try:
             return self.open(method, path, body, headers).read_all()
@@ -129,5 +161,9 @@ def _reason(body: bytes) -> str:
 
 def _unreachable(url: str, error: Exception) -> ApiUnreachable:
     if isinstance(error, ConnectionRefusedError | socket.gaierror):
-        return ApiUnreachable(f"nothing answers at {url}; start a fleet with `fleet up`", param="url")
-    return ApiUnreachable(f"the connection to {url} broke: {str(error) or type(error).__name__}", param="url")
+        return ApiUnreachable(
+            f"nothing answers at {url}; start a fleet with `fleet up`", param="url"
+        )
+    return ApiUnreachable(
+        f"the connection to {url} broke: {str(error) or type(error).__name__}", param="url"
+    )

@@ -13,14 +13,17 @@ from fleet.lab.measure.answer_timing import AudioChunk, simulate_playback
 
 TEXT, AUDIO = "text", "audio"
 ROUNDING_STEPS = 32
-"""Bound of rounding, in steps of 16-bit PCM: 60 dB below full scale. Another code frame differs by hundreds of times that."""
+"""Bound of rounding, in steps of 16-bit PCM: 60 dB below full scale. Another code frame differs by
+hundreds of times that.
+"""
 
 
 class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """An answer as a client received it.
 
-    `audio`: 16-bit little-endian mono PCM at 24 kHz. `chunks_s`: arrival of each chunk of audio, or of text without audio, since
-    the request. `stalled_s`: time for which playback from the first chunk on had an empty buffer; None without audio.
+    `audio`: 16-bit little-endian mono PCM at 24 kHz. `chunks_s`: arrival of each chunk of audio, or
+    of text without audio, since the request. `stalled_s`: time for which playback from the first
+    chunk on had an empty buffer; None without audio.
     """
 
     text: bytes
@@ -30,9 +33,11 @@ class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The first byte at which two answers differ; the length of the shorter one where it is a prefix of the other.
+    """The first byte at which two answers differ; the length of the shorter one where it is a
+    prefix of the other.
 
-    `peak`: the largest difference between samples, in steps, if the texts are equal and the audio is as long; else None.
+    `peak`: the largest difference between samples, in steps, if the texts are equal and the audio
+    is as long; else None.
     """
 
     medium: str
@@ -48,7 +53,9 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_answer(pieces: list[Piece]) -> ReceivedAnswer:
-    """Decode a stream to its end. Raises: StreamError if it carries an error or stops before its end."""
+    """Decode a stream to its end. Raises: StreamError if it carries an error or stops before its
+    end.
+    """
     stream = read_stream(pieces)
     chunks = [AudioChunk(at_s, len(pcm) / BYTES_PER_S) for at_s, pcm in stream.audio]
     return ReceivedAnswer(
@@ -61,12 +68,21 @@ def read_answer(pieces: list[Piece]) -> ReceivedAnswer:
 
 def first_difference(expected: ReceivedAnswer, received: ReceivedAnswer) -> Difference | None:
     """Compare text first, since audio of another text differs for that reason."""
-    for medium, a, b in ((TEXT, expected.text, received.text), (AUDIO, expected.audio, received.audio)):
+    for medium, a, b in (
+        (TEXT, expected.text, received.text),
+        (AUDIO, expected.audio, received.audio),
+    ):
         if a != b:
             shorter = min(len(a), len(b))
             offset = next((at for at in range(shorter) if a[at] != b[at]), shorter)
             peak = _peak(a, b) if medium == AUDIO and len(a) == len(b) else None
-            return Difference(medium=medium, offset=offset, expected_bytes=len(a), received_bytes=len(b), peak=peak)
+            return Difference(
+                medium=medium,
+                offset=offset,
+                expected_bytes=len(a),
+                received_bytes=len(b),
+                peak=peak,
+            )
     return None
 
 
@@ -77,7 +93,15 @@ def _peak(a: bytes, b: bytes) -> int:
     return int(np.abs(first - second).max(initial=0))
 
 
-def longest_gap_s(chunks_s: Sequence[float], from_s: float = -math.inf, to_s: float = math.inf) -> float | None:
-    """Return the longest time between two chunks that began before `to_s` and ended after `from_s`; None without one."""
-    gaps = ((earlier, later) for earlier, later in pairwise(chunks_s) if later > from_s and earlier < to_s)
+def longest_gap_s(
+    chunks_s: Sequence[float], from_s: float = -math.inf, to_s: float = math.inf
+) -> float | None:
+    """Return the longest time between two chunks that began before `to_s` and ended after `from_s`;
+    None without one.
+    """
+    gaps = (
+        (earlier, later)
+        for earlier, later in pairwise(chunks_s)
+        if later > from_s and earlier < to_s
+    )
     return max((later - earlier for earlier, later in gaps), default=None)

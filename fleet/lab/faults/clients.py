@@ -1,6 +1,8 @@
-"""A client that survives the loss of its gateway: it resumes its answer at another one by `Last-Event-ID`.
+"""A client that survives the loss of its gateway: it resumes its answer at another one by
+`Last-Event-ID`.
 
-It uses nothing that another client of the API could not use: addresses, response headers and event ids.
+It uses nothing that another client of the API could not use: addresses, response headers and event
+ids.
 """
 
 import itertools
@@ -27,9 +29,11 @@ BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 class ResumableStream:
     """The stream of one answer, over however many connections.
 
-    `gateway_changes`: gateways lost during the answer. `refusals`: those with `UNAVAILABLE`, each tried again. `silent`:
-    connections that timed out; they are closed only once another gateway has the answer, since closing one cancels the request.
-    Units: `sent_s`, and `reached_s` when a gateway last sent something, on `time.perf_counter`; pieces count from `sent_s`.
+    `gateway_changes`: gateways lost during the answer. `refusals`: those with `UNAVAILABLE`, each
+    tried again. `silent`: connections that timed out; they are closed only once another gateway has
+    the answer, since closing one cancels the request.
+    Units: `sent_s`, and `reached_s` when a gateway last sent something, on `time.perf_counter`;
+    pieces count from `sent_s`.
     """
 
     sent_s: float
@@ -51,16 +55,25 @@ class ResumableStream:
         return any(STOPPING in event for event in self._events()[-1:])
 
     def drop_incomplete(self) -> None:
-        """Drop an incomplete event, which is sent again, and the announcement of a stop; set `last_id` from the rest."""
+        """Drop an incomplete event, which is sent again, and the announcement of a stop; set
+        `last_id` from the rest.
+        """
         whole = [event for event in self._events() if STOPPING not in event]
-        surplus = sum(len(piece) for _, piece in self.pieces) - sum(len(event) + len(BLANK) for event in whole)
+        surplus = sum(len(piece) for _, piece in self.pieces) - sum(
+            len(event) + len(BLANK) for event in whole
+        )
         while surplus:
             at_s, piece = self.pieces.pop()
             rest = piece[: max(0, len(piece) - surplus)]
             surplus -= len(piece) - len(rest)
             if rest:
                 self.pieces.append((at_s, rest))
-        ids = [line.removeprefix(ID) for event in whole for line in event.split(b"\n") if line.startswith(ID)]
+        ids = [
+            line.removeprefix(ID)
+            for event in whole
+            for line in event.split(b"\n")
+            if line.startswith(ID)
+        ]
         self.last_id = ids[-1].decode() if ids else ""
 
     def _events(self) -> list[bytes]:
@@ -71,16 +84,22 @@ class ResumableStream:
 class Gateways:
     """The gateways of a fleet; successive answers begin at successive gateways. Thread-safe.
 
-    `silence_s`: time-out of a connection, since a frozen gateway does not break its connections. None: ten minutes.
+    `silence_s`: time-out of a connection, since a frozen gateway does not break its connections.
+    None: ten minutes.
     """
 
-    def __init__(self, urls: Sequence[str], api_key: str | None = None, silence_s: float | None = None) -> None:
+    def __init__(
+        self, urls: Sequence[str], api_key: str | None = None, silence_s: float | None = None
+    ) -> None:
         self._apis = [ApiClient(url, api_key) for url in urls]
         self._timeout_s = silence_s or TIMEOUT_S
         self._turns = itertools.count()
 
-    def receive(self, body: bytes, is_cancelled: Callable[[], bool], request_id: str = "") -> ResumableStream:
-        """Request an answer, or take that of `request_id` from its beginning, and receive it to its end.
+    def receive(
+        self, body: bytes, is_cancelled: Callable[[], bool], request_id: str = ""
+    ) -> ResumableStream:
+        """Request an answer, or take that of `request_id` from its beginning, and receive it to its
+        end.
 
         Raises: ApiError in one line: refused, or no gateway can be reached.
         """
@@ -92,7 +111,9 @@ class Gateways:
             stream.close_silent()
         return stream
 
-    def _try_gateways(self, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]) -> None:
+    def _try_gateways(
+        self, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]
+    ) -> None:
         """Try one gateway after another, until one has sent the end."""
         turn, pause = next(self._turns), threading.Event()
         while True:
@@ -109,9 +130,14 @@ class Gateways:
                 stream.drop_incomplete()
                 pause_s = RETRY_S if stream.reached_s == before_s else 0
             except ApiRefused as error:
-                # Redis may have lost a request whose gateway is silent meanwhile, and submits it again.
+                # Redis may have lost a request whose gateway is silent meanwhile, and submits it
+                # again.
                 is_lost = error.http_status == NOT_FOUND and bool(stream.silent)
-                if not (error.http_status == UNAVAILABLE or is_lost) or self._is_late(stream) or is_cancelled():
+                if (
+                    not (error.http_status == UNAVAILABLE or is_lost)
+                    or self._is_late(stream)
+                    or is_cancelled()
+                ):
                     raise
                 stream.refusals += 1
                 pause_s = min(error.retry_after_s or RETRY_S, MAX_RETRY_S)
@@ -122,8 +148,12 @@ class Gateways:
     def _is_late(stream: ResumableStream) -> bool:
         return time.perf_counter() - stream.reached_s > UNREACHABLE_S
 
-    def _read(self, api: ApiClient, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]) -> None:
-        """Read from one connection: a new answer, or the rest of one. Raises: ApiRefused, ApiUnreachable, ApiSilent."""
+    def _read(
+        self, api: ApiClient, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]
+    ) -> None:
+        """Read from one connection: a new answer, or the rest of one. Raises: ApiRefused,
+        ApiUnreachable, ApiSilent.
+        """
         response = self._open(api, body, stream)
         stream.close_silent()
         stream.request_id = stream.request_id or response.request_id

@@ -1,15 +1,17 @@
-"""The fleet's events, read from Redis: hand-offs while they happen, and the recovery from a fault. Writes nothing."""
+"""The fleet's events, read from Redis: hand-offs while they happen, and the recovery from a fault.
+Writes nothing.
+"""
 
 import time
 from dataclasses import dataclass
 from typing import cast
 
-from fleet.lab.faults.patience import patiently
-from fleet.lab.faults.recovery import Recovery, TimedEvent, recovery_of
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.core.events import AnyEvent, TaskClaimed, TaskHandedOff, decode_event
 from fleet.core.ids import RequestId, StageName
+from fleet.lab.faults.patience import patiently
+from fleet.lab.faults.recovery import Recovery, TimedEvent, recovery_of
 
 OFFERED = "offered"
 BLOCK_MS = 100
@@ -18,7 +20,9 @@ Entries = list[tuple[bytes, dict[bytes, bytes]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenHandOff:
-    """A task in transfer between the halves of its stage. `worker`: the id of the fault's target."""
+    """A task in transfer between the halves of its stage. `worker`: the id of the fault's
+    target.
+    """
 
     request: RequestId
     stage: StageName
@@ -26,7 +30,9 @@ class OpenHandOff:
 
 
 class EventLog:
-    """The events of one fleet; each call blocks, from one thread, also while Redis is away for a time. Raises: redis's errors."""
+    """The events of one fleet; each call blocks, from one thread, also while Redis is away for a
+    time. Raises: redis's errors.
+    """
 
     def __init__(self, redis_url: str) -> None:
         self._redis = connect(redis_url)
@@ -47,25 +53,38 @@ class EventLog:
         return recovery_of(_timed_events(entries), target, role, fault_us)
 
     @patiently
-    def next_hand_off(self, stage: StageName, *, from_source: bool, timeout_s: float) -> OpenHandOff | None:
-        """Wait for a task of the stage that is handed off and not confirmed yet; None if there is none in time.
+    def next_hand_off(
+        self, stage: StageName, *, from_source: bool, timeout_s: float
+    ) -> OpenHandOff | None:
+        """Wait for a task of the stage that is handed off and not confirmed yet; None if there is
+        none in time.
 
         `from_source`: the target is the worker that handed it off, else the worker that claimed it.
         """
         newest = cast("Entries", self._redis.xrevrange(keys.EVENTS, count=1))
         last, deadline_s = text(newest[0][0]) if newest else "0-0", time.monotonic() + timeout_s
         while time.monotonic() < deadline_s:
-            reply = cast("list[tuple[bytes, Entries]]", self._redis.xread({keys.EVENTS: last}, block=BLOCK_MS) or [])
+            reply = cast(
+                "list[tuple[bytes, Entries]]",
+                self._redis.xread({keys.EVENTS: last}, block=BLOCK_MS) or [],
+            )
             entries = reply[0][1] if reply else []
             last = text(entries[-1][0]) if entries else last
             newest_first = (event for _, event in reversed(_timed_events(entries)))
-            found = (self._hand_off(event, stage, from_source=from_source) for event in newest_first)
+            found = (
+                self._hand_off(event, stage, from_source=from_source) for event in newest_first
+            )
             if (hand_off := next((one for one in found if one is not None), None)) is not None:
                 return hand_off
         return None
 
-    def _hand_off(self, event: AnyEvent, stage: StageName, *, from_source: bool) -> OpenHandOff | None:
-        if not isinstance(event, TaskHandedOff if from_source else TaskClaimed) or event.stage != stage:
+    def _hand_off(
+        self, event: AnyEvent, stage: StageName, *, from_source: bool
+    ) -> OpenHandOff | None:
+        if (
+            not isinstance(event, TaskHandedOff if from_source else TaskClaimed)
+            or event.stage != stage
+        ):
             return None
         source = self._source(event.request, stage)
         worker = event.owner if isinstance(event, TaskClaimed) else source
@@ -77,10 +96,15 @@ class EventLog:
 
     def _source(self, request: RequestId, stage: StageName) -> str:
         """Return the worker that offers the KV blocks of an unconfirmed task, "" if none does."""
-        state, source = (text(field) for field in self._redis.hmget(keys.kv(request, stage), ["state", "source"]))
+        state, source = (
+            text(field) for field in self._redis.hmget(keys.kv(request, stage), ["state", "source"])
+        )
         return source if state == OFFERED else ""
 
 
 def _timed_events(entries: "Entries") -> list[TimedEvent]:
     """Decode entries; their stream ids begin with Redis's clock in milliseconds."""
-    return [(int(text(entry).partition("-")[0]) * 1000, decode_event(fields[b"e"])) for entry, fields in entries]
+    return [
+        (int(text(entry).partition("-")[0]) * 1000, decode_event(fields[b"e"]))
+        for entry, fields in entries
+    ]

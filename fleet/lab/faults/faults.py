@@ -1,4 +1,6 @@
-"""Injection of one fault after another, each once the fleet has recovered: into the busiest replica of a role, or into Redis."""
+"""Injection of one fault after another, each once the fleet has recovered: into the busiest replica
+of a role, or into Redis.
+"""
 
 import contextlib
 import signal
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import psutil
 
+from fleet.core.ids import StageName
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.event_log import EventLog
 from fleet.lab.faults.processes import ExtraProcesses, find_processes, listening_port
@@ -18,12 +21,13 @@ from fleet.lab.faults.redis_faults import RedisFaults
 from fleet.lab.faults.save_clock import SaveClock
 from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, LABELS, REDIS, Fault, FaultKind, Moment
 from fleet.lab.faults.watch import FleetWatch, Member
-from fleet.core.ids import StageName
 
 RECOVERY_TIMEOUT_S = 300.0
 """A machine whose cores are all busy needs minutes to load a worker."""
 TAKEN_OVER_S = 0.5
-"""Time for which a frozen process stays frozen after its lease has lapsed, so that others own its tasks when it resumes."""
+"""Time for which a frozen process stays frozen after its lease has lapsed, so that others own its
+tasks when it resumes.
+"""
 CLIENTS_RESUME_S = 15.0
 """Time for the clients of a frozen gateway to resume at another."""
 BUSY_TIMEOUT_S = 3.0
@@ -33,12 +37,15 @@ POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault. `requests`: those of whose tasks the target owned one; among conductors the target is the leader.
+    """One fault. `requests`: those of whose tasks the target owned one; among conductors the target
+    is the leader.
 
-    `moment`: that for which it waited; `in_moment`: that hand-off was unconfirmed, or that save under way, when the signal was
-    sent.
-    Units: seconds since the phase began; `until_s`: when a stopped process was resumed or Redis was repaired, else `at_s`.
-    `recovered_s`: time until the fleet was complete again, None if it was not within `RECOVERY_TIMEOUT_S`.
+    `moment`: that for which it waited; `in_moment`: that hand-off was unconfirmed, or that save
+    under way, when the signal was sent.
+    Units: seconds since the phase began; `until_s`: when a stopped process was resumed or Redis was
+    repaired, else `at_s`.
+    `recovered_s`: time until the fleet was complete again, None if it was not within
+    `RECOVERY_TIMEOUT_S`.
     """
 
     role: str
@@ -67,7 +74,9 @@ class _FaultTarget:
 
     @staticmethod
     def of(worker: str, is_open: Callable[[], bool]) -> "_FaultTarget | None":
-        """Return the process of a worker without a search through all processes, since the moment lasts milliseconds."""
+        """Return the process of a worker without a search through all processes, since the moment
+        lasts milliseconds.
+        """
         member = Member.of(worker)
         with contextlib.suppress(psutil.NoSuchProcess):
             return _FaultTarget(member=member, process=psutil.Process(member.pid), is_open=is_open)
@@ -75,26 +84,44 @@ class _FaultTarget:
 
 
 class FaultInjector:
-    """Injects faults. A process that leaves after SIGTERM is replaced here; one killed by SIGKILL is restarted by its keeper."""
+    """Injects faults. A process that leaves after SIGTERM is replaced here; one killed by SIGKILL
+    is restarted by its keeper.
+    """
 
     def __init__(
-        self, watch: FleetWatch, event_log: EventLog, extras: ExtraProcesses, redis_faults: RedisFaults | None = None,
+        self,
+        watch: FleetWatch,
+        event_log: EventLog,
+        extras: ExtraProcesses,
+        redis_faults: RedisFaults | None = None,
         saves: SaveClock | None = None,
-    ) -> None:  # fmt: skip
-        self._watch, self._event_log, self._extras, self._redis_faults = watch, event_log, extras, redis_faults
+    ) -> None:
+        self._watch, self._event_log, self._extras, self._redis_faults = (
+            watch,
+            event_log,
+            extras,
+            redis_faults,
+        )
         self._saves = saves
         self._now_s: Callable[[], float] = time.perf_counter
         self._pause = threading.Event()
 
     def inject_all(
-        self, faults: Iterable[Fault], now_s: Callable[[], float], report: Callable[[InjectedFault], None]
+        self,
+        faults: Iterable[Fault],
+        now_s: Callable[[], float],
+        report: Callable[[InjectedFault], None],
     ) -> list[InjectedFault]:
-        """Inject `faults` in order. `now_s`: the phase's clock. End early if the fleet does not recover."""
+        """Inject `faults` in order. `now_s`: the phase's clock. End early if the fleet does not
+        recover.
+        """
         self._now_s = now_s
         injected: list[InjectedFault] = []
         for fault in faults:
             self._pause.wait(fault.pause_s)
-            injected.append(self._inject_in_redis(fault) if fault.role == REDIS else self._inject(fault))
+            injected.append(
+                self._inject_in_redis(fault) if fault.role == REDIS else self._inject(fault)
+            )
             report(injected[-1])
             if injected[-1].recovered_s is None:
                 break
@@ -111,7 +138,13 @@ class FaultInjector:
         until_s = self._now_s()
         recovered_s = self._now_s() - at_s if self.wait_until_complete() else None
         return InjectedFault(
-            role=REDIS, kind=fault.kind, target=target, requests=(), at_s=at_s, until_s=until_s, recovered_s=recovered_s
+            role=REDIS,
+            kind=fault.kind,
+            target=target,
+            requests=(),
+            at_s=at_s,
+            until_s=until_s,
+            recovered_s=recovered_s,
         )
 
     def _inject(self, fault: Fault) -> InjectedFault:
@@ -136,7 +169,11 @@ class FaultInjector:
         until_s = self._now_s() if fault.kind is FaultKind.STOP else at_s
         if fault.kind is FaultKind.TERM:
             self._extras.start(replacement)
-        complete = in_time and self._wait(lambda: not self._watch.is_registered(member)) and self.wait_until_complete()
+        complete = (
+            in_time
+            and self._wait(lambda: not self._watch.is_registered(member))
+            and self.wait_until_complete()
+        )
         recovered_s = self._now_s() - at_s if complete else None
         registered = "" if fault.role == GATEWAY else fault.role
         recovery = self._event_log.recovery_since(fault_us, member.id, registered)
@@ -144,7 +181,8 @@ class FaultInjector:
             role=fault.role,
             kind=fault.kind,
             target=member.id,
-            # Both: clients of a killed gateway may resume before it is fenced, and a hand-off leaves no time to read its tasks.
+            # Both: clients of a killed gateway may resume before it is fenced, and a hand-off
+            # leaves no time to read its tasks.
             requests=tuple(dict.fromkeys((*member.requests, *recovery.requests))),
             at_s=at_s,
             until_s=until_s,
@@ -155,7 +193,9 @@ class FaultInjector:
         )
 
     def _at_moment(self, fault: Fault) -> _FaultTarget | None:
-        """Wait for the moment of a fault; return the role's process, or None if there is none in time or its worker has ended."""
+        """Wait for the moment of a fault; return the role's process, or None if there is none in
+        time or its worker has ended.
+        """
         match fault.moment:
             case Moment.HAND_OFF:
                 return self._in_hand_off(fault.role)
@@ -168,18 +208,32 @@ class FaultInjector:
         """Return the role's side of the next hand-off."""
         stage = StageName(role.partition(".")[0])
         from_source = self._watch.hands_off(role)
-        hand_off = self._event_log.next_hand_off(stage, from_source=from_source, timeout_s=MOMENT_TIMEOUT_S)
-        return None if hand_off is None else _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
+        hand_off = self._event_log.next_hand_off(
+            stage, from_source=from_source, timeout_s=MOMENT_TIMEOUT_S
+        )
+        return (
+            None
+            if hand_off is None
+            else _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
+        )
 
     def _in_save(self, fault: Fault) -> _FaultTarget | None:
-        """Return the worker whose rows the next save copies, or one of the span workers that have a part of them."""
-        assert self._saves is not None, "a run whose faults wait for saves has conversations that are saved"
+        """Return the worker whose rows the next save copies, or one of the span workers that have a
+        part of them.
+        """
+        assert self._saves is not None, (
+            "a run whose faults wait for saves has conversations that are saved"
+        )
         saves = self._saves
-        save = saves.next_save(fault.role.partition(".")[0], share=fault.severity, timeout_s=MOMENT_TIMEOUT_S)
+        save = saves.next_save(
+            fault.role.partition(".")[0], share=fault.severity, timeout_s=MOMENT_TIMEOUT_S
+        )
         workers = [] if save is None else save.workers_of(fault.role)
         if save is None or not workers:
             return None
-        return _FaultTarget.of(workers[int(fault.severity * 1000) % len(workers)], lambda: saves.is_open(save))
+        return _FaultTarget.of(
+            workers[int(fault.severity * 1000) % len(workers)], lambda: saves.is_open(save)
+        )
 
     def _busiest(self, role: str) -> _FaultTarget:
         """Return the process with most tasks, after a short wait for one that has any.
@@ -196,11 +250,16 @@ class FaultInjector:
             if busiest is not None and (busiest.requests or role == CONDUCTOR or late):
                 return _FaultTarget(member=busiest, process=processes[busiest.pid])
             if late:
-                raise ChaosError(f"no process serves {role}, although no fault was injected since the fleet was complete")
+                raise ChaosError(
+                    f"no process serves {role}, although no fault was injected since the fleet "
+                    "was complete"
+                )
             self._pause.wait(CHOOSE_POLL_S)
 
     def _resume(self, process: psutil.Process, member: Member) -> bool:
-        """Resume a frozen process once others own its tasks and, for a gateway, its clients have resumed at another."""
+        """Resume a frozen process once others own its tasks and, for a gateway, its clients have
+        resumed at another.
+        """
         try:
             lapsed = self._wait(lambda: not self._watch.is_registered(member))
             self._pause.wait(TAKEN_OVER_S)
@@ -226,7 +285,9 @@ def gateway_command(port: int) -> list[str]:
 
 
 def _command(role: str, process: psutil.Process | None = None) -> list[str]:
-    """Return the `fleet` command of a role; with `process`, one that takes its place at the same address."""
+    """Return the `fleet` command of a role; with `process`, one that takes its place at the same
+    address.
+    """
     if role == GATEWAY and process is not None:
         return gateway_command(listening_port(process))
     return [role] if role in (CONDUCTOR, GATEWAY) else ["worker", role]

@@ -1,6 +1,8 @@
-"""Chaos load: the same requests in rounds, a fixed number at a time, each answer compared with a reference answer.
+"""Chaos load: the same requests in rounds, a fixed number at a time, each answer compared with a
+reference answer.
 
-A thread per client, as in the benchmark, so that the fleet is measured and not an event loop beside it.
+A thread per client, as in the benchmark, so that the fleet is measured and not an event loop beside
+it.
 """
 
 import threading
@@ -14,18 +16,23 @@ from fleet.lab.faults.answer import Difference, ReceivedAnswer, first_difference
 from fleet.lab.faults.clients import Gateways
 
 STALLED_S = 300.0
-"""Time without any answer after which the open requests count as lost: ten times the wait for a role without a worker."""
+"""Time without any answer after which the open requests count as lost: ten times the wait for a
+role without a worker.
+"""
 POLL_S = 0.05
 NOT_FOUND = 404
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as its client received it. `lost`: the reason for which it was not completely answered, else "".
+    """One request as its client received it. `lost`: the reason for which it was not completely
+    answered, else "".
 
-    `id`: the fleet's request id; `gateway_changes`: gateways lost during the answer; `refusals`: those after which it was sent
-    again. `unread`: it could not be read once more, since Redis had lost or deleted it.
-    Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was sent. `stalled_s`: pauses of
-    playback from the first audio on. `difference`: from the reference answer; `changed`: from the same answer read once more.
+    `id`: the fleet's request id; `gateway_changes`: gateways lost during the answer; `refusals`:
+    those after which it was sent again. `unread`: it could not be read once more, since Redis had
+    lost or deleted it.
+    Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was
+    sent. `stalled_s`: pauses of playback from the first audio on. `difference`: from the reference
+    answer; `changed`: from the same answer read once more.
     """
 
     request: int
@@ -43,17 +50,28 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosLoad:
-    """`concurrency` clients, each of which sends the next request as soon as its last is answered, in rounds over `bodies`.
+    """`concurrency` clients, each of which sends the next request as soon as its last is answered,
+    in rounds over `bodies`.
 
-    Without `expected` the answers become the reference. With it each is compared, and read once more from the fleet's log, which
-    must still hold the bytes that were received, unless it `may_forget`: Redis lost writes, or had to delete retained audio.
+    Without `expected` the answers become the reference. With it each is compared, and read once
+    more from the fleet's log, which must still hold the bytes that were received, unless it
+    `may_forget`: Redis lost writes, or had to delete retained audio.
     """
 
     def __init__(
-        self, gateways: Gateways, bodies: Sequence[bytes], expected: Sequence[ReceivedAnswer] | None = None, *,
+        self,
+        gateways: Gateways,
+        bodies: Sequence[bytes],
+        expected: Sequence[ReceivedAnswer] | None = None,
+        *,
         may_forget: bool = False,
-    ) -> None:  # fmt: skip
-        self._gateways, self._bodies, self._expected, self._may_forget = gateways, bodies, expected, may_forget
+    ) -> None:
+        self._gateways, self._bodies, self._expected, self._may_forget = (
+            gateways,
+            bodies,
+            expected,
+            may_forget,
+        )
         self.began_s = time.perf_counter()
         self.outcomes: list[Outcome] = []
         self.answers: dict[int, ReceivedAnswer] = {}
@@ -69,30 +87,43 @@ class ChaosLoad:
         return time.perf_counter() - self.began_s
 
     def start(self, concurrency: int, advance: Callable[[], None], *, once: bool = False) -> None:
-        """Start the clients; `advance` is called after each answer, from their threads. `once`: stop after one round."""
+        """Start the clients; `advance` is called after each answer, from their threads. `once`:
+        stop after one round.
+        """
         self._advance = advance
         if once:
             self._finishing.set()
         # Daemons: a client whose answer never ends must not keep the command from ending.
-        self._threads = [threading.Thread(target=self._run_client, daemon=True) for _ in range(concurrency)]
+        self._threads = [
+            threading.Thread(target=self._run_client, daemon=True) for _ in range(concurrency)
+        ]
         for thread in self._threads:
             thread.start()
 
     def finish(self) -> list[Outcome]:
-        """Complete the first round, wait for the open answers, and return all outcomes in order of their end.
+        """Complete the first round, wait for the open answers, and return all outcomes in order of
+        their end.
 
         Open requests are lost once nothing has been answered for `STALLED_S`.
         """
         self._finishing.set()
         self._last_end_s = max(self._last_end_s, self.now_s())
         pause = threading.Event()
-        while any(thread.is_alive() for thread in self._threads) and self.now_s() - self._last_end_s < STALLED_S:
+        while (
+            any(thread.is_alive() for thread in self._threads)
+            and self.now_s() - self._last_end_s < STALLED_S
+        ):
             pause.wait(POLL_S)
         with self._lock:
             self._cancelled.set()
             now_s = self.now_s()
             open_requests = [
-                Outcome(request=number % len(self._bodies), sent_s=sent_s, ended_s=now_s, lost="its answer did not end")
+                Outcome(
+                    request=number % len(self._bodies),
+                    sent_s=sent_s,
+                    ended_s=now_s,
+                    lost="its answer did not end",
+                )
                 for number, sent_s in self._open.items()
             ]
             return [*self.outcomes, *open_requests]
@@ -115,7 +146,9 @@ class ChaosLoad:
 
     def _next_number(self) -> int | None:
         with self._lock:
-            if self._cancelled.is_set() or (self._finishing.is_set() and self._sent >= len(self._bodies)):
+            if self._cancelled.is_set() or (
+                self._finishing.is_set() and self._sent >= len(self._bodies)
+            ):
                 return None
             number, self._sent = self._sent, self._sent + 1
             self._open[number] = self.now_s()
@@ -129,7 +162,9 @@ class ChaosLoad:
             answer = read_answer(stream.pieces)
         except ApiError as error:
             request_id = stream.request_id if stream else ""
-            return Outcome(request=request, sent_s=sent_s, ended_s=self.now_s(), id=request_id, lost=str(error))
+            return Outcome(
+                request=request, sent_s=sent_s, ended_s=self.now_s(), id=request_id, lost=str(error)
+            )
         outcome = Outcome(
             request=request,
             sent_s=sent_s,
@@ -145,12 +180,24 @@ class ChaosLoad:
             return outcome
         return self._compare(outcome, answer, self._expected[request])
 
-    def _compare(self, outcome: Outcome, answer: ReceivedAnswer, expected: ReceivedAnswer) -> Outcome:
+    def _compare(
+        self, outcome: Outcome, answer: ReceivedAnswer, expected: ReceivedAnswer
+    ) -> Outcome:
         try:
             again = self._gateways.receive(b"", self._cancelled.is_set, outcome.id)
             changed = first_difference(answer, read_answer(again.pieces))
         except ApiError as error:
-            if self._may_forget and isinstance(error, ApiRefused) and error.http_status == NOT_FOUND:
-                return msgspec.structs.replace(outcome, difference=first_difference(expected, answer), unread=True)
-            return msgspec.structs.replace(outcome, lost=f"complete, but not when it was read once more: {error}")
-        return msgspec.structs.replace(outcome, difference=first_difference(expected, answer), changed=changed)
+            if (
+                self._may_forget
+                and isinstance(error, ApiRefused)
+                and error.http_status == NOT_FOUND
+            ):
+                return msgspec.structs.replace(
+                    outcome, difference=first_difference(expected, answer), unread=True
+                )
+            return msgspec.structs.replace(
+                outcome, lost=f"complete, but not when it was read once more: {error}"
+            )
+        return msgspec.structs.replace(
+            outcome, difference=first_difference(expected, answer), changed=changed
+        )

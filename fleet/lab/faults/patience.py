@@ -21,7 +21,9 @@ RETRY_S = 0.1
 
 
 def patiently(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """Repeat a method that only reads while Redis is away. Raises: its last error after `AWAY_S`; other errors immediately."""
+    """Repeat a method that only reads while Redis is away. Raises: its last error after `AWAY_S`;
+    other errors immediately.
+    """
 
     @wraps(method)
     def repeat(self: S, *args: P.args, **options: P.kwargs) -> T:

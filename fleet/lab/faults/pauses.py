@@ -1,4 +1,6 @@
-"""Pauses that clients saw after faults: of each request, and by kind of fault. Pure; nothing is subtracted."""
+"""Pauses that clients saw after faults: of each request, and by kind of fault. Pure; nothing is
+subtracted.
+"""
 
 from collections.abc import Callable, Collection, Sequence
 
@@ -17,7 +19,8 @@ IN_FLIGHT_S = 1.0
 class Pauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of some requests, each counted once.
 
-    Units: seconds; the longest gap between two chunks, the wait for the first, and the stalls of playback.
+    Units: seconds; the longest gap between two chunks, the wait for the first, and the stalls of
+    playback.
     """
 
     gap_s: Summary | None
@@ -26,14 +29,16 @@ class Pauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Faults with a common property, and the pauses of the requests they affected. `role`, `signal`: "" where they differ.
+    """Faults with a common property, and the pauses of the requests they affected. `role`,
+    `signal`: "" where they differ.
 
-    `detected`: as in `Recovery`. `alone`: the target was its role's only worker without a standby, so that the pause includes the
-    loading of another. `affected`: requests of whose tasks the target owned one, for a conductor and for Redis all open ones;
-    each counts once per fault.
-    Units: seconds. `pause_s`: the longest gap between two chunks that was open between the fault and `IN_FLIGHT_S` after the last
-    of the target's tasks was claimed again. `gap_s`: the longest one until the next fault, including the load of starting another
-    worker. The others count from the fault, as in `Recovery`.
+    `detected`: as in `Recovery`. `alone`: the target was its role's only worker without a standby,
+    so that the pause includes the loading of another. `affected`: requests of whose tasks the
+    target owned one, for a conductor and for Redis all open ones; each counts once per fault.
+    Units: seconds. `pause_s`: the longest gap between two chunks that was open between the fault
+    and `IN_FLIGHT_S` after the last of the target's tasks was claimed again. `gap_s`: the longest
+    one until the next fault, including the load of starting another worker. The others count from
+    the fault, as in `Recovery`.
     """
 
     role: str
@@ -54,41 +59,69 @@ def is_open_during(outcome: Outcome, fault: InjectedFault) -> bool:
 
 
 def is_affected(outcome: Outcome, fault: InjectedFault) -> bool:
-    """Return True if the fault hit a worker or the gateway of this request, or a conductor or Redis while it was open."""
-    return is_open_during(outcome, fault) if fault.role in (CONDUCTOR, REDIS) else outcome.id in fault.requests
+    """Return True if the fault hit a worker or the gateway of this request, or a conductor or Redis
+    while it was open.
+    """
+    return (
+        is_open_during(outcome, fault)
+        if fault.role in (CONDUCTOR, REDIS)
+        else outcome.id in fault.requests
+    )
 
 
 def pauses_of(outcomes: Sequence[Outcome]) -> Pauses:
     return Pauses(
         gap_s=summarise([longest_gap_s(outcome.chunks_s) for outcome in outcomes]),
-        first_s=summarise([outcome.chunks_s[0] if outcome.chunks_s else None for outcome in outcomes]),
+        first_s=summarise(
+            [outcome.chunks_s[0] if outcome.chunks_s else None for outcome in outcomes]
+        ),
         stalled_s=summarise([outcome.stalled_s for outcome in outcomes]),
     )
 
 
 def longest_gap_within_s(outcome: Outcome, from_s: float, to_s: float) -> float | None:
-    """Return the longest gap that began before `to_s` and ended after `from_s`; None without one."""
+    """Return the longest gap that began before `to_s` and ended after `from_s`; None without
+    one.
+    """
     return longest_gap_s([outcome.sent_s + chunk_s for chunk_s in outcome.chunks_s], from_s, to_s)
 
 
 def _continued_s(fault: InjectedFault) -> float:
-    """Return when the lost tasks ran again and chunks in flight had arrived, as far as it is recorded."""
+    """Return when the lost tasks ran again and chunks in flight had arrived, as far as it is
+    recorded.
+    """
     recovery = fault.recovery
-    known_s = max((at_s for at_s in (recovery.fenced_s, recovery.claimed_s) if at_s is not None), default=0.0)
+    known_s = max(
+        (at_s for at_s in (recovery.fenced_s, recovery.claimed_s) if at_s is not None), default=0.0
+    )
     return max(fault.until_s, fault.at_s + known_s) + IN_FLIGHT_S
 
 
-def by_kind(outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]) -> tuple[FaultGroup, ...]:
-    """Group by role and signal, in order of the first fault. `alone`: roles with a single worker."""
+def by_kind(
+    outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]
+) -> tuple[FaultGroup, ...]:
+    """Group by role and signal, in order of the first fault. `alone`: roles with a single
+    worker.
+    """
     return _grouped(
-        outcomes, faults, alone, lambda fault: (fault.role, fault.signal, fault.recovery.detected, fault.role in alone)
+        outcomes,
+        faults,
+        alone,
+        lambda fault: (fault.role, fault.signal, fault.recovery.detected, fault.role in alone),
     )
 
 
-def by_detection(outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]) -> tuple[FaultGroup, ...]:
+def by_detection(
+    outcomes: Sequence[Outcome], faults: Sequence[InjectedFault], alone: Collection[str]
+) -> tuple[FaultGroup, ...]:
     """Group by the way in which the loss was detected."""
     detected = [fault for fault in faults if fault.recovery.detected]
-    return _grouped(outcomes, detected, alone, lambda fault: ("", "", fault.recovery.detected, fault.role in alone))
+    return _grouped(
+        outcomes,
+        detected,
+        alone,
+        lambda fault: ("", "", fault.recovery.detected, fault.role in alone),
+    )
 
 
 def _grouped(
@@ -100,8 +133,17 @@ def _grouped(
     until_s = [later.at_s for later in faults[1:]] + [float("inf")]
     groups: list[FaultGroup] = []
     for group in dict.fromkeys(key(fault) for fault in faults):
-        members = [(fault, to_s) for fault, to_s in zip(faults, until_s, strict=True) if key(fault) == group]
-        affected = [(one, fault, to_s) for fault, to_s in members for one in outcomes if is_affected(one, fault)]
+        members = [
+            (fault, to_s)
+            for fault, to_s in zip(faults, until_s, strict=True)
+            if key(fault) == group
+        ]
+        affected = [
+            (one, fault, to_s)
+            for fault, to_s in members
+            for one in outcomes
+            if is_affected(one, fault)
+        ]
         recoveries = [fault.recovery for fault, _ in members]
         role, signal, detected, is_alone = group
         groups.append(
@@ -112,8 +154,15 @@ def _grouped(
                 alone=is_alone,
                 faults=len(members),
                 affected=len(affected),
-                pause_s=summarise([longest_gap_within_s(one, fault.at_s, _continued_s(fault)) for one, fault, _ in affected]),
-                gap_s=summarise([longest_gap_within_s(one, fault.at_s, to_s) for one, fault, to_s in affected]),
+                pause_s=summarise(
+                    [
+                        longest_gap_within_s(one, fault.at_s, _continued_s(fault))
+                        for one, fault, _ in affected
+                    ]
+                ),
+                gap_s=summarise(
+                    [longest_gap_within_s(one, fault.at_s, to_s) for one, fault, to_s in affected]
+                ),
                 fenced_s=summarise([recovery.fenced_s for recovery in recoveries]),
                 claimed_s=summarise([recovery.claimed_s for recovery in recoveries]),
                 joined_s=summarise([recovery.joined_s for recovery in recoveries]),

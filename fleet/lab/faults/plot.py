@@ -1,4 +1,6 @@
-"""The verdict as one picture: each answer as a line in time, the faults across it, and the gaps beside. Measures nothing."""
+"""The verdict as one picture: each answer as a line in time, the faults across it, and the gaps
+beside. Measures nothing.
+"""
 
 from pathlib import Path
 
@@ -19,9 +21,14 @@ def draw(verdict: Verdict, path: Path) -> None:
         _draw_timeline(times, verdict)
         _draw_gaps(gaps, verdict)
         result = "passed" if verdict.passed else "failed"
-        failures = f"{len(verdict.lost)} lost, {len(verdict.changed)} changed, {len(verdict.different)} different"
+        failures = (
+            f"{len(verdict.lost)} lost, {len(verdict.changed)} changed, "
+            f"{len(verdict.different)} different"
+        )
         counts = f"{len(verdict.disturbed)} requests, {failures}, {len(verdict.faults)} faults"
-        figure.suptitle(f"chaos {result}: {verdict.model}, seed {verdict.seed}, {counts}", fontsize=10)
+        figure.suptitle(
+            f"chaos {result}: {verdict.model}, seed {verdict.seed}, {counts}", fontsize=10
+        )
 
 
 def _draw_timeline(axes: Axes, verdict: Verdict) -> None:
@@ -37,17 +44,32 @@ def _draw_timeline(axes: Axes, verdict: Verdict) -> None:
         end_s = fault.at_s + fault.recovered_s if fault.recovered_s else axes.get_xlim()[1]
         axes.axvspan(fault.at_s, end_s, color=colour, alpha=0.08)
         place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
-        axes.annotate(f"{fault.signal} {fault.role}", (fault.at_s, 1.0), **place, fontsize=7, color=colour)
-    axes.set(xlabel="s", ylabel="answers", title="every answer, chunk by chunk; shaded: until the fleet has recovered")
+        axes.annotate(
+            f"{fault.signal} {fault.role}", (fault.at_s, 1.0), **place, fontsize=7, color=colour
+        )
+    axes.set(
+        xlabel="s",
+        ylabel="answers",
+        title="every answer, chunk by chunk; shaded: until the fleet has recovered",
+    )
     axes.title.set_fontsize(9)
 
 
 def _draw_gaps(axes: Axes, verdict: Verdict) -> None:
-    open_during = [one for one in verdict.disturbed if any(is_open_during(one, fault) for fault in verdict.faults)]
-    groups = (("undisturbed", UNDISTURBED, verdict.undisturbed), ("open during\na fault", OPEN, open_during))
+    open_during = [
+        one
+        for one in verdict.disturbed
+        if any(is_open_during(one, fault) for fault in verdict.faults)
+    ]
+    groups = (
+        ("undisturbed", UNDISTURBED, verdict.undisturbed),
+        ("open during\na fault", OPEN, open_during),
+    )
     for place, (label, colour, outcomes) in enumerate(groups):
         known = [gap_s for one in outcomes if (gap_s := longest_gap_s(one.chunks_s)) is not None]
-        places = [place + 0.3 * (index / max(1, len(known) - 1) - 0.5) for index in range(len(known))]
+        places = [
+            place + 0.3 * (index / max(1, len(known) - 1) - 0.5) for index in range(len(known))
+        ]
         axes.plot(places, sorted(known), ".", color=colour, label=label)
     axes.set_xticks((0, 1), [label for label, _, _ in groups], fontsize=8)
     axes.set(ylabel="s", title="longest gap of each answer", xlim=(-0.5, 1.5))

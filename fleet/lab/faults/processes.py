@@ -1,4 +1,6 @@
-"""The fleet's processes on this machine: found among this one's descendants, or started beside `fleet up`. Knows no Redis."""
+"""The fleet's processes on this machine: found among this one's descendants, or started beside
+`fleet up`. Knows no Redis.
+"""
 
 import contextlib
 import signal
@@ -8,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from fleet.lab.measure import processes
 from fleet.lab.faults.errors import ChaosError
+from fleet.lab.measure import processes
 
 STOP_S = 20.0
 MODULE = "fleet.cli"
@@ -17,7 +19,9 @@ KEEP = "--keep"
 
 
 def find_processes(*arguments: str) -> dict[int, psutil.Process]:
-    """Return the descendants that run `fleet ARGUMENTS`, by pid, without the keepers that restart such a command."""
+    """Return the descendants that run `fleet ARGUMENTS`, by pid, without the keepers that restart
+    such a command.
+    """
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -29,16 +33,22 @@ def find_processes(*arguments: str) -> dict[int, psutil.Process]:
 
 
 def is_connected(process: psutil.Process) -> bool:
-    """Return True if a process holds a Unix socket or a TCP connection: a conductor that has started connects to Redis alone."""
+    """Return True if a process holds a Unix socket or a TCP connection: a conductor that has
+    started connects to Redis alone.
+    """
     with contextlib.suppress(psutil.Error):
         tcp = process.net_connections("tcp")
-        return bool(process.net_connections("unix")) or any(one.status == psutil.CONN_ESTABLISHED for one in tcp)
+        return bool(process.net_connections("unix")) or any(
+            one.status == psutil.CONN_ESTABLISHED for one in tcp
+        )
     return False
 
 
 def listening_port(process: psutil.Process) -> int:
     """Return the port on which a process listens. Raises: ChaosError if there is none."""
-    ports = [one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+    ports = [
+        one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN
+    ]
     if not ports:
         raise ChaosError(f"process {process.pid}, a gateway, listens on no port")
     return ports[0]
@@ -49,17 +59,25 @@ class ExtraProcesses:
 
     def __init__(self, config_file: Path, log: Path, redis_url: str | None = None) -> None:
         self._log = log
-        self._env = {**processes.own_environment(redis_url), "FLEET_CONFIG": str(config_file), "PYTHONUNBUFFERED": "1"}
+        self._env = {
+            **processes.own_environment(redis_url),
+            "FLEET_CONFIG": str(config_file),
+            "PYTHONUNBUFFERED": "1",
+        }
         self._redis_urls: dict[tuple[str, ...], str] = {}
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], redis_url: str | None = None) -> None:
-        """Start a command. `redis_url`: its own address of Redis, also of a later one with the same arguments."""
+        """Start a command. `redis_url`: its own address of Redis, also of a later one with the same
+        arguments.
+        """
         url = self._redis_urls.get(tuple(arguments), redis_url)
         if url is not None:
             self._redis_urls[tuple(arguments)] = url
         env = self._env if url is None else {**self._env, "REDIS_URL": url}
-        self._started.append(processes.start([*processes.FLEET, *arguments, KEEP], env, self._log, signal.SIGTERM))
+        self._started.append(
+            processes.start([*processes.FLEET, *arguments, KEEP], env, self._log, signal.SIGTERM)
+        )
 
     def stop(self) -> None:
         """Stop all processes; children end with them."""

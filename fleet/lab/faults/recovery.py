@@ -1,22 +1,36 @@
-"""Recovery from one fault, as the fleet's events record it: its detection, and the tasks that continued elsewhere. Pure."""
+"""Recovery from one fault, as the fleet's events record it: its detection, and the tasks that
+continued elsewhere. Pure.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from fleet.core.events import AnyEvent, RequestEnded, TaskClaimed, TaskGranted, TaskLost, WorkerJoined, WorkerLeft
+from fleet.core.events import (
+    AnyEvent,
+    RequestEnded,
+    TaskClaimed,
+    TaskGranted,
+    TaskLost,
+    WorkerJoined,
+    WorkerLeft,
+)
 
 TimedEvent = tuple[int, AnyEvent]
 """An event and its timestamp: microseconds on Redis's clock."""
 DETECTED_BY = {"died": "keeper", "lapsed": "lapsed lease", "left": "leave"}
-"""Ways in which the fleet detects a loss. A keeper started the process and sees its exit: `fleet up`, or `--keep`."""
+"""Ways in which the fleet detects a loss. A keeper started the process and sees its exit: `fleet
+up`, or `--keep`.
+"""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """`detected`: a key of `DETECTED_BY`, "" if the target was not registered. `requests`: those whose tasks the target lost.
+    """`detected`: a key of `DETECTED_BY`, "" if the target was not registered. `requests`: those
+    whose tasks the target lost.
 
-    Units: seconds after the fault. `fenced_s`: its rights ended; `granted_s`, `claimed_s`: the last of its tasks was granted and
-    claimed again; `joined_s`: another worker of the role joined, or itself again. None if it did not happen.
+    Units: seconds after the fault. `fenced_s`: its rights ended; `granted_s`, `claimed_s`: the last
+    of its tasks was granted and claimed again; `joined_s`: another worker of the role joined, or
+    itself again. None if it did not happen.
     """
 
     detected: str = ""
@@ -28,32 +42,44 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recovery_of(events: Sequence[TimedEvent], target: str, role: str, fault_us: int) -> Recovery:
-    """Extract the recovery from `events` since the fault, oldest first. `role`: as workers register it, "" for a gateway."""
+    """Extract the recovery from `events` since the fault, oldest first. `role`: as workers register
+    it, "" for a gateway.
+    """
 
     def after_s(at_us: int | None) -> float | None:
         # An event's timestamp is cut to milliseconds.
         return None if at_us is None else max(0, at_us - fault_us) / 1e6
 
-    joined = next((at for at, event in events if isinstance(event, WorkerJoined) and event.role == role), None)
+    joined = next(
+        (at for at, event in events if isinstance(event, WorkerJoined) and event.role == role), None
+    )
     fenced, detected, lost = _fencing(events, target)
     if fenced is None:
         return Recovery(joined_s=after_s(joined))
-    ended = {event.request for at, event in events if at >= fenced and isinstance(event, RequestEnded)}
+    ended = {
+        event.request for at, event in events if at >= fenced and isinstance(event, RequestEnded)
+    }
     granted = [_first(events, TaskGranted, task) for task in lost]
     claimed = [_first(events, TaskClaimed, task) for task in lost]
-    unclaimed = [at is None and task.request not in ended for task, at in zip(lost, claimed, strict=True)]
+    unclaimed = [
+        at is None and task.request not in ended for task, at in zip(lost, claimed, strict=True)
+    ]
     return Recovery(
         detected=detected,
         fenced_s=after_s(fenced),
         granted_s=after_s(max((at for at in granted if at is not None), default=None)),
-        claimed_s=None if any(unclaimed) else after_s(max((at for at in claimed if at is not None), default=None)),
+        claimed_s=None
+        if any(unclaimed)
+        else after_s(max((at for at in claimed if at is not None), default=None)),
         joined_s=after_s(joined),
         requests=tuple(dict.fromkeys(task.request for task in lost)),
     )
 
 
 def _fencing(events: Sequence[TimedEvent], target: str) -> tuple[int | None, str, list[TaskLost]]:
-    """Return (time, detection, lost tasks): one script loses and grants all of them, followed by the end of the worker."""
+    """Return (time, detection, lost tasks): one script loses and grants all of them, followed by
+    the end of the worker.
+    """
     lost: list[TaskLost] = []
     for at_us, event in events:
         if isinstance(event, TaskLost):
@@ -65,6 +91,19 @@ def _fencing(events: Sequence[TimedEvent], target: str) -> tuple[int | None, str
     return None, "", []
 
 
-def _first(events: Sequence[TimedEvent], kind: type[TaskGranted] | type[TaskClaimed], task: TaskLost) -> int | None:
-    of_task = ((at_us, event) for at_us, event in events if isinstance(event, kind) and event.request == task.request)
-    return next((at_us for at_us, event in of_task if event.stage == task.stage and event.epoch > task.epoch), None)
+def _first(
+    events: Sequence[TimedEvent], kind: type[TaskGranted] | type[TaskClaimed], task: TaskLost
+) -> int | None:
+    of_task = (
+        (at_us, event)
+        for at_us, event in events
+        if isinstance(event, kind) and event.request == task.request
+    )
+    return next(
+        (
+            at_us
+            for at_us, event in of_task
+            if event.stage == task.stage and event.epoch > task.epoch
+        ),
+        None,
+    )

@@ -1,13 +1,11 @@
 """Faults that happen to Redis, or to the connections to it, and their repair.
 
-| oom | `maxmemory` below what is used |
-| readonly | the server follows a primary that does not answer |
-| noreplicas | it waits for replicas that do not exist |
-| misconf | its log may not grow, as on a full disk |
-| tail | it is killed, and restarted without the end of its log: at most what `appendfsync everysec` may lose |
-| partition | one gateway alone reaches it no longer |
-| clock | its clock is set forward, and later back |
-| failover | it is killed, a sentinel promotes its replica, and it returns as the replica |
+| oom | `maxmemory` below what is used | | readonly | the server follows a primary that does not
+answer | | noreplicas | it waits for replicas that do not exist | | misconf | its log may not grow,
+as on a full disk | | tail | it is killed, and restarted without the end of its log: at most what
+`appendfsync everysec` may lose | | partition | one gateway alone reaches it no longer | | clock |
+its clock is set forward, and later back | | failover | it is killed, a sentinel promotes its
+replica, and it returns as the replica |
 """
 
 import resource
@@ -22,14 +20,18 @@ from fleet.lab.faults.relay import Relay
 from fleet.lab.faults.schedule import Fault, FaultKind
 
 HOLD_S = 3.0
-"""Time for which a fault is in effect: longer than every lease, if they are not set to be longer."""
+"""Time for which a fault is in effect: longer than every lease, if they are not set to be
+longer.
+"""
 FSYNC_S = 1.0
 """Interval of `appendfsync everysec`, and so the age of the writes that a failure may lose."""
 USED_SHARE = (0.5, 0.95)
 """Memory limit during OOM, as a share of what is used; by severity."""
 CLOCK_STEP_S = (2.0, 8.0)
 PARTITION_S = 5.0
-"""Time besides `HOLD_S` in which the clients of a gateway that sends nothing continue at another."""
+"""Time besides `HOLD_S` in which the clients of a gateway that sends nothing continue at
+another.
+"""
 CLOSED_PORT = 1
 """No server listens at this port of loopback."""
 TOO_MANY_REPLICAS = 9
@@ -39,22 +41,31 @@ def check_available(kinds: tuple[FaultKind, ...]) -> None:
     """Raises: ChaosError if this machine lacks what a kind of fault needs."""
     if FaultKind.CLOCK in kinds and find_clock_library() is None:
         raise ChaosError(
-            "--how clock needs libfaketime, to set the clock of Redis alone: `apt-get install faketime`", param="--how"
+            "--how clock needs libfaketime, to set the clock of Redis alone: `apt-get install "
+            "faketime`",
+            param="--how",
         )
     if FaultKind.MISCONF in kinds and not hasattr(psutil, "RLIMIT_FSIZE"):
-        raise ChaosError("--how misconf limits the size of a process's files, which only Linux can do", param="--how")
+        raise ChaosError(
+            "--how misconf limits the size of a process's files, which only Linux can do",
+            param="--how",
+        )
 
 
 class RedisFaults:
-    """Injects and repairs faults of one run's servers. `relay`: the connection of one gateway, None without partitions.
+    """Injects and repairs faults of one run's servers. `relay`: the connection of one gateway, None
+    without partitions.
 
     Each fault is a call that returns once the fault is repaired. `pause` waits for so many seconds.
     """
 
     def __init__(
-        self, servers: RedisServers, relay: Relay | None, hold_s: float = HOLD_S,
+        self,
+        servers: RedisServers,
+        relay: Relay | None,
+        hold_s: float = HOLD_S,
         pause: Callable[[float], object] = lambda duration_s: threading.Event().wait(duration_s),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.servers, self._relay, self._hold_s, self._pause = servers, relay, hold_s, pause
 
     @property
@@ -122,7 +133,10 @@ class RedisFaults:
         step_s = _between(CLOCK_STEP_S, severity)
         for ahead_s in (step_s, 0.0):
             server.set_clock(ahead_s)
-            wait_for(lambda ahead_s=ahead_s: abs(server.clock_ahead_s() - ahead_s) < 0.5, "the clock to be set")
+            wait_for(
+                lambda ahead_s=ahead_s: abs(server.clock_ahead_s() - ahead_s) < 0.5,
+                "the clock to be set",
+            )
             self._hold()
 
     def _fail_over(self, server: RedisServer, severity: float) -> None:

@@ -1,7 +1,8 @@
-"""The Redis of a chaos run, in which faults are injected: a server on loopback, and for failovers a replica and a sentinel.
+"""The Redis of a chaos run, in which faults are injected: a server on loopback, and for failovers a
+replica and a sentinel.
 
-Each server is a process started here, so that it can be killed, restarted with another log, limited in the size of its files, and
-given another clock than the machine's. Knows no fault.
+Each server is a process started here, so that it can be killed, restarted with another log, limited
+in the size of its files, and given another clock than the machine's. Knows no fault.
 """
 
 import contextlib
@@ -20,9 +21,9 @@ from typing import cast
 import psutil
 import redis
 
-from fleet.lab.faults.errors import ChaosError
 from fleet.control.outage import is_away
 from fleet.control.server import ServerOptions, find_server, server_command
+from fleet.lab.faults.errors import ChaosError
 from fleet.process.free_ports import free_port
 from fleet.process.parent_death import signalled_with_parent
 from fleet.process.private import make_private_folder, write_private
@@ -31,7 +32,9 @@ HOST, SERVICE = "127.0.0.1", "fleet"
 START_S = 60.0
 POLL_S = 0.05
 NEVER_MS, DOWN_AFTER_MS = 3_600_000, 1000
-"""Silence after which the sentinel promotes the replica; short only during a failover, so that no other fault causes one."""
+"""Silence after which the sentinel promotes the replica; short only during a failover, so that no
+other fault causes one.
+"""
 CLOCK_LIBRARIES = ("usr/lib/*/faketime/libfaketimeMT.so.1", "usr/lib64/faketime/libfaketimeMT.so.1")
 LOGS = ("appendonlydir", "*.incr.aof")
 
@@ -62,7 +65,9 @@ def _holds(reached: Callable[[], bool]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class RedisServer:
-    """One server on a port of its own; its data outlives `kill`. `clock`: libfaketime, to run on a clock that can be set."""
+    """One server on a port of its own; its data outlives `kill`. `clock`: libfaketime, to run on a
+    clock that can be set.
+    """
 
     folder: Path
     password: str
@@ -74,18 +79,34 @@ class RedisServer:
     def __post_init__(self) -> None:
         make_private_folder(self.folder)
         self.set_clock(0.0)
-        self.admin = redis.Redis(HOST, self.port, password=self.password, socket_timeout=10.0, protocol=2)
+        self.admin = redis.Redis(
+            HOST, self.port, password=self.password, socket_timeout=10.0, protocol=2
+        )
 
     def start(self) -> None:
-        """Start the server with the data that it has, and wait until it answers. Raises: ChaosError."""
-        command = [*server_command(find_server(), ServerOptions(data_dir=self.folder, port=self.port)), "-"]
+        """Start the server with the data that it has, and wait until it answers. Raises:
+        ChaosError.
+        """
+        command = [
+            *server_command(find_server(), ServerOptions(data_dir=self.folder, port=self.port)),
+            "-",
+        ]
         self._process = subprocess.Popen(
-            # SIGXFSZ stays ignored, so that a log that reached the limit of its size is an error of the write.
-            command, env=self._environment(), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True, restore_signals=False, preexec_fn=signalled_with_parent(signal.SIGKILL),
-        )  # fmt: skip
+            # SIGXFSZ stays ignored, so that a log that reached the limit of its size is an error of
+            # the write.
+            command,
+            env=self._environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            restore_signals=False,
+            preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )
         assert self._process.stdin is not None
-        settings = f"requirepass {self.password}\nmasterauth {self.password}\nrepl-diskless-sync-delay 0\n"
+        settings = (
+            f"requirepass {self.password}\nmasterauth {self.password}\nrepl-diskless-sync-delay 0\n"
+        )
         self._process.stdin.write(settings.encode())
         self._process.stdin.close()
         wait_for(self._answers, f"the server on port {self.port} to answer")
@@ -99,8 +120,16 @@ class RedisServer:
         if self.clock is None:
             return os.environ
         # The monotonic clock stays the machine's; the file is read again after a second.
-        faked = {"FAKETIME_TIMESTAMP_FILE": str(self._clock_file), "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
-        return {**os.environ, "LD_PRELOAD": str(self.clock), **faked, "FAKETIME_CACHE_DURATION": "1"}
+        faked = {
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock_file),
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+        return {
+            **os.environ,
+            "LD_PRELOAD": str(self.clock),
+            **faked,
+            "FAKETIME_CACHE_DURATION": "1",
+        }
 
     @property
     def _clock_file(self) -> Path:
@@ -132,7 +161,9 @@ class RedisServer:
         """Return the part of the append-only file that is being written, and its size in bytes."""
         while True:
             with contextlib.suppress(FileNotFoundError):  # the server has just begun another part
-                file = max((self.folder / LOGS[0]).glob(LOGS[1]), key=lambda file: file.stat().st_mtime_ns)
+                file = max(
+                    (self.folder / LOGS[0]).glob(LOGS[1]), key=lambda file: file.stat().st_mtime_ns
+                )
                 return file, file.stat().st_size
 
     def role(self) -> str:
@@ -145,9 +176,13 @@ class RedisServer:
 
 
 class RedisServers:
-    """`primary`, and where failovers are wanted its `replica` and a sentinel; after a failover the two have changed places."""
+    """`primary`, and where failovers are wanted its `replica` and a sentinel; after a failover the
+    two have changed places.
+    """
 
-    def __init__(self, primary: RedisServer, replica: RedisServer | None, sentinel_port: int = 0) -> None:
+    def __init__(
+        self, primary: RedisServer, replica: RedisServer | None, sentinel_port: int = 0
+    ) -> None:
         self.primary, self.replica = primary, replica
         self._sentinel_port = sentinel_port
 
@@ -164,7 +199,8 @@ class RedisServers:
         return f"redis://:{self.primary.password}@{HOST}:{port}"
 
     def fail_over(self) -> None:
-        """Kill the primary, wait until the replica is promoted, and restart the former primary, which follows then.
+        """Kill the primary, wait until the replica is promoted, and restart the former primary,
+        which follows then.
 
         The last writes may be lost. Raises: ChaosError.
         """
@@ -175,25 +211,41 @@ class RedisServers:
             former.kill()
             wait_for(lambda: promoted.role() == "master", "the promotion of the replica")
             self.primary, self.replica = promoted, former
-            wait_for(lambda: self._known_primary(sentinel) == promoted.port, "the sentinel to name the promoted replica")
+            wait_for(
+                lambda: self._known_primary(sentinel) == promoted.port,
+                "the sentinel to name the promoted replica",
+            )
             sentinel.sentinel_set(SERVICE, "down-after-milliseconds", NEVER_MS)
         former.start()
         wait_for(former.follows, "the former primary to follow the promoted replica")
 
     @staticmethod
     def _known_primary(sentinel: redis.Redis) -> int:
-        return int(cast("tuple[bytes, bytes]", sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE))[1])
+        return int(
+            cast(
+                "tuple[bytes, bytes]",
+                sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE),
+            )[1]
+        )
 
     def _sentinel(self) -> redis.Redis:
         return redis.Redis(HOST, self._sentinel_port, socket_timeout=10.0, protocol=2)
 
 
 @contextmanager
-def redis_servers(folder: Path, *, clock: Path | None, with_replica: bool) -> Iterator[RedisServers]:
-    """Run the servers until the end of the block. Raises: ChaosError, ConfigError if no server is installed."""
+def redis_servers(
+    folder: Path, *, clock: Path | None, with_replica: bool
+) -> Iterator[RedisServers]:
+    """Run the servers until the end of the block. Raises: ChaosError, ConfigError if no server is
+    installed.
+    """
     password = secrets.token_hex(16)
     primary = RedisServer(folder=folder / "redis-1", password=password, clock=clock)
-    replica = RedisServer(folder=folder / "redis-2", password=password, clock=clock) if with_replica else None
+    replica = (
+        RedisServer(folder=folder / "redis-2", password=password, clock=clock)
+        if with_replica
+        else None
+    )
     sentinel: subprocess.Popen[bytes] | None = None
     try:
         primary.start()
@@ -206,7 +258,9 @@ def redis_servers(folder: Path, *, clock: Path | None, with_replica: bool) -> It
         port = free_port()
         sentinel = _start_sentinel(folder, port, primary)
         with redis.Redis(HOST, port, protocol=2) as client:
-            wait_for(lambda: bool(client.sentinel_slaves(SERVICE)), "the sentinel to know the replica")
+            wait_for(
+                lambda: bool(client.sentinel_slaves(SERVICE)), "the sentinel to know the replica"
+            )
         yield RedisServers(primary, replica, port)
     finally:
         if sentinel is not None:
@@ -219,12 +273,20 @@ def redis_servers(folder: Path, *, clock: Path | None, with_replica: bool) -> It
 def _start_sentinel(folder: Path, port: int, primary: RedisServer) -> "subprocess.Popen[bytes]":
     config = folder / "sentinel.conf"
     lines = (
-        f"port {port}", f"bind {HOST}", f"dir {folder}", f"sentinel monitor {SERVICE} {HOST} {primary.port} 1",
-        f"sentinel auth-pass {SERVICE} {primary.password}", f"sentinel down-after-milliseconds {SERVICE} {NEVER_MS}",
+        f"port {port}",
+        f"bind {HOST}",
+        f"dir {folder}",
+        f"sentinel monitor {SERVICE} {HOST} {primary.port} 1",
+        f"sentinel auth-pass {SERVICE} {primary.password}",
+        f"sentinel down-after-milliseconds {SERVICE} {NEVER_MS}",
         f"sentinel failover-timeout {SERVICE} 2000",
-    )  # fmt: skip
+    )
     write_private(config, "\n".join(lines) + "\n")
     return subprocess.Popen(
-        [str(find_server()), str(config), "--sentinel"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL, start_new_session=True, preexec_fn=signalled_with_parent(signal.SIGKILL),
-    )  # fmt: skip
+        [str(find_server()), str(config), "--sentinel"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        preexec_fn=signalled_with_parent(signal.SIGKILL),
+    )

@@ -1,4 +1,6 @@
-"""A relay of TCP connections that can stop forwarding without breaking them, as a network without a route. Knows no content."""
+"""A relay of TCP connections that can stop forwarding without breaking them, as a network without a
+route. Knows no content.
+"""
 
 import asyncio
 import contextlib
@@ -10,7 +12,9 @@ READ_BYTES = 1 << 16
 
 
 class Relay:
-    """Forwards connections at `port` of loopback to the port that `target` returns. Runs on a thread of its own."""
+    """Forwards connections at `port` of loopback to the port that `target` returns. Runs on a
+    thread of its own.
+    """
 
     def __init__(self, target: Callable[[], int]) -> None:
         self._target = target

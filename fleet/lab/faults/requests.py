@@ -1,16 +1,20 @@
-"""The requests of a chaos run: bounded and different, all from one seed. Knows stages only as declared."""
+"""The requests of a chaos run: bounded and different, all from one seed. Knows stages only as
+declared.
+"""
 
 import random
 
+from fleet.config import FleetConfig
 from fleet.lab.client.chat import ChatStreamOptions
-from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.faults.options import ChaosOptions
 from fleet.lab.faults.saves import SaveTask
-from fleet.config import FleetConfig
+from fleet.lab.measure.prompts import PROMPTS
+from fleet.lab.measure.serving import encode_call, stage_bounds
 
 MAX_TOKENS, FRAMES = (12, 32), (40, 120)
-"""Bounds of an answer, drawn between these: long enough for a fault in the middle, short enough for many."""
+"""Bounds of an answer, drawn between these: long enough for a fault in the middle, short enough for
+many.
+"""
 SAVED_PROMPTS = 6
 """Prompts that are joined to that of a conversation which is saved: a longer copy."""
 SOAK_TOKENS, SOAK_FRAMES = (6, 12), (10, 40)
@@ -18,7 +22,9 @@ TEMPERATURE = 0.9
 
 
 def is_sampled(request: int) -> bool:
-    """Return True for every other request: those are sampled with a seed of their own, the others are greedy."""
+    """Return True for every other request: those are sampled with a seed of their own, the others
+    are greedy.
+    """
     return request % 2 == 1
 
 
@@ -32,7 +38,11 @@ def make_save_tasks(model: str, config: FleetConfig, seed: int, count: int) -> l
     rng = random.Random(f"saves {seed}")
     tasks: list[SaveTask] = []
     for number in range(count):
-        prompt, draws, tokens = " ".join(rng.sample(PROMPTS, SAVED_PROMPTS)), rng.randrange(2**31), rng.randint(*MAX_TOKENS)
+        prompt, draws, tokens = (
+            " ".join(rng.sample(PROMPTS, SAVED_PROMPTS)),
+            rng.randrange(2**31),
+            rng.randint(*MAX_TOKENS),
+        )
         name, temperature = f"chaos-{seed}-{number}", TEMPERATURE if is_sampled(number) else 0.0
         bounds = {
             stage: {**bound, "temperature": temperature}
@@ -40,12 +50,20 @@ def make_save_tasks(model: str, config: FleetConfig, seed: int, count: int) -> l
         }
         body, body_loaded = (
             encode_call(
-                model, prompt, config, bounds, temperature=temperature, seed=draws, conversation=key,
+                model,
+                prompt,
+                config,
+                bounds,
+                temperature=temperature,
+                seed=draws,
+                conversation=key,
                 stream_options=ChatStreamOptions(include_event_ids=True),
             )
             for key in (name, f"{name}-loaded")
-        )  # fmt: skip
-        tasks.append(SaveTask(name=name, body=body, loaded=f"{name}-loaded", body_loaded=body_loaded))
+        )
+        tasks.append(
+            SaveTask(name=name, body=body, loaded=f"{name}-loaded", body_loaded=body_loaded)
+        )
     return tasks
 
 
@@ -55,7 +73,12 @@ def make_soak_bodies(model: str, config: FleetConfig, seed: int, count: int) -> 
 
 
 def _encode(
-    model: str, config: FleetConfig, seed: int, count: int, tokens: tuple[int, int], frames: tuple[int, int]
+    model: str,
+    config: FleetConfig,
+    seed: int,
+    count: int,
+    tokens: tuple[int, int],
+    frames: tuple[int, int],
 ) -> list[bytes]:
     rng = random.Random(seed)
     bodies: list[bytes] = []
@@ -63,9 +86,21 @@ def _encode(
         bounds = stage_bounds(config, rng.randint(*tokens), rng.randint(*frames))
         sampled = is_sampled(number)
         if sampled:
-            bounds = {stage: {"max_tokens": sampling["max_tokens"]} for stage, sampling in bounds.items()}
+            bounds = {
+                stage: {"max_tokens": sampling["max_tokens"]} for stage, sampling in bounds.items()
+            }
         prompt, draws = rng.choice(PROMPTS), rng.randrange(2**31)
         temperature = TEMPERATURE if sampled else 0.0
         resumable = ChatStreamOptions(include_event_ids=True)
-        bodies.append(encode_call(model, prompt, config, bounds, temperature=temperature, seed=draws, stream_options=resumable))
+        bodies.append(
+            encode_call(
+                model,
+                prompt,
+                config,
+                bounds,
+                temperature=temperature,
+                seed=draws,
+                stream_options=resumable,
+            )
+        )
     return bodies

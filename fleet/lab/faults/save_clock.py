@@ -1,4 +1,6 @@
-"""The saves that are under way, and their usual duration: when a fault can be injected into one. Knows no file and no fleet."""
+"""The saves that are under way, and their usual duration: when a fault can be injected into one.
+Knows no file and no fleet.
+"""
 
 import threading
 import time
@@ -15,7 +17,9 @@ RECENT = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSave:
-    """A save under way. `processes`: the worker that caches the rows, then the span workers of its route."""
+    """A save under way. `processes`: the worker that caches the rows, then the span workers of its
+    route.
+    """
 
     number: int
     stage: str
@@ -26,7 +30,9 @@ class OpenSave:
 
 
 class SaveClock:
-    """Thread-safe: each conversation is saved by a thread of its own, and another one injects faults."""
+    """Thread-safe: each conversation is saved by a thread of its own, and another one injects
+    faults.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -36,7 +42,9 @@ class SaveClock:
 
     @contextmanager
     def saving(self, stage: str, processes: tuple[str, ...]) -> Iterator[None]:
-        """Count a save as under way during the block. One that fails does not count for the usual duration."""
+        """Count a save as under way during the block. One that fails does not count for the usual
+        duration.
+        """
         with self._changed:
             self._num_begun += 1
             save = OpenSave(number=self._num_begun, stage=stage, processes=processes)
@@ -55,12 +63,21 @@ class SaveClock:
         return save.number in self._open
 
     def next_save(self, stage: str, *, share: float, timeout_s: float) -> OpenSave | None:
-        """Wait until a save begins and `share` of its usual duration is over; return None if none begins in time."""
+        """Wait until a save begins and `share` of its usual duration is over; return None if none
+        begins in time.
+        """
         with self._changed:
             before = self._num_begun
 
             def begun() -> OpenSave | None:
-                return next((save for save in self._open.values() if save.number > before and save.stage == stage), None)
+                return next(
+                    (
+                        save
+                        for save in self._open.values()
+                        if save.number > before and save.stage == stage
+                    ),
+                    None,
+                )
 
             save, usual_s = self._changed.wait_for(begun, timeout_s), self._usual_s()
         if save is not None:
@@ -68,6 +85,8 @@ class SaveClock:
         return save
 
     def _usual_s(self) -> float:
-        """Return a duration that most saves exceed, the lower quartile of recent ones; 0 without any. Needs `_changed`."""
+        """Return a duration that most saves exceed, the lower quartile of recent ones; 0 without
+        any. Needs `_changed`.
+        """
         durations_s = sorted(self._durations_s)
         return durations_s[len(durations_s) // 4] if durations_s else 0.0

@@ -1,4 +1,6 @@
-"""Report on the saves of a run: counts, the reasons of those that failed, and what is wrong. Measures nothing."""
+"""Report on the saves of a run: counts, the reasons of those that failed, and what is wrong.
+Measures nothing.
+"""
 
 import re
 from collections import Counter
@@ -18,10 +20,12 @@ NAMES = re.compile(r"[\w.]+@[\w.:-]+|(?:\d+\.)*\d+(?::\d+)?")
 
 
 class SaveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`struck`: saves during which a signal was sent to one of their processes, one of them was stopped, or Redis had a fault.
+    """`struck`: saves during which a signal was sent to one of their processes, one of them was
+    stopped, or Redis had a fault.
 
-    `failed`: by reason, without the names of workers and numbers; `struck_failed`: those of the struck ones. `unstruck_failed`:
-    no fault came within them, for example since the worker that had the rows was lost before.
+    `failed`: by reason, without the names of workers and numbers; `struck_failed`: those of the
+    struck ones. `unstruck_failed`: no fault came within them, for example since the worker that had
+    the rows was lost before.
     `wrong`: what fails the run. Units: seconds; `whole_s`, `failed_s`: durations.
     """
 
@@ -44,12 +48,17 @@ def is_struck(save: Save, fault: InjectedFault) -> bool:
     return meets and (fault.role == REDIS or fault.target in save.processes)
 
 
-def report_saves(conversations: Sequence[SavedConversation], faults: Sequence[InjectedFault]) -> SaveReport | None:
+def report_saves(
+    conversations: Sequence[SavedConversation], faults: Sequence[InjectedFault]
+) -> SaveReport | None:
     """Return None for a run without conversations."""
     if not conversations:
         return None
     saves = [save for conversation in conversations for save in conversation.saves]
-    by = {index: [fault for fault in faults if is_struck(save, fault)] for index, save in enumerate(saves)}
+    by = {
+        index: [fault for fault in faults if is_struck(save, fault)]
+        for index, save in enumerate(saves)
+    }
     failed = [(index, save) for index, save in enumerate(saves) if save.failed]
     struck_by = Counter(f"{fault.signal} {fault.role}" for found in by.values() for fault in found)
     return SaveReport(
@@ -64,8 +73,16 @@ def report_saves(conversations: Sequence[SavedConversation], faults: Sequence[In
         whole_s=summarise([save.ended_s - save.began_s for save in saves if not save.failed]),
         failed_s=summarise([save.ended_s - save.began_s for _, save in failed]),
         wrong=(
-            *(f"save of conversation {save.conversation}: {save.wrong}" for save in saves if save.wrong),
-            *(f"conversation {at}: {wrong}" for at, each in enumerate(conversations) for wrong in each.wrong),
+            *(
+                f"save of conversation {save.conversation}: {save.wrong}"
+                for save in saves
+                if save.wrong
+            ),
+            *(
+                f"conversation {at}: {wrong}"
+                for at, each in enumerate(conversations)
+                for wrong in each.wrong
+            ),
         ),
     )
 
@@ -98,7 +115,10 @@ def saves_table(report: SaveReport) -> Group:
 
 def reason_lines(report: SaveReport) -> list[str]:
     """Return a line for each reason of failed saves."""
-    parts = (("struck by a fault", report.struck_failed), ("before or after a fault", report.unstruck_failed))
+    parts = (
+        ("struck by a fault", report.struck_failed),
+        ("before or after a fault", report.unstruck_failed),
+    )
     return [
         f"{count} {'save' if count == 1 else 'saves'} {which} failed: {reason}"
         for which, reasons in parts

@@ -1,7 +1,8 @@
 """Conversations that are saved again and again under faults, each into one file.
 
-A save may fail, with an error that says why; the file is then as before. One that succeeds must have the rows of the undisturbed
-session, byte by byte. At the end the last file of each conversation is loaded under another name, saved there, and continued.
+A save may fail, with an error that says why; the file is then as before. One that succeeds must
+have the rows of the undisturbed session, byte by byte. At the end the last file of each
+conversation is loaded under another name, saved there, and continued.
 """
 
 import threading
@@ -14,19 +15,21 @@ from typing import Protocol
 
 import msgspec
 
+from fleet.core.errors import FleetError, NotFound
 from fleet.lab.client.errors import ApiError
 from fleet.lab.faults.answer import ReceivedAnswer, first_difference, read_answer
 from fleet.lab.faults.clients import Gateways
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.save_clock import SaveClock
 from fleet.lab.faults.session_files import damage_of
-from fleet.core.errors import FleetError, NotFound
 
 SAVES_PER_TURN = 8
 PAUSE_S = 0.1
 """Pause between two saves of a conversation."""
 SAVE_S = 30.0
-"""Time, besides a lease, within which a save ends: a frozen worker resumes soon after, and answers or closes the connection."""
+"""Time, besides a lease, within which a save ends: a frozen worker resumes soon after, and answers
+or closes the connection.
+"""
 ENDS_S = 150.0
 """Wait for the clients at the end of a run: twice as long as a client waits for a worker."""
 ANNOUNCED_S = 10.0
@@ -34,9 +37,11 @@ ANNOUNCED_S = 10.0
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
-    """One save. `processes`: the worker that had the rows, then the span workers of its route; none if no worker had them.
+    """One save. `processes`: the worker that had the rows, then the span workers of its route; none
+    if no worker had them.
 
-    `failed`: code and message of its error, "" if it succeeded. `wrong`: what is wrong with the file after it, "" if nothing.
+    `failed`: code and message of its error, "" if it succeeded. `wrong`: what is wrong with the
+    file after it, "" if nothing.
     Units: seconds since the phase began.
     """
 
@@ -51,7 +56,9 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation. `wrong`: turns that were lost or different, and what is wrong with its files at the end."""
+    """One conversation. `wrong`: turns that were lost or different, and what is wrong with its
+    files at the end.
+    """
 
     saves: tuple[Save, ...]
     turns: int
@@ -60,7 +67,9 @@ class SavedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTask:
-    """A conversation to save. `body`: of its turn; `body_loaded`: of the same turn under the name `loaded`."""
+    """A conversation to save. `body`: of its turn; `body_loaded`: of the same turn under the name
+    `loaded`.
+    """
 
     name: str
     body: bytes
@@ -80,7 +89,8 @@ class SessionStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSurroundings:
-    """The fleet and the folder of the files. `exact`: rows and answers are those of the undisturbed run, byte by byte.
+    """The fleet and the folder of the files. `exact`: rows and answers are those of the undisturbed
+    run, byte by byte.
 
     `longest_s`: within which a save ends.
     """
@@ -96,7 +106,9 @@ class SaveSurroundings:
 class ConversationSaver:
     """The client of one conversation, which blocks its thread."""
 
-    def __init__(self, number: int, task: SaveTask, around: SaveSurroundings, clock: SaveClock) -> None:
+    def __init__(
+        self, number: int, task: SaveTask, around: SaveSurroundings, clock: SaveClock
+    ) -> None:
         self._number, self._task, self._around, self._clock = number, task, around, clock
         self._expected: ReceivedAnswer | None = None
         self._saves: list[Save] = []
@@ -106,7 +118,9 @@ class ConversationSaver:
         self.now_s: Callable[[], float] = time.perf_counter
 
     def result(self, *more: str) -> SavedConversation:
-        return SavedConversation(saves=tuple(self._saves), turns=self._num_turns, wrong=(*self._wrong, *more))
+        return SavedConversation(
+            saves=tuple(self._saves), turns=self._num_turns, wrong=(*self._wrong, *more)
+        )
 
     def record_reference(self) -> None:
         """Save the conversation without faults. Raises: ApiError, FleetError, OSError."""
@@ -115,7 +129,9 @@ class ConversationSaver:
             self._around.store.save(stage, self._task.name, self._file(stage))
             self._file(stage).with_suffix(".expected").write_bytes(self._file(stage).read_bytes())
             if damage := damage_of(self._file(stage)):
-                raise ChaosError(f"a conversation was not saved, although no fault was injected: {damage}")
+                raise ChaosError(
+                    f"a conversation was not saved, although no fault was injected: {damage}"
+                )
 
     def run(self, step: Callable[[], None]) -> None:
         """Take turns, each followed by saves, until the run finishes."""
@@ -138,7 +154,9 @@ class ConversationSaver:
             except (FleetError, OSError) as error:
                 damage = str(error)
             if damage:
-                self._wrong.append(f"its last file of {stage} could not be loaded and saved again: {damage}")
+                self._wrong.append(
+                    f"its last file of {stage} could not be loaded and saved again: {damage}"
+                )
         self._take_turn(task.body_loaded)
 
     def _save_announced(self, stage: str, file: Path) -> None:
@@ -166,9 +184,14 @@ class ConversationSaver:
         except ApiError as error:
             self._wrong.append(f"turn {self._num_turns} was lost: {error}")
             return False
-        difference = first_difference(self._expected, answer) if self._expected is not None else None
+        difference = (
+            first_difference(self._expected, answer) if self._expected is not None else None
+        )
         if difference is not None and self._around.exact:
-            self._wrong.append(f"turn {self._num_turns} differs in its {difference.medium} from byte {difference.offset} on")
+            self._wrong.append(
+                f"turn {self._num_turns} differs in its {difference.medium} from byte "
+                f"{difference.offset} on"
+            )
         return True
 
     def _save(self, stage: str) -> Save:
@@ -183,9 +206,14 @@ class ConversationSaver:
         except OSError as error:
             failed = f"{type(error).__name__}: {error}"
         save = Save(
-            conversation=self._number, stage=stage, began_s=began_s, ended_s=self.now_s(), processes=processes,
-            num_rows=num_rows, failed=failed,
-        )  # fmt: skip
+            conversation=self._number,
+            stage=stage,
+            began_s=began_s,
+            ended_s=self.now_s(),
+            processes=processes,
+            num_rows=num_rows,
+            failed=failed,
+        )
         self._saves.append(msgspec.structs.replace(save, wrong=self._check(save, before)))
         return self._saves[-1]
 
@@ -194,10 +222,13 @@ class ConversationSaver:
         file = self._file(save.stage)
         if save.ended_s - save.began_s > self._around.longest_s:
             return (
-                f"it took {save.ended_s - save.began_s:.0f} s, more than {self._around.longest_s:.0f} ({save.failed or 'whole'})"
+                f"it took {save.ended_s - save.began_s:.0f} s, more than "
+                f"{self._around.longest_s:.0f} ({save.failed or 'whole'})"
             )
         if save.failed:
-            return "" if file.read_bytes() == before else f"{file}: was changed by a save that failed"
+            return (
+                "" if file.read_bytes() == before else f"{file}: was changed by a save that failed"
+            )
         return damage_of(file, file.with_suffix(".expected") if self._around.exact else None)
 
 
@@ -207,21 +238,28 @@ class SaveLoad:
     def __init__(self, tasks: Sequence[SaveTask], around: SaveSurroundings) -> None:
         self._around = around
         self.clock = SaveClock()
-        self._clients = [ConversationSaver(number, task, around, self.clock) for number, task in enumerate(tasks)]
+        self._clients = [
+            ConversationSaver(number, task, around, self.clock) for number, task in enumerate(tasks)
+        ]
         self._threads: list[threading.Thread] = []
         self._ended: set[int] = set()
 
     def record_reference(self, step: Callable[[], None]) -> None:
-        """Save each conversation without faults. Raises: ChaosError, ApiError, FleetError, OSError."""
+        """Save each conversation without faults. Raises: ChaosError, ApiError, FleetError,
+        OSError.
+        """
         for client in self._clients:
             client.record_reference()
             step()
 
     @contextmanager
     def running(self, now_s: Callable[[], float], step: Callable[[], None]) -> Iterator[None]:
-        """Save the conversations during the block. `now_s`: the phase's clock; `step` is called after each save."""
+        """Save the conversations during the block. `now_s`: the phase's clock; `step` is called
+        after each save.
+        """
         self._threads = [
-            threading.Thread(target=self._run, args=(number, now_s, step), daemon=True) for number in range(len(self._clients))
+            threading.Thread(target=self._run, args=(number, now_s, step), daemon=True)
+            for number in range(len(self._clients))
         ]
         for thread in self._threads:
             thread.start()
@@ -247,9 +285,21 @@ class SaveLoad:
     def _finish(self, number: int, client: ConversationSaver) -> SavedConversation:
         if number not in self._ended:
             client.cancelled.set()
-            cause = "does not end" if self._threads[number].is_alive() else "failed, as its stack on stderr says"
+            cause = (
+                "does not end"
+                if self._threads[number].is_alive()
+                else "failed, as its stack on stderr says"
+            )
             return client.result(f"its client {cause}")
         client.verify()
-        known = {f"{number}-{stage}{end}" for stage in self._around.stages for end in (".safetensors", ".expected", ".again")}
-        found = {path.name for path in self._around.folder.iterdir() if path.name.startswith(f"{number}-")}
+        known = {
+            f"{number}-{stage}{end}"
+            for stage in self._around.stages
+            for end in (".safetensors", ".expected", ".again")
+        }
+        found = {
+            path.name
+            for path in self._around.folder.iterdir()
+            if path.name.startswith(f"{number}-")
+        }
         return client.result(*(f"{name}: is left by a save" for name in sorted(found - known)))

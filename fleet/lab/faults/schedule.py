@@ -10,7 +10,8 @@ CONDUCTOR, GATEWAY, REDIS = "conductor", "web", "redis"
 
 
 class FaultKind(StrEnum):
-    """KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and others have the tasks, then SIGCONT. TERM: SIGTERM.
+    """KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and others have the tasks, then
+    SIGCONT. TERM: SIGTERM.
 
     The others happen to Redis, or to the connections to it, as `redis_faults` explains.
     """
@@ -37,8 +38,8 @@ LABELS = {kind: SIGNALS.get(kind, kind.value) for kind in FaultKind}
 
 
 class Moment(StrEnum):
-    """ANY: none in particular. HAND_OFF: a task is in transfer between the halves of the role's stage. SAVE: the rows of a
-    conversation are copied from a worker of the role's stage.
+    """ANY: none in particular. HAND_OFF: a task is in transfer between the halves of the role's
+    stage. SAVE: the rows of a conversation are copied from a worker of the role's stage.
     """
 
     ANY = "any"
@@ -48,10 +49,12 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault to inject into one process of `role`, or into Redis, `pause_s` seconds after the fleet has recovered.
+    """A fault to inject into one process of `role`, or into Redis, `pause_s` seconds after the
+    fleet has recovered.
 
-    `moment`: wait for it. `severity`, from 0 to 1: the size of a fault of Redis, for example how much of its log is cut off; the
-    share of a save's usual duration after which a fault in it is injected.
+    `moment`: wait for it. `severity`, from 0 to 1: the size of a fault of Redis, for example how
+    much of its log is cut off; the share of a save's usual duration after which a fault in it is
+    injected.
     """
 
     role: str
@@ -62,13 +65,19 @@ class Fault:
 
 
 def draw_faults(
-    seed: int, count: int, roles: Sequence[str], kinds: Sequence[FaultKind], spacing_s: float,
+    seed: int,
+    count: int,
+    roles: Sequence[str],
+    kinds: Sequence[FaultKind],
+    spacing_s: float,
     moments: Mapping[str, Moment] | None = None,
-) -> list[Fault]:  # fmt: skip
-    """Draw rounds of every kind for every role, each in its own order, with pauses of 0.5 to 1.5 times `spacing_s`.
+) -> list[Fault]:
+    """Draw rounds of every kind for every role, each in its own order, with pauses of 0.5 to 1.5
+    times `spacing_s`.
 
     `moments`: every other fault of such a role waits for its moment.
-    Invariants: `len(roles)` successive faults of a round hit every role once; a whole round has every kind for every role once.
+    Invariants: `len(roles)` successive faults of a round hit every role once; a whole round has
+    every kind for every role once.
     """
     rng, moments = random.Random(seed), moments or {}
     waits = {role: rng.random() < 0.5 for role in roles if role in moments}
@@ -78,13 +87,17 @@ def draw_faults(
             pause_s = spacing_s * rng.uniform(0.5, 1.5)
             moment = moments[role] if waits.get(role) else Moment.ANY
             severity = rng.random() if moment is Moment.SAVE else 0.0
-            faults.append(Fault(role=role, kind=kind, pause_s=pause_s, moment=moment, severity=severity))
+            faults.append(
+                Fault(role=role, kind=kind, pause_s=pause_s, moment=moment, severity=severity)
+            )
             if role in waits:
                 waits[role] = not waits[role]
     return faults[:count]
 
 
-def draw_redis_faults(seed: int, count: int, kinds: Sequence[FaultKind], spacing_s: float) -> list[Fault]:
+def draw_redis_faults(
+    seed: int, count: int, kinds: Sequence[FaultKind], spacing_s: float
+) -> list[Fault]:
     """Draw rounds of every kind, each in its own order, with pauses as `draw_faults` draws them."""
     rng = random.Random(f"redis {seed}")
     faults: list[Fault] = []
@@ -103,8 +116,12 @@ def mix(seed: int, first: Sequence[Fault], second: Sequence[Fault]) -> list[Faul
     return [next(left[id(schedule)]) for schedule in turns]
 
 
-def _draw_round(rng: random.Random, roles: Sequence[str], kinds: Sequence[FaultKind]) -> Iterator[tuple[str, FaultKind]]:
-    """Go over the roles again and again, so that a short run has a fault for each; the kinds rotate from role to role."""
+def _draw_round(
+    rng: random.Random, roles: Sequence[str], kinds: Sequence[FaultKind]
+) -> Iterator[tuple[str, FaultKind]]:
+    """Go over the roles again and again, so that a short run has a fault for each; the kinds rotate
+    from role to role.
+    """
     turns = rng.sample(range(len(kinds)), len(kinds))
     first = {role: rng.randrange(len(kinds)) for role in roles}
     for turn in turns:

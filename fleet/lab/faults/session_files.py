@@ -1,4 +1,6 @@
-"""Conversations saved and loaded as `fleet session` does it, and comparison of their files. Injects nothing."""
+"""Conversations saved and loaded as `fleet session` does it, and comparison of their files. Injects
+nothing.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,9 +37,13 @@ class SessionFiles:
             yield SessionClient(client, self._config, self._secret)
 
     def processes_of(self, stage: str, name: str) -> tuple[str, ...]:
-        """Return the worker that caches a conversation, and the span workers of its route. Raises: NotFound."""
+        """Return the worker that caches a conversation, and the span workers of its route. Raises:
+        NotFound.
+        """
         with connect(self._redis_url, patience_s=PATIENCE_S) as client:
-            worker = SessionClient(client, self._config, self._secret).worker_of(StageName(stage), session_name(name), name)
+            worker = SessionClient(client, self._config, self._secret).worker_of(
+                StageName(stage), session_name(name), name
+            )
             with named_outages():
                 route = text(client.hget(keys.worker(worker), "route")) or "[]"
         return worker, *(hop for hop, _ in msgspec.json.decode(route, type=list[tuple[str, str]]))
@@ -55,7 +61,9 @@ class SessionFiles:
 
 
 def damage_of(file: Path, expected: Path | None = None) -> str:
-    """Return what is wrong with the file of a session, "" if nothing. `expected`: a file that has the same rows."""
+    """Return what is wrong with the file of a session, "" if nothing. `expected`: a file that has
+    the same rows.
+    """
     try:
         found = SessionFile.read(file)
     except BadInput as error:
@@ -66,6 +74,11 @@ def damage_of(file: Path, expected: Path | None = None) -> str:
 def _difference(file: Path, found: SessionFile, expected: SessionFile) -> str:
     if found.info != expected.info:
         return f"{file}: has {found.info}, not {expected.info}"
-    if different := [name for name, part in expected.parts.items() if found.parts.get(name) != part]:
-        return f"{file}: its parts {', '.join(sorted(different))} are not those of the undisturbed session"
+    if different := [
+        name for name, part in expected.parts.items() if found.parts.get(name) != part
+    ]:
+        return (
+            f"{file}: its parts {', '.join(sorted(different))} are not those of the "
+            "undisturbed session"
+        )
     return ""

@@ -1,4 +1,6 @@
-"""The load of a soak: many short requests at an even pace, some of them aborted. Equal requests must have equal answers."""
+"""The load of a soak: many short requests at an even pace, some of them aborted. Equal requests
+must have equal answers.
+"""
 
 import random
 import threading
@@ -16,7 +18,9 @@ ABORTED_AFTER = (1, 6)
 
 
 class SoakCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests by their end. `different`: answers with other bytes than the first to the same request."""
+    """Requests by their end. `different`: answers with other bytes than the first to the same
+    request.
+    """
 
     answered: int = 0
     aborted: int = 0
@@ -28,10 +32,19 @@ class SoakCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakLoad:
-    """`total` requests in `duration_s`, or as fast as `concurrency` clients receive the answers if that takes longer."""
+    """`total` requests in `duration_s`, or as fast as `concurrency` clients receive the answers if
+    that takes longer.
+    """
 
     def __init__(
-        self, gateways: Gateways, bodies: Sequence[bytes], *, total: int, duration_s: float, aborts: float, seed: int
+        self,
+        gateways: Gateways,
+        bodies: Sequence[bytes],
+        *,
+        total: int,
+        duration_s: float,
+        aborts: float,
+        seed: int,
     ) -> None:
         self._gateways, self._bodies, self._total, self._seed = gateways, bodies, total, seed
         self._interval_s, self._aborts = duration_s / total, aborts
@@ -52,7 +65,10 @@ class SoakLoad:
     def start(self, concurrency: int, advance: Callable[[], None]) -> None:
         """Start the clients; `advance` is called after each request, from their threads."""
         self._began_s = time.perf_counter()
-        self._threads = [threading.Thread(target=self._run_client, args=(advance,), daemon=True) for _ in range(concurrency)]
+        self._threads = [
+            threading.Thread(target=self._run_client, args=(advance,), daemon=True)
+            for _ in range(concurrency)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -94,7 +110,9 @@ class SoakLoad:
             return self.sent - 1
 
     def _request(self, number: int) -> tuple[str, str, int, int]:
-        """Return the kind of its end, the reason of a failure, and the numbers of gateways changed and of refusals."""
+        """Return the kind of its end, the reason of a failure, and the numbers of gateways changed
+        and of refusals.
+        """
         draw = random.Random(self._seed * 1_000_003 + number)
         leaves_after = draw.randint(*ABORTED_AFTER) if draw.random() < self._aborts else 0
         leaving = _Leaving(leaves_after)
@@ -105,13 +123,19 @@ class SoakLoad:
                 return "aborted", "", stream.gateway_changes, stream.refusals
             answer = read_answer(stream.pieces)
         except ApiError as error:
-            return ("aborted", "", 0, 0) if leaving.left else ("lost", f"request {number}: {error}", 0, 0)
+            return (
+                ("aborted", "", 0, 0)
+                if leaving.left
+                else ("lost", f"request {number}: {error}", 0, 0)
+            )
         with self._lock:
             expected = self._first.setdefault(request, answer)
         difference = first_difference(expected, answer)
         if difference is None:
             return "answered", "", stream.gateway_changes, stream.refusals
-        reason = f"request {number}: its {difference.medium} differs from byte {difference.offset} on"
+        reason = (
+            f"request {number}: its {difference.medium} differs from byte {difference.offset} on"
+        )
         return "different", reason, stream.gateway_changes, stream.refusals
 
 

@@ -1,4 +1,6 @@
-"""Samples of what a fleet occupies: Redis's memory and keys; size, open files and threads of each process. Judges nothing."""
+"""Samples of what a fleet occupies: Redis's memory and keys; size, open files and threads of each
+process. Judges nothing.
+"""
 
 import contextlib
 import threading
@@ -8,16 +10,18 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from fleet.lab.faults.patience import patiently
 from fleet.control.connect import connect
 from fleet.control.keys import PREFIX
+from fleet.lab.faults.patience import patiently
 
 MODULE, KEEP = "fleet.cli", "--keep"
 KEEPER, SERIES = "keeper", f"{PREFIX}series:*"
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. `kind`: its command, with the role of a worker. `pss_bytes`: with its part of what several share."""
+    """One process. `kind`: its command, with the role of a worker. `pss_bytes`: with its part of
+    what several share.
+    """
 
     kind: str
     pid: int
@@ -28,8 +32,9 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The fleet at one moment. `sent`: requests sent until then. `series_keys`: the part of `keys` that is the fleet's own time
-    series, which fills for the first `SERIES_KEPT_S`. Units: `at_s` in seconds since the first request.
+    """The fleet at one moment. `sent`: requests sent until then. `series_keys`: the part of `keys`
+    that is the fleet's own time series, which fills for the first `SERIES_KEPT_S`. Units: `at_s` in
+    seconds since the first request.
     """
 
     at_s: float
@@ -41,9 +46,13 @@ class SoakSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSampler:
-    """Samples the descendants of this process and their Redis, on a thread of its own, until it is stopped."""
+    """Samples the descendants of this process and their Redis, on a thread of its own, until it is
+    stopped.
+    """
 
-    def __init__(self, redis_url: str, interval_s: float, progress: Callable[[], tuple[float, int]]) -> None:
+    def __init__(
+        self, redis_url: str, interval_s: float, progress: Callable[[], tuple[float, int]]
+    ) -> None:
         """`progress` returns the time since the first request and the number of requests sent."""
         self._redis = connect(redis_url)
         self._interval_s, self._progress = interval_s, progress
@@ -91,15 +100,21 @@ def sample_processes() -> list[ProcessSample]:
             if kind:
                 found.append(
                     ProcessSample(
-                        kind=kind, pid=process.pid, rss_bytes=memory.rss, pss_bytes=getattr(memory, "pss", memory.rss),
-                        files=process.num_fds(), threads=process.num_threads(),
+                        kind=kind,
+                        pid=process.pid,
+                        rss_bytes=memory.rss,
+                        pss_bytes=getattr(memory, "pss", memory.rss),
+                        files=process.num_fds(),
+                        threads=process.num_threads(),
                     )
-                )  # fmt: skip
+                )
     return found
 
 
 def process_kind(command: list[str]) -> str:
-    """Return `worker` with its role, another command of `fleet`, `keeper`, or a program; "" for a process that has ended."""
+    """Return `worker` with its role, another command of `fleet`, `keeper`, or a program; "" for a
+    process that has ended.
+    """
     if not command:
         return ""
     if MODULE not in command:

@@ -1,7 +1,9 @@
-"""Voice sessions under faults: conversations over the Realtime WebSocket that resume at another gateway, and keep their turns.
+"""Voice sessions under faults: conversations over the Realtime WebSocket that resume at another
+gateway, and keep their turns.
 
-Each session asks one typed question after another. An answer passes if the audio that arrived, over however many connections, is
-that of its log, byte by byte; a session passes if at its end the conversation still has every question and answer.
+Each session asks one typed question after another. An answer passes if the audio that arrived, over
+however many connections, is that of its log, byte by byte; a session passes if at its end the
+conversation still has every question and answer.
 """
 
 import contextlib
@@ -23,11 +25,18 @@ from websockets.sync.client import ClientConnection, connect
 from fleet.lab.client.audio import BYTES_PER_SAMPLE
 from fleet.lab.client.client import ApiClient
 from fleet.lab.client.errors import ApiError, ApiRefused, ApiUnreachable
-from fleet.lab.client.realtime import RealtimeEvent, decode_any_event, encode_event, update_audio_input
+from fleet.lab.client.realtime import (
+    RealtimeEvent,
+    decode_any_event,
+    encode_event,
+    update_audio_input,
+)
 from fleet.lab.measure.prompts import PROMPTS
 
 SILENCE_S = 5.0
-"""Time without an event, while an answer is expected, after which a client connects to another gateway."""
+"""Time without an event, while an answer is expected, after which a client connects to another
+gateway.
+"""
 GIVE_UP_S = 60.0
 """Time without any event after which a turn counts as lost."""
 RECOMPUTED_S = 30.0
@@ -36,18 +45,24 @@ RETRY_S = 0.2
 COMPLETE = ("completed", "incomplete")
 """Statuses of a whole answer; "incomplete" is one that ended at its length limit."""
 REFUSED = "refused"
-"""Status of a response that failed before its first audio since the fleet cannot serve it now; it is asked for again."""
+"""Status of a response that failed before its first audio since the fleet cannot serve it now; it
+is asked for again.
+"""
 UNAVAILABLE = ("redis_unreachable", "overloaded", "gateway_stopping")
 """Codes of errors to which HTTP's status is 503."""
 MAX_REPEATS = 200
 
 
 class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and its answer. `lost`: the reason for which it was not completely answered, else "".
+    """One question and its answer. `lost`: the reason for which it was not completely answered,
+    else "".
 
-    `resumed`: connections lost during the turn; `repeated`: responses asked for again, since they were refused or lost;
-    `different`: the audio that arrived is not that of the log; `unread`: the log was not there to compare.
-    Units: seconds; `asked_s` and `ended_s` since the phase began, `longest_gap_s` between two pieces of audio.
+    `resumed`: connections lost during the turn; `repeated`: responses asked for again, since they
+    were refused or lost;
+    `different`: the audio that arrived is not that of the log; `unread`: the log was not there to
+    compare.
+    Units: seconds; `asked_s` and `ended_s` since the phase began, `longest_gap_s` between two
+    pieces of audio.
     """
 
     session: int
@@ -64,7 +79,9 @@ class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation. `forgotten`: items that the conversation lacked at its end, or had with other words."""
+    """One conversation. `forgotten`: items that the conversation lacked at its end, or had with
+    other words.
+    """
 
     turns: tuple[ChaosTurn, ...]
     forgotten: tuple[str, ...] = ()
@@ -111,12 +128,20 @@ class _Stopped(Exception):
 
 
 class VoiceConversation:
-    """One session's client, which blocks its thread. `finishing`: take no further turn; `cancelled`: stop."""
+    """One session's client, which blocks its thread. `finishing`: take no further turn;
+    `cancelled`: stop.
+    """
 
     def __init__(
-        self, number: int, apis: Sequence[ApiClient], model: str, seed: int, now_s: Callable[[], float],
-        finishing: threading.Event, cancelled: threading.Event,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        apis: Sequence[ApiClient],
+        model: str,
+        seed: int,
+        now_s: Callable[[], float],
+        finishing: threading.Event,
+        cancelled: threading.Event,
+    ) -> None:
         self._number, self._apis, self._model, self._now_s = number, apis, model, now_s
         self._finishing, self._cancelled = finishing, cancelled
         self._random = random.Random(f"{seed} {number}")
@@ -137,7 +162,9 @@ class VoiceConversation:
         return ChaosSession(turns=tuple(self._turns), forgotten=tuple(forgotten))
 
     def run(self, step: Callable[[], None]) -> ChaosSession:
-        """Take turns until the run finishes, at least one; then compare the conversation with what was said."""
+        """Take turns until the run finishes, at least one; then compare the conversation with what
+        was said.
+        """
         forgotten: list[str] = []
         try:
             while not self._finishing.is_set() or not self._turns:
@@ -155,7 +182,9 @@ class VoiceConversation:
 
     def _take_turn(self, number: int) -> ChaosTurn:
         """Ask a question and receive its answer, over however many connections."""
-        turn = _Turn(number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s())
+        turn = _Turn(
+            number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s()
+        )
         self._open = turn
         lost = self._complete(turn)
         result = self._result(turn, lost=lost) if lost else self._compare(turn)
@@ -183,7 +212,9 @@ class VoiceConversation:
             pause.wait(RETRY_S)
 
     def _advance(self, turn: _Turn, text: str) -> None:
-        """Receive the answer over one connection. Raises: ApiError, OSError, WebSocketException if that ends before."""
+        """Receive the answer over one connection. Raises: ApiError, OSError, WebSocketException if
+        that ends before.
+        """
         self._connect(turn)
         if not turn.is_asked:
             self._ask(turn, text)
@@ -201,7 +232,8 @@ class VoiceConversation:
         if not turn.resumed or self._has(turn, turn.question) is None:
             content = [{"type": "input_text", "text": text}]
             self._send(
-                "conversation.item.create", item={"id": turn.question, "type": "message", "role": "user", "content": content}
+                "conversation.item.create",
+                item={"id": turn.question, "type": "message", "role": "user", "content": content},
             )
             self._until(turn, "conversation.item.added", turn.question)
         turn.is_asked = True
@@ -218,7 +250,9 @@ class VoiceConversation:
             else api.realtime_url(self._model)
         )
         try:
-            self._socket = connect(url, additional_headers=api.headers, max_size=None, open_timeout=SILENCE_S)
+            self._socket = connect(
+                url, additional_headers=api.headers, max_size=None, open_timeout=SILENCE_S
+            )
         except InvalidStatus as error:
             raise ApiRefused(api.url, error.response.status_code, "no voice session") from error
         try:
@@ -249,7 +283,9 @@ class VoiceConversation:
             turn.is_asked = False
 
     def _receive_rest(self, turn: _Turn) -> None:
-        """Receive the audio of a response that ended while the client was away: as much as its log has."""
+        """Receive the audio of a response that ended while the client was away: as much as its log
+        has.
+        """
         whole = len(self._logged_audio(turn) or b"")
         while len(turn.audio) < whole:
             self._apply(turn, self._receive(turn))
@@ -259,13 +295,20 @@ class VoiceConversation:
             turn.request = event.request_id
         elif event.type == "response.output_item.added":
             turn.answer = event.item.id
-        elif event.type == "response.output_audio.delta" and event.response_id in (None, turn.response):
+        elif event.type == "response.output_audio.delta" and event.response_id in (
+            None,
+            turn.response,
+        ):
             turn.add_audio(b64decode(event.delta))
         elif event.type == "response.output_item.done":
             self._said[event.item.id] = event.item.transcript
         elif event.type == "response.done" and event.response.id == turn.response:
             turn.status = event.response.status
-            if event.response.code in UNAVAILABLE and not turn.audio and turn.repeated < MAX_REPEATS:
+            if (
+                event.response.code in UNAVAILABLE
+                and not turn.audio
+                and turn.repeated < MAX_REPEATS
+            ):
                 turn.status = REFUSED
             elif turn.status not in COMPLETE:
                 raise ApiError(f"the response was {turn.status}: {event.response.failure}")
@@ -290,7 +333,9 @@ class VoiceConversation:
             self._apply(turn, event)
 
     def _receive(self, turn: _Turn, *, errors: bool = False) -> RealtimeEvent:
-        """Raises: ApiError for an error event, unless `errors`; OSError after `SILENCE_S`; WebSocketException."""
+        """Raises: ApiError for an error event, unless `errors`; OSError after `SILENCE_S`;
+        WebSocketException.
+        """
         assert self._socket is not None, "connected before"
         if self._cancelled.is_set():
             raise _Stopped
@@ -330,30 +375,57 @@ class VoiceConversation:
         return None
 
     def _compare(self, turn: _Turn) -> ChaosTurn:
-        """Compare with the log, once that is complete again: workers recompute what Redis lost of it."""
+        """Compare with the log, once that is complete again: workers recompute what Redis lost of
+        it.
+        """
         pause, deadline_s = threading.Event(), time.monotonic() + RECOMPUTED_S
         logged = self._logged_audio(turn)
-        while logged is not None and len(logged) < len(turn.audio) and time.monotonic() < deadline_s:
+        while (
+            logged is not None and len(logged) < len(turn.audio) and time.monotonic() < deadline_s
+        ):
             pause.wait(RETRY_S)
             logged = self._logged_audio(turn)
-        return self._result(turn, unread=logged is None, different=logged is not None and logged != bytes(turn.audio))
+        return self._result(
+            turn,
+            unread=logged is None,
+            different=logged is not None and logged != bytes(turn.audio),
+        )
 
-    def _result(self, turn: _Turn, *, lost: str = "", different: bool = False, unread: bool = False) -> ChaosTurn:
+    def _result(
+        self, turn: _Turn, *, lost: str = "", different: bool = False, unread: bool = False
+    ) -> ChaosTurn:
         return ChaosTurn(
-            session=self._number, turn=turn.number, asked_s=turn.asked_s, ended_s=self._now_s(), resumed=turn.resumed,
-            repeated=turn.repeated, samples=len(turn.audio) // BYTES_PER_SAMPLE, longest_gap_s=turn.longest_gap_s, lost=lost,
-            different=different, unread=unread,
-        )  # fmt: skip
+            session=self._number,
+            turn=turn.number,
+            asked_s=turn.asked_s,
+            ended_s=self._now_s(),
+            resumed=turn.resumed,
+            repeated=turn.repeated,
+            samples=len(turn.audio) // BYTES_PER_SAMPLE,
+            longest_gap_s=turn.longest_gap_s,
+            lost=lost,
+            different=different,
+            unread=unread,
+        )
 
     def _forgotten(self) -> list[str]:
         """Return what the conversation lacks of what was said in it."""
-        turn = _Turn(number=len(self._turns), question="", asked_s=self._now_s(), is_asked=True, status=COMPLETE[0])
+        turn = _Turn(
+            number=len(self._turns),
+            question="",
+            asked_s=self._now_s(),
+            is_asked=True,
+            status=COMPLETE[0],
+        )
         questions = {f"item_q{self._number}_{done.turn}": "" for done in self._turns}
         forgotten: list[str] = []
         for item, words in (questions | self._said).items():
             found = self._retrieve(turn, item)
             if found is None or found != words:
-                forgotten.append(f"session {self._number}, {item}: {'missing' if found is None else 'other words'}")
+                forgotten.append(
+                    f"session {self._number}, {item}: "
+                    f"{'missing' if found is None else 'other words'}"
+                )
         return forgotten
 
     def _retrieve(self, turn: _Turn, item: str) -> str | None:
@@ -371,12 +443,17 @@ class VoiceConversation:
 class VoiceLoad:
     """So many voice sessions, each on a thread of its own."""
 
-    def __init__(self, urls: Sequence[str], api_key: str | None, model: str, count: int, seed: int) -> None:
+    def __init__(
+        self, urls: Sequence[str], api_key: str | None, model: str, count: int, seed: int
+    ) -> None:
         self._finishing, self._cancelled = threading.Event(), threading.Event()
         self._began_s = time.perf_counter()
         apis = [ApiClient(url, api_key) for url in urls]
         self._clients = [
-            VoiceConversation(number, apis, model, seed, self._now_s, self._finishing, self._cancelled) for number in range(count)
+            VoiceConversation(
+                number, apis, model, seed, self._now_s, self._finishing, self._cancelled
+            )
+            for number in range(count)
         ]
         self._results: dict[int, ChaosSession] = {}
         self._threads: list[threading.Thread] = []
@@ -389,7 +466,8 @@ class VoiceLoad:
         """Hold the sessions during the block."""
         self._began_s = time.perf_counter()
         self._threads = [
-            threading.Thread(target=self._run, args=(number, step), daemon=True) for number in range(len(self._clients))
+            threading.Thread(target=self._run, args=(number, step), daemon=True)
+            for number in range(len(self._clients))
         ]
         for thread in self._threads:
             thread.start()
@@ -408,11 +486,16 @@ class VoiceLoad:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
         self._cancelled.set()
-        return tuple(self._results.get(number) or _with_open_turn(client) for number, client in enumerate(self._clients))
+        return tuple(
+            self._results.get(number) or _with_open_turn(client)
+            for number, client in enumerate(self._clients)
+        )
 
 
 def _with_open_turn(client: VoiceConversation) -> ChaosSession:
     session, turn = client.result(), client.open_turn()
     if turn is None:
-        return msgspec.structs.replace(session, forgotten=("session: its client failed, as its stack on stderr says",))
+        return msgspec.structs.replace(
+            session, forgotten=("session: its client failed, as its stack on stderr says",)
+        )
     return msgspec.structs.replace(session, turns=(*session.turns, turn))

@@ -1,4 +1,6 @@
-"""The state of the fleet in Redis: its members, its leader, and what is left without requests. Writes nothing."""
+"""The state of the fleet in Redis: its members, its leader, and what is left without requests.
+Writes nothing.
+"""
 
 import asyncio
 from dataclasses import dataclass
@@ -6,9 +8,6 @@ from typing import cast
 
 import msgspec
 
-from fleet.lab.faults.patience import patiently
-from fleet.lab.faults.processes import find_processes, is_connected
-from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY
 from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.client import FleetClient
@@ -16,6 +15,9 @@ from fleet.control.connect import connect, text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
 from fleet.core.telemetry import WorkerView
+from fleet.lab.faults.patience import patiently
+from fleet.lab.faults.processes import find_processes, is_connected
+from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY
 
 NUM_CONDUCTORS = 2
 NAMED_KEYS = 20
@@ -23,7 +25,9 @@ NAMED_KEYS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A worker, a gateway or the leading conductor. `requests`: those of whose tasks it owns one, or computes layers for one."""
+    """A worker, a gateway or the leading conductor. `requests`: those of whose tasks it owns one,
+    or computes layers for one.
+    """
 
     id: str
     role: str
@@ -37,10 +41,12 @@ class Member:
 
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
-    """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks (`running`), slots and pages.
+    """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks
+    (`running`), slots and pages.
 
-    `keys`: the first of those that never expire. `busy`: the workers that report tasks, and the requests of those that
-    Redis has as owned by them. Slots and pages are the workers' last reports.
+    `keys`: the first of those that never expire. `busy`: the workers that report tasks, and the
+    requests of those that Redis has as owned by them. Slots and pages are the workers' last
+    reports.
     """
 
     live: int = 0
@@ -54,7 +60,14 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        return not (self.live or self.queued or self.running or self.arena_slots or self.kv_pages or self.num_keys)
+        return not (
+            self.live
+            or self.queued
+            or self.running
+            or self.arena_slots
+            or self.kv_pages
+            or self.num_keys
+        )
 
 
 def own_redis_url(config: FleetConfig) -> str:
@@ -63,7 +76,8 @@ def own_redis_url(config: FleetConfig) -> str:
 
 
 class FleetWatch:
-    """The state of one fleet; each call blocks, from one thread, also while Redis is away for a time.
+    """The state of one fleet; each call blocks, from one thread, also while Redis is away for a
+    time.
 
     Raises: RedisUnreachable, redis's errors.
     """
@@ -81,13 +95,18 @@ class FleetWatch:
 
     @patiently
     def members(self, role: str) -> list[Member]:
-        """Return the members of a role: workers that take tasks, gateways, or the leader among the conductors."""
+        """Return the members of a role: workers that take tasks, gateways, or the leader among the
+        conductors.
+        """
         if role == CONDUCTOR:
             leader = text(self._redis.get(keys.CONDUCTOR)).partition("|")[0]
             return [Member(id=leader, role=role, pid=int(leader.split(":")[1]))] if leader else []
         registered = "" if role == GATEWAY else role
         views = [view for view in self._workers() if view.role == registered and view.takes_tasks]
-        return [Member(id=view.id, role=role, pid=view.pid, requests=self._requests(view.id)) for view in views]
+        return [
+            Member(id=view.id, role=role, pid=view.pid, requests=self._requests(view.id))
+            for view in views
+        ]
 
     def _workers(self) -> list[WorkerView]:
         return self._runner.run(self._client.telemetry.workers())
@@ -98,7 +117,9 @@ class FleetWatch:
         return tuple(sorted(text(task).partition("|")[0] for task in owned))
 
     def hands_off(self, role: str) -> bool:
-        """Return True for a role whose workers hand off their tasks, False for one that receives hand-offs."""
+        """Return True for a role whose workers hand off their tasks, False for one that receives
+        hand-offs.
+        """
         return self._config.role(role).next is not None
 
     @patiently
@@ -110,19 +131,24 @@ class FleetWatch:
 
     @patiently
     def is_complete(self) -> bool:
-        """Return True if every role has its workers and standbys, which have all layers, all gateways serve, and one of two
-        conductors leads.
+        """Return True if every role has its workers and standbys, which have all layers, all
+        gateways serve, and one of two conductors leads.
         """
         if self._runner.run(self._client.telemetry.missing_roles()):
             return False
         for role in self._config.roles():
-            if len(self.members(role.name)) < role.replicas or self._num_standbys(role.name) < role.standby:
+            if (
+                len(self.members(role.name)) < role.replicas
+                or self._num_standbys(role.name) < role.standby
+            ):
                 return False
         if len(self.members(GATEWAY)) < self._num_gateways:
             return False
         conductors = find_processes(CONDUCTOR)
         connected = {pid for pid, process in conductors.items() if is_connected(process)}
-        return len(connected) >= NUM_CONDUCTORS and any(leader.pid in connected for leader in self.members(CONDUCTOR))
+        return len(connected) >= NUM_CONDUCTORS and any(
+            leader.pid in connected for leader in self.members(CONDUCTOR)
+        )
 
     def _num_standbys(self, role: str) -> int:
         return sum(view.role == role and view.standby for view in self._workers())
@@ -130,8 +156,13 @@ class FleetWatch:
     @patiently
     def has_unassigned_consumers(self) -> bool:
         """Return True if an answer has lost its gateway, and no other gateway has resumed it."""
-        live = [RequestId(text(request)) for request in cast("set[bytes]", self._redis.smembers(keys.LIVE))]
-        return any(not text(self._redis.hget(keys.task(request, CLIENT), "owner")) for request in live)
+        live = [
+            RequestId(text(request))
+            for request in cast("set[bytes]", self._redis.smembers(keys.LIVE))
+        ]
+        return any(
+            not text(self._redis.hget(keys.task(request, CLIENT), "owner")) for request in live
+        )
 
     @patiently
     def residue(self) -> Residue:
@@ -147,14 +178,17 @@ class FleetWatch:
             num_keys=len(left),
             keys=tuple(left[:NAMED_KEYS]),
             busy=tuple(
-                f"{view.id} reports {view.running} running tasks; by Redis it owns {self._requests(view.id) or 'none'}"
+                f"{view.id} reports {view.running} running tasks; by Redis it owns "
+                f"{self._requests(view.id) or 'none'}"
                 for view in workers
                 if view.running
             ),
         )
 
     def _unexpiring_keys(self, workers: set[str]) -> list[str]:
-        """Return keys without a row in the key table, or without a time to live though their request or worker has ended."""
+        """Return keys without a row in the key table, or without a time to live though their
+        request or worker has ended.
+        """
         left: list[str] = []
         for raw in self._redis.scan_iter(match=f"{keys.PREFIX}*", count=1000):
             key = text(raw)

@@ -1,4 +1,5 @@
-"""When the parts of one streamed answer arrived, and the metrics that follow. Pure; knows no HTTP and no clock.
+"""When the parts of one streamed answer arrived, and the metrics that follow. Pure; knows no HTTP
+and no clock.
 
 Units: seconds since the request was sent.
 """
@@ -19,7 +20,9 @@ class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer as it arrived. `sent_s` counts from the start of the phase; `text` holds the arrival of each text chunk."""
+    """One answer as it arrived. `sent_s` counts from the start of the phase; `text` holds the
+    arrival of each text chunk.
+    """
 
     prompt: int
     sent_s: float
@@ -33,9 +36,11 @@ class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Playback that starts with the first chunk, pauses when the buffer is empty, and resumes with the next chunk.
+    """Playback that starts with the first chunk, pauses when the buffer is empty, and resumes with
+    the next chunk.
 
-    `viability` is the share of chunks that arrived before the buffer was empty; the first chunk counts as one of them.
+    `viability` is the share of chunks that arrived before the buffer was empty; the first chunk
+    counts as one of them.
     """
 
     viability: float
@@ -43,9 +48,11 @@ class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one answer. Those of audio are None without audio, `first_text_s` without text.
+    """The metrics of one answer. Those of audio are None without audio, `first_text_s` without
+    text.
 
-    `rtf`: seconds from the request to the last sample per second of audio; below 1 is faster than real time.
+    `rtf`: seconds from the request to the last sample per second of audio; below 1 is faster than
+    real time.
     """
 
     first_text_s: float | None
@@ -59,15 +66,22 @@ class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
     total_s: float
 
 
-def time_answer(prompt: int, recording: StreamRecording, phase_began_s: float = 0.0) -> AnswerTiming:
-    """Decode a recorded stream. `phase_began_s`: on the clock of `recording.sent_s`. Raises: StreamError."""
+def time_answer(
+    prompt: int, recording: StreamRecording, phase_began_s: float = 0.0
+) -> AnswerTiming:
+    """Decode a recorded stream. `phase_began_s`: on the clock of `recording.sent_s`. Raises:
+    StreamError.
+    """
     answer = read_stream(recording.pieces)
     num_samples = [len(pcm) // BYTES_PER_SAMPLE for _, pcm in answer.audio]
     return AnswerTiming(
         prompt=prompt,
         sent_s=recording.sent_s - phase_began_s,
         text=tuple(at_s for at_s, _ in answer.text),
-        audio=tuple(AudioChunk(at_s, count / PCM_RATE_HZ) for (at_s, _), count in zip(answer.audio, num_samples, strict=True)),
+        audio=tuple(
+            AudioChunk(at_s, count / PCM_RATE_HZ)
+            for (at_s, _), count in zip(answer.audio, num_samples, strict=True)
+        ),
         done_s=recording.pieces[-1][0],
         answer="".join(text for _, text in answer.text),
         num_samples=sum(num_samples),

@@ -1,7 +1,8 @@
-"""Barge-in benchmark over `/v1/realtime`: speech interrupts an answer; the time until the answer has stopped everywhere.
+"""Barge-in benchmark over `/v1/realtime`: speech interrupts an answer; the time until the answer
+has stopped everywhere.
 
-All times count from the first voiced sample sent, on this client's clock. Resources in use are the workers' reports, which they
-renew several times in the time of a lease. Knows no stage.
+All times count from the first voiced sample sent, on this client's clock. Resources in use are the
+workers' reports, which they renew several times in the time of a lease. Knows no stage.
 """
 
 import threading
@@ -40,7 +41,9 @@ DETECTION = {
 
 
 class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
-    """One interruption: times until speech was reported, the answer cancelled, all its tasks ended, and its memory free."""
+    """One interruption: times until speech was reported, the answer cancelled, all its tasks ended,
+    and its memory free.
+    """
 
     detected_ms: float
     cancelled_ms: float
@@ -75,12 +78,18 @@ class BargeInResult(Result, frozen=True, kw_only=True):
         return [summary_table(title, "ms from the first voiced sample", rows)]
 
     def targets(self) -> list[Ratio]:
-        """Check the medians from the first voiced sample to the answer's end, and from there to its memory free."""
+        """Check the medians from the first voiced sample to the answer's end, and from there to its
+        memory free.
+        """
         parts = (
             ("barge-in to cancelled, p50", self.summary("cancelled_ms"), TARGET_P50_MS),
             ("cancelled to memory free, p50", self.summary("freed_ms"), FREED_TARGET_P50_MS),
         )
-        return [Ratio(name=name, value=part.p50, target=target, at_most=True, unit="ms") for name, part, target in parts if part]
+        return [
+            Ratio(name=name, value=part.p50, target=target, at_most=True, unit="ms")
+            for name, part, target in parts
+            if part
+        ]
 
     def background_loads(self) -> list[float | None]:
         return [self.others_cores]
@@ -88,10 +97,14 @@ class BargeInResult(Result, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class ResourceMonitor:
-    """Polls the resources in use. `samples`: (time by `time.perf_counter`, resources), oldest first."""
+    """Polls the resources in use. `samples`: (time by `time.perf_counter`, resources), oldest
+    first.
+    """
 
     api: ApiClient
-    samples: list[tuple[float, ResourcesInUse]] = field(default_factory=list[tuple[float, ResourcesInUse]])
+    samples: list[tuple[float, ResourcesInUse]] = field(
+        default_factory=list[tuple[float, ResourcesInUse]]
+    )
     _stopped: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
@@ -111,19 +124,34 @@ class ResourceMonitor:
             except ApiError:
                 continue  # if it lasts, `wait` times out
 
-    def wait(self, after_s: float, reached: Callable[[ResourcesInUse], bool], failure: str) -> tuple[float, ResourcesInUse]:
-        """Return the first sample after a time that fulfils a condition. Raises: BenchError, with `failure`, if none does."""
+    def wait(
+        self, after_s: float, reached: Callable[[ResourcesInUse], bool], failure: str
+    ) -> tuple[float, ResourcesInUse]:
+        """Return the first sample after a time that fulfils a condition. Raises: BenchError, with
+        `failure`, if none does.
+        """
         deadline_s = time.perf_counter() + TIMEOUT_S
         while time.perf_counter() < deadline_s:
-            found = next((sample for sample in tuple(self.samples) if sample[0] > after_s and reached(sample[1])), None)
+            found = next(
+                (
+                    sample
+                    for sample in tuple(self.samples)
+                    if sample[0] > after_s and reached(sample[1])
+                ),
+                None,
+            )
             if found is not None:
                 return found
             time.sleep(POLL_S)
         raise BenchError(f"{failure} for {TIMEOUT_S:g} s; is the fleet also used by others?")
 
 
-def measure_barge_in(api: ApiClient, voice: SpokenQuestion, turns: int, step: Callable[[], None]) -> BargeInResult:
-    """Measure `turns` interruptions by one voice, after one of warm-up. Raises: ApiError, BenchError."""
+def measure_barge_in(
+    api: ApiClient, voice: SpokenQuestion, turns: int, step: Callable[[], None]
+) -> BargeInResult:
+    """Measure `turns` interruptions by one voice, after one of warm-up. Raises: ApiError,
+    BenchError.
+    """
     model = api.model()
     measured: list[BargeIn] = []
     for number in range(turns + 1):
@@ -143,7 +171,12 @@ def _interrupt(api: ApiClient, session: RealtimeSession, voice: Samples) -> Barg
     with monitor.polling():
         before = monitor.wait(0.0, lambda used: used.tasks == 0, "the fleet was not idle")[1]
         content = [{"type": "input_text", "text": LONG_QUESTION}]
-        session.send(encode_event("conversation.item.create", item={"type": "message", "role": "user", "content": content}))
+        session.send(
+            encode_event(
+                "conversation.item.create",
+                item={"type": "message", "role": "user", "content": content},
+            )
+        )
         session.send(encode_event("response.create"))
         events.wait("response.output_audio.delta")
         session.speak(bytes(LISTEN_BYTES), time.perf_counter())
@@ -153,13 +186,20 @@ def _interrupt(api: ApiClient, session: RealtimeSession, voice: Samples) -> Barg
         detected_s, _ = events.wait("input_audio_buffer.speech_started", remedy)
         cancelled_s, done = events.wait("response.done")
         if done.response.status != "cancelled" or cancelled_s < spoken_s:
-            raise BenchError(f"the answer to {LONG_QUESTION!r} ended before it was interrupted; a longer one is needed")
+            raise BenchError(
+                f"the answer to {LONG_QUESTION!r} ended before it was interrupted; a longer one "
+                "is needed"
+            )
         idle_s, _ = monitor.wait(spoken_s, lambda used: used.tasks == 0, "the stages were not idle")
-        memory_s, _ = monitor.wait(spoken_s, lambda used: _is_freed(used, before), "the memory was not free")
+        memory_s, _ = monitor.wait(
+            spoken_s, lambda used: _is_freed(used, before), "the memory was not free"
+        )
     detected_ms, cancelled_ms, idle_ms, memory_ms = (
         round((at_s - spoken_s) * 1e3, 1) for at_s in (detected_s, cancelled_s, idle_s, memory_s)
     )
-    return BargeIn(detected_ms=detected_ms, cancelled_ms=cancelled_ms, idle_ms=idle_ms, memory_ms=memory_ms)
+    return BargeIn(
+        detected_ms=detected_ms, cancelled_ms=cancelled_ms, idle_ms=idle_ms, memory_ms=memory_ms
+    )
 
 
 def _is_freed(used: ResourcesInUse, before: ResourcesInUse) -> bool:

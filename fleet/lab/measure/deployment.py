@@ -1,4 +1,6 @@
-"""The fleet to measure: one that is already running, or one started for the run and stopped after it. Knows no stage."""
+"""The fleet to measure: one that is already running, or one started for the run and stopped after
+it. Knows no stage.
+"""
 
 import re
 import shutil
@@ -11,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.lab.client.client import ApiClient
-from fleet.lab.measure import processes
-from fleet.lab.measure.errors import BenchError
 from fleet.config import FleetConfig, load_config
 from fleet.config.deployment import open_config
 from fleet.config.settings import read_settings
+from fleet.lab.client.client import ApiClient
+from fleet.lab.measure import processes
+from fleet.lab.measure.errors import BenchError
 from fleet.process.private import make_private_folder
 
 RESOLVED_NAME = "resolved.yaml"
@@ -32,7 +34,8 @@ POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetFleet:
-    """A fleet to measure and its resolved configuration, whose checkpoint may still be "auto" if the fleet was not started here.
+    """A fleet to measure and its resolved configuration, whose checkpoint may still be "auto" if
+    the fleet was not started here.
 
     `pid`: the process that started all others, None if the fleet was not started here.
     """
@@ -47,12 +50,16 @@ class TargetFleet:
 
 
 def resolve_config(config_file: Path | None, overrides: Sequence[str]) -> FleetConfig:
-    """Return the deployment that the options name, as `fleet up` does. Raises: ConfigError naming the field and the fix."""
+    """Return the deployment that the options name, as `fleet up` does. Raises: ConfigError naming
+    the field and the fix.
+    """
     return open_config(config_file, overrides)[1]
 
 
 def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
-    """Return a running fleet, with the configuration that `fleet up` resolved if it is on this machine and names the port."""
+    """Return a running fleet, with the configuration that `fleet up` resolved if it is on this
+    machine and names the port.
+    """
     file = config.data_dir / RESOLVED_NAME
     if file.is_file():
         resolved = load_config(file)
@@ -62,8 +69,11 @@ def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
 
 
 @contextmanager
-def own_fleet(config_file: Path | None, overrides: Sequence[str], redis_url: str | None = None) -> Iterator[TargetFleet]:
-    """Run `fleet up` until the block ends: on free ports of loopback, without TLS, and with a Redis of its own or at `redis_url`.
+def own_fleet(
+    config_file: Path | None, overrides: Sequence[str], redis_url: str | None = None
+) -> Iterator[TargetFleet]:
+    """Run `fleet up` until the block ends: on free ports of loopback, without TLS, and with a Redis
+    of its own or at `redis_url`.
 
     Raises: BenchError with the end of its output if it does not become ready.
     """
@@ -79,23 +89,35 @@ def own_fleet(config_file: Path | None, overrides: Sequence[str], redis_url: str
         config = load_config(folder / RESOLVED_NAME)
         # The folder is removed at the end; the checkpoint behind its link is not.
         checkpoint = str(Path(config.checkpoint).resolve())
-        yield TargetFleet(url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid)
+        yield TargetFleet(
+            url=url, config=config.model_copy(update={"checkpoint": checkpoint}), pid=process.pid
+        )
     finally:
         processes.stop([process], STOP_S)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def own_overrides(folder: Path) -> tuple[str, ...]:
-    """Return the overrides of a fleet for one run: its own folders, a free port on loopback, and no TLS."""
+    """Return the overrides of a fleet for one run: its own folders, a free port on loopback, and no
+    TLS.
+    """
     own = {
-        "web.host": "127.0.0.1", "web.port": 0, "web.tls": "null", "web.tls_cert": "null", "web.tls_key": "null",
-        "redis.port": "null", "data_dir": folder, "redis.data_dir": folder / "redis",
-    }  # fmt: skip
+        "web.host": "127.0.0.1",
+        "web.port": 0,
+        "web.tls": "null",
+        "web.tls_cert": "null",
+        "web.tls_key": "null",
+        "redis.port": "null",
+        "data_dir": folder,
+        "redis.data_dir": folder / "redis",
+    }
     return tuple(f"{key}={value}" for key, value in own.items())
 
 
 def _own_folder(data_dir: Path) -> Path:
-    """Make a data folder for one run, which shares only the generated checkpoints with other runs."""
+    """Make a data folder for one run, which shares only the generated checkpoints with other
+    runs.
+    """
     checkpoints = data_dir / CHECKPOINTS
     make_private_folder(data_dir)
     make_private_folder(checkpoints)
@@ -105,10 +127,14 @@ def _own_folder(data_dir: Path) -> Path:
 
 
 def _await_ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
-    """Wait for its ready line and return the address in it. Raises: BenchError with the end of its log."""
+    """Wait for its ready line and return the address in it. Raises: BenchError with the end of its
+    log.
+    """
     deadline = time.monotonic() + START_S
     while (ready := READY.search(log.read_text(errors="replace"))) is None:
         if process.poll() is not None or time.monotonic() > deadline:
-            raise BenchError(f"`fleet up` did not become ready; the end of {log}:\n{processes.end_of(log)}")
+            raise BenchError(
+                f"`fleet up` did not become ready; the end of {log}:\n{processes.end_of(log)}"
+            )
         time.sleep(POLL_S)
     return ready[1]

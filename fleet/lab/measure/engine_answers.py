@@ -10,7 +10,9 @@ Answers = list[list[int]]
 
 
 def answer(built: BuiltStage, specs: Sequence[RequestSpec], batch: int) -> Answers:
-    """Answer the requests in order, `batch` at a time. Raises: FleetError if the engine fails one."""
+    """Answer the requests in order, `batch` at a time. Raises: FleetError if the engine fails
+    one.
+    """
     answers: dict[str, list[int]] = {spec.id: [] for spec in specs}
     waiting, num_open = iter(specs), 0
     while True:

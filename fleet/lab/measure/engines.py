@@ -1,7 +1,8 @@
-"""Engine benchmark: the torch engine and vLLM's `LLM.generate`, each in one process, and a fleet on vLLM.
+"""Engine benchmark: the torch engine and vLLM's `LLM.generate`, each in one process, and a fleet on
+vLLM.
 
-One model, the same prompts and answers of one length: what differs is the engine, and what a fleet adds to it. Knows stages only
-as declared.
+One model, the same prompts and answers of one length: what differs is the engine, and what a fleet
+adds to it. Knows stages only as declared.
 """
 
 import tempfile
@@ -13,6 +14,10 @@ import msgspec
 import yaml
 from rich.console import Group
 
+from fleet.config import FleetConfig
+from fleet.core.ids import StageName
+from fleet.core.request import RequestSpec
+from fleet.engine.vllm.start import installed_version
 from fleet.lab.client.chat import StageBounds
 from fleet.lab.measure.deployment import TargetFleet, own_fleet, resolve_config
 from fleet.lab.measure.errors import BenchError
@@ -23,10 +28,6 @@ from fleet.lab.measure.reference import ReferenceResult, ReferenceWork, run_in_s
 from fleet.lab.measure.result import FLEET, OTHER, TWIN, Result
 from fleet.lab.measure.serving import Steps, encode_call, prepare
 from fleet.lab.measure.split import with_checkpoint
-from fleet.config import FleetConfig
-from fleet.core.ids import StageName
-from fleet.core.request import RequestSpec
-from fleet.engine.vllm.start import installed_version
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.stats import Ratio
@@ -39,12 +40,16 @@ MODULE = "fleet.lab.measure.engines_run"
 BATCHES, FLEET_BATCHES = (1, 8, 32), (8, 32)
 NUM_TOKENS = 128
 NUM_RUNS = 4
-"""Runs of each batch, of which the first warms up. No two have a prompt in common, so that none finds another's cached rows."""
+"""Runs of each batch, of which the first warms up. No two have a prompt in common, so that none
+finds another's cached rows.
+"""
 TORCH_TARGET, FLEET_TARGET = 1.0, 0.9
 
 
 class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Runs of `batch` answers at a time, `num_tokens` tokens together. `others_cores`: background load."""
+    """Runs of `batch` answers at a time, `num_tokens` tokens together. `others_cores`: background
+    load.
+    """
 
     name: str
     batch: int
@@ -58,7 +63,9 @@ class EngineSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineComparison(Result, frozen=True, kw_only=True):
-    """The speed of each engine at each batch. `num_equal` of `num_answers` answers have the same tokens on both engines."""
+    """The speed of each engine at each batch. `num_equal` of `num_answers` answers have the same
+    tokens on both engines.
+    """
 
     speeds: tuple[EngineSpeed, ...]
     num_equal: int
@@ -66,7 +73,14 @@ class EngineComparison(Result, frozen=True, kw_only=True):
     num_threads: int
 
     def tokens_per_s(self, name: str, batch: int) -> float | None:
-        return next((speed.tokens_per_s for speed in self.speeds if (speed.name, speed.batch) == (name, batch)), None)
+        return next(
+            (
+                speed.tokens_per_s
+                for speed in self.speeds
+                if (speed.name, speed.batch) == (name, batch)
+            ),
+            None,
+        )
 
     def relative(self, name: str, batch: int) -> float | None:
         """Return the speed relative to that of `LLM.generate`."""
@@ -83,7 +97,9 @@ class EngineComparison(Result, frozen=True, kw_only=True):
             speeds = (self.tokens_per_s(name, batch) for name in COLORS)
             ratios = (self.relative(name, batch) for name in (TORCH, ON_VLLM))
             table.add_row(f"{batch}", *map(figure, (*speeds, *ratios)))
-        same = f"{self.num_equal} of {self.num_answers} answers have the same tokens on both engines"
+        same = (
+            f"{self.num_equal} of {self.num_answers} answers have the same tokens on both engines"
+        )
         threads = f"{self.num_threads} thread{'s' if self.num_threads > 1 else ''}"
         return [titled(f"tokens/s, {threads}; {same}", table)]
 
@@ -104,39 +120,61 @@ class EngineComparison(Result, frozen=True, kw_only=True):
 
     def _draw(self, axes: Axes) -> None:
         for name, color in COLORS.items():
-            points = [(speed.batch, speed.tokens_per_s) for speed in self.speeds if speed.name == name]
+            points = [
+                (speed.batch, speed.tokens_per_s) for speed in self.speeds if speed.name == name
+            ]
             axes.plot(*zip(*points, strict=True), "o-", color=color, label=name)
-        axes.set(xscale="log", yscale="log", xlabel="batch", ylabel="tokens/s", title="engines, one model")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="batch",
+            ylabel="tokens/s",
+            title="engines, one model",
+        )
         axes.legend()
 
 
 def measure_engines(options: BenchOptions, steps: Steps) -> EngineComparison:
     """Measure the fleet, then each engine while no fleet runs.
 
-    Raises: ConfigError if vLLM is not installed; BenchError if the graph is not one stage that vLLM serves.
+    Raises: ConfigError if vLLM is not installed; BenchError if the graph is not one stage that vLLM
+    serves.
     """
     installed_version()
     config = resolve_config(options.config, options.overrides)
     stage = _only_stage(config)
-    own = ("engine=vllm", f"stages.{stage}.max_batch={max(BATCHES)}", f"stages.{stage}.prefill_chunk_tokens=2048",
-           f"stages.{stage}.page_size_tokens=32", f"stages.{stage}.vllm.kv_mib=256")  # fmt: skip
+    own = (
+        "engine=vllm",
+        f"stages.{stage}.max_batch={max(BATCHES)}",
+        f"stages.{stage}.prefill_chunk_tokens=2048",
+        f"stages.{stage}.page_size_tokens=32",
+        f"stages.{stage}.vllm.kv_mib=256",
+    )
     with own_fleet(options.config, (*own, *with_checkpoint(config, options.overrides))) as target:
         speeds = [_measure_fleet(target, stage, batch, steps) for batch in FLEET_BATCHES]
     work = _work(target, options, stage)
     results: dict[str, ReferenceResult] = {}
     for name, engine in ENGINES.items():
-        results[name] = _run_engine(target.config, engine, work, steps(name, len(BATCHES) * NUM_RUNS))
+        results[name] = _run_engine(
+            target.config, engine, work, steps(name, len(BATCHES) * NUM_RUNS)
+        )
         speeds += _speeds_of(name, results[name])
-    same = [a.answer_ids == b.answer_ids for a, b in zip(results[TORCH].answers, results[VLLM].answers, strict=True)]
+    same = [
+        a.answer_ids == b.answer_ids
+        for a, b in zip(results[TORCH].answers, results[VLLM].answers, strict=True)
+    ]
     num_threads = work.num_threads[0]
-    return EngineComparison(speeds=tuple(speeds), num_equal=sum(same), num_answers=len(same), num_threads=num_threads)
+    return EngineComparison(
+        speeds=tuple(speeds), num_equal=sum(same), num_answers=len(same), num_threads=num_threads
+    )
 
 
 def _only_stage(config: FleetConfig) -> StageName:
     stages = config.graph_declaration().stages
     if len(stages) != 1 or "vllm" not in stages[0].engines:
         raise BenchError(
-            f"--engines needs a graph of one stage that vLLM serves, and {config.graph} is none; add --set graph=text",
+            f"--engines needs a graph of one stage that vLLM serves, and {config.graph} is "
+            "none; add --set graph=text",
             param="--engines",
         )
     return stages[0].name
@@ -149,40 +187,57 @@ def _prompts(batch: int, run: int) -> list[str]:
 
 def _measure_fleet(target: TargetFleet, stage: StageName, batch: int, steps: Steps) -> EngineSpeed:
     api, model = target.api, target.api.model()
-    bounds: StageBounds = {stage: {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}}
+    bounds: StageBounds = {
+        stage: {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
+    }
     step, seconds = steps(f"{ON_VLLM}, {batch} at a time", batch * NUM_RUNS), list[float]()
     background_load = BackgroundLoad()
     for run in range(NUM_RUNS):
-        bodies = [encode_call(model, prompt, target.config, bounds) for prompt in _prompts(batch, run)]
+        bodies = [
+            encode_call(model, prompt, target.config, bounds) for prompt in _prompts(batch, run)
+        ]
         phase = run_phase(ON_VLLM, api, bodies, batch, step)
         if short := [timing for timing in phase.timings if timing.num_answer_tokens != NUM_TOKENS]:
             raise BenchError(f"an answer has {short[0].num_answer_tokens} tokens, not {NUM_TOKENS}")
         seconds.append(phase.wall_s)
     others_cores = background_load.cores()
     return EngineSpeed(
-        name=ON_VLLM, batch=batch, num_tokens=batch * NUM_TOKENS, seconds=tuple(seconds[1:]), others_cores=others_cores
+        name=ON_VLLM,
+        batch=batch,
+        num_tokens=batch * NUM_TOKENS,
+        seconds=tuple(seconds[1:]),
+        others_cores=others_cores,
     )
 
 
 def _work(target: TargetFleet, options: BenchOptions, stage: StageName) -> ReferenceWork:
     """Prepare the requests of all runs, in order, as the gateway prepares them."""
-    prompts = tuple(prompt for batch in BATCHES for run in range(NUM_RUNS) for prompt in _prompts(batch, run))
+    prompts = tuple(
+        prompt for batch in BATCHES for run in range(NUM_RUNS) for prompt in _prompts(batch, run)
+    )
     work, _ = prepare(target, options, prompts, (target.config.stage(stage).threads,))
     return msgspec.structs.replace(work, requests=tuple(map(_of_one_length, work.requests)))
 
 
 def _of_one_length(spec: RequestSpec) -> RequestSpec:
     replace = msgspec.structs.replace
-    sampling = {stage: replace(one, max_tokens=NUM_TOKENS, ignore_eos=True) for stage, one in spec.sampling.items()}
+    sampling = {
+        stage: replace(one, max_tokens=NUM_TOKENS, ignore_eos=True)
+        for stage, one in spec.sampling.items()
+    }
     return replace(spec, sampling=sampling)
 
 
-def _run_engine(config: FleetConfig, engine: str, work: ReferenceWork, advance: Advance) -> ReferenceResult:
+def _run_engine(
+    config: FleetConfig, engine: str, work: ReferenceWork, advance: Advance
+) -> ReferenceResult:
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
         resolved = Path(folder, "resolved.yaml")
         resolved.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         runs = ",".join(str(batch) for batch in BATCHES for _ in range(NUM_RUNS))
-        return run_in_subprocess(MODULE, ["--config", str(resolved), "--engine", engine, "--runs", runs], work, advance)
+        return run_in_subprocess(
+            MODULE, ["--config", str(resolved), "--engine", engine, "--runs", runs], work, advance
+        )
 
 
 def _speeds_of(name: str, result: ReferenceResult) -> list[EngineSpeed]:

@@ -1,4 +1,6 @@
-"""The measurements of a fleet and of its parts: runs those that are requested, and reports. Each is a module of its own."""
+"""The measurements of a fleet and of its parts: runs those that are requested, and reports. Each is
+a module of its own.
+"""
 
 import copy
 import tempfile
@@ -34,7 +36,12 @@ from fleet.lab.measure.speculation import measure_speculation
 from fleet.lab.measure.training import measure_training
 from fleet.lab.measure.transfer import measure_transfer
 from fleet.lab.measure.voice import measure_voice, read_question, spoken_questions
-from fleet.lab.measure.voice_sessions import fake_overrides, measure_voice_sessions, recorded_question, session_limit
+from fleet.lab.measure.voice_sessions import (
+    fake_overrides,
+    measure_voice_sessions,
+    recorded_question,
+    session_limit,
+)
 from fleet.lab.measure.voice_sessions_result import VoiceSessionsResult
 from fleet.lab.report.machine import describe_machine, usable_cores
 from fleet.lab.report.progress import Meter, meter
@@ -46,7 +53,9 @@ replace = msgspec.structs.replace
 
 
 def perform(options: BenchOptions, args: list[str]) -> bool:
-    """Measure, show and write the report; return True if no target was missed. Raises: FleetError."""
+    """Measure, show and write the report; return True if no target was missed. Raises:
+    FleetError.
+    """
     _check(options)
     report = judge(_measure(options, args))
     show(report, Console())
@@ -62,14 +71,21 @@ def _check(options: BenchOptions) -> None:
     if options.serving:
         graph = resolve_config(options.config, options.overrides).graph_declaration()
         if options.baseline and graph.baseline is None:
-            raise BenchError(f"graph {graph.name} declares no reference implementation; leave out --baseline", param="--baseline")
+            raise BenchError(
+                f"graph {graph.name} declares no reference implementation; leave out --baseline",
+                param="--baseline",
+            )
 
 
 def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
-    report = BenchReport(began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine())
+    report = BenchReport(
+        began=time.strftime("%Y-%m-%dT%H:%M:%S%z"), command=tuple(args), machine=describe_machine()
+    )
     with meter("fleet bench") as progress:
         if options.hop:
-            report = replace(report, hops=measure_hops(options.hops, progress.counted("hops", options.hops)))
+            report = replace(
+                report, hops=measure_hops(options.hops, progress.counted("hops", options.hops))
+            )
         if options.transfer:
             done = progress.steps("tensor reads", 1)
             report = replace(report, transfer=measure_transfer())
@@ -87,7 +103,9 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
         if options.spans:
             report = replace(report, spans=measure_spans(options, progress.steps))
         if options.span_hops:
-            report = replace(report, span_hops=measure_span_hops(progress.steps, small=options.small))
+            report = replace(
+                report, span_hops=measure_span_hops(progress.steps, small=options.small)
+            )
         if options.too_large:
             report = replace(report, too_large=measure_too_large(options, progress.steps))
         if options.links:
@@ -106,7 +124,9 @@ def _measure(options: BenchOptions, args: list[str]) -> BenchReport:
 
 
 def _measure_voice_sessions(options: BenchOptions, progress: Meter) -> VoiceSessionsResult:
-    """Run `--sessions`. A fleet that is started here admits exactly as many, and one more is tried."""
+    """Run `--sessions`. A fleet that is started here admits exactly as many, and one more is
+    tried.
+    """
     questions = [read_question(path) for path in options.wavs] or [recorded_question()]
     own = session_limit(options.sessions) if options.up else ()
     if options.engine:
@@ -114,7 +134,9 @@ def _measure_voice_sessions(options: BenchOptions, progress: Meter) -> VoiceSess
     limited = copy.copy(options)
     limited.overrides = (*options.overrides, *own)
     with _target(limited, progress) as target:
-        return measure_voice_sessions(target, questions, options, progress.steps("voice sessions", options.sessions))
+        return measure_voice_sessions(
+            target, questions, options, progress.steps("voice sessions", options.sessions)
+        )
 
 
 def _measure_voice(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
@@ -126,11 +148,15 @@ def _measure_voice(report: BenchReport, options: BenchOptions, progress: Meter) 
         done()
         if options.voice:
             step = progress.steps("voice turns", count + 1)
-            voice = with_background_load(options.up, lambda: measure_voice(api, questions, count, step))
+            voice = with_background_load(
+                options.up, lambda: measure_voice(api, questions, count, step)
+            )
             report = replace(report, voice=voice)
         if options.barge_in:
             step = progress.steps("interruptions", count + 1)
-            barge_in = with_background_load(options.up, lambda: measure_barge_in(api, questions[0], count, step))
+            barge_in = with_background_load(
+                options.up, lambda: measure_barge_in(api, questions[0], count, step)
+            )
             report = replace(report, barge_in=barge_in)
     return report
 
@@ -147,7 +173,9 @@ def _measure_hand_offs(options: BenchOptions, progress: Meter) -> HandOffResult:
 
 
 def _measure_fleet(report: BenchReport, options: BenchOptions, progress: Meter) -> BenchReport:
-    """Measure the fleet, then, while it is idle or stopped, the implementations that it is compared with."""
+    """Measure the fleet, then, while it is idle or stopped, the implementations that it is compared
+    with.
+    """
     with _target(options, progress) as target:
         if options.baseline or options.twin:
             local_checkpoint(target.config)
@@ -171,13 +199,25 @@ def _target(options: BenchOptions, progress: Meter) -> Iterator[TargetFleet]:
     yield running_fleet(url, ApiClient(url).port, config)
 
 
-def _compare(report: BenchReport, serving: Serving, target: TargetFleet, options: BenchOptions, progress: Meter) -> BenchReport:
+def _compare(
+    report: BenchReport,
+    serving: Serving,
+    target: TargetFleet,
+    options: BenchOptions,
+    progress: Meter,
+) -> BenchReport:
     graph = target.config.graph_declaration()
     if options.baseline and graph.baseline is not None:
-        num_threads = (options.baseline_threads,) if options.baseline_threads else tuple(sorted({1, usable_cores()}))
+        num_threads = (
+            (options.baseline_threads,)
+            if options.baseline_threads
+            else tuple(sorted({1, usable_cores()}))
+        )
         work, frontend = prepare(target, options, serving.prompts, num_threads)
         done = progress.steps("the reference implementation", len(serving.prompts))
-        baseline = run_in_subprocess(graph.baseline, ["--checkpoint", target.config.checkpoint], work, done)
+        baseline = run_in_subprocess(
+            graph.baseline, ["--checkpoint", target.config.checkpoint], work, done
+        )
         agreement = compare(serving.concurrent.timings, baseline, work, frontend)
         report = replace(report, baseline=baseline, agreement=agreement)
     if options.twin:

@@ -1,6 +1,8 @@
-"""`fleet bench --gpu`: the torch engine on this machine's device, with a model of the published size and random weights.
+"""`fleet bench --gpu`: the torch engine on this machine's device, with a model of the published
+size and random weights.
 
-Needs no fleet, no checkpoint and no network. Knows no model: the graph declares the builder, and the builder what is expected.
+Needs no fleet, no checkpoint and no network. Knows no model: the graph declares the builder, and
+the builder what is expected.
 """
 
 import resource
@@ -13,13 +15,27 @@ import msgspec
 import torch
 from rich.console import Console
 
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.gpu_measures import DeviceClock, RecordedAnswers, answer, measure_copies, measure_prefill, measure_steps
-from fleet.lab.measure.gpu_result import GpuResult, MemoryUse, Prefill, PublishedRate, SpeechRun, StageSteps
-from fleet.lab.measure.options import BenchOptions
-from fleet.lab.measure.result import machine_line, print_line, ratio_table
 from fleet.core.request import RequestSpec
 from fleet.graphs import DEFAULT_GRAPH, Graph, get_graph
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.gpu_measures import (
+    DeviceClock,
+    RecordedAnswers,
+    answer,
+    measure_copies,
+    measure_prefill,
+    measure_steps,
+)
+from fleet.lab.measure.gpu_result import (
+    GpuResult,
+    MemoryUse,
+    Prefill,
+    PublishedRate,
+    SpeechRun,
+    StageSteps,
+)
+from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.result import machine_line, print_line, ratio_table
 from fleet.lab.report.files import write_json
 from fleet.lab.report.machine import Machine, describe_machine
 from fleet.lab.report.progress import Meter, meter
@@ -34,7 +50,9 @@ PREFILL_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Amounts of work. Units: `copy_bytes` per copy; `num_frames` of speech and `num_tokens` of text an answer."""
+    """Amounts of work. Units: `copy_bytes` per copy; `num_frames` of speech and `num_tokens` of
+    text an answer.
+    """
 
     copy_bytes: int
     num_singles: int
@@ -47,16 +65,28 @@ class Plan:
 
 
 FULL = Plan(
-    copy_bytes=1 << 30, num_singles=5, num_prompt_rows=64, num_tokens=40, num_frames=125, num_steps=24,
-    prefill_rows=(32, 64, 128, 256), num_prefills=7,
-)  # fmt: skip
-"""Ten seconds of speech, and a text of about that length. More than four windows of speech, so that whole ones remain to be
-measured.
+    copy_bytes=1 << 30,
+    num_singles=5,
+    num_prompt_rows=64,
+    num_tokens=40,
+    num_frames=125,
+    num_steps=24,
+    prefill_rows=(32, 64, 128, 256),
+    num_prefills=7,
+)
+"""Ten seconds of speech, and a text of about that length. More than four windows of speech, so that
+whole ones remain to be measured.
 """
 SMALL = Plan(
-    copy_bytes=1 << 24, num_singles=2, num_prompt_rows=32, num_tokens=12, num_frames=101, num_steps=4,
-    prefill_rows=(32, 64), num_prefills=4,
-)  # fmt: skip
+    copy_bytes=1 << 24,
+    num_singles=2,
+    num_prompt_rows=32,
+    num_tokens=12,
+    num_frames=101,
+    num_steps=4,
+    prefill_rows=(32, 64),
+    num_prefills=4,
+)
 
 
 class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +112,9 @@ def perform(options: BenchOptions, args: list[str]) -> bool:
     """
     if not options.small and not torch.cuda.is_available():
         raise BenchError(
-            "--gpu: no CUDA device is available here; --small runs the same on the CPU at a small size", param="--gpu"
+            "--gpu: no CUDA device is available here; --small runs the same on the CPU at a "
+            "small size",
+            param="--gpu",
         )
     began, machine = time.strftime("%Y-%m-%dT%H:%M:%S%z"), describe_machine()
     device = torch.device("cpu" if options.small else "cuda")
@@ -91,11 +123,16 @@ def perform(options: BenchOptions, args: list[str]) -> bool:
             result = measure(device, progress, small=options.small)
     except torch.OutOfMemoryError as error:
         reason = str(error).partition("\n")[0]
-        raise BenchError(f"--gpu: the model does not fit into the device's memory ({reason}); it needs 80 GB") from error
+        raise BenchError(
+            f"--gpu: the model does not fit into the device's memory ({reason}); it needs 80 GB"
+        ) from error
     report = GpuReport(began=began, command=tuple(args), machine=machine, gpu=result)
     show(report, Console())
     if options.json:
-        write_json(GpuFile(met={ratio.name: ratio.met for ratio in result.ratios}, report=report), options.json)
+        write_json(
+            GpuFile(met={ratio.name: ratio.met for ratio in result.ratios}, report=report),
+            options.json,
+        )
     return all(ratio.met for ratio in result.ratios)
 
 
@@ -132,11 +169,18 @@ def measure(device: torch.device, progress: Meter, *, small: bool) -> GpuResult:
         together=together,
         steps=run.steps(recording, progress),
         prefills=run.prefills(progress),
-        published=tuple(PublishedRate(concurrency=n, audio_s_per_s=v) for n, v in model.published.audio_s_per_s.items()),
+        published=tuple(
+            PublishedRate(concurrency=n, audio_s_per_s=v)
+            for n, v in model.published.audio_s_per_s.items()
+        ),
         published_source=model.published.source,
         memory=_memory(model, device),
     )
-    return result if small else msgspec.structs.replace(result, ratios=ratios_of(result, model.expected))
+    return (
+        result
+        if small
+        else msgspec.structs.replace(result, ratios=ratios_of(result, model.expected))
+    )
 
 
 def _dtype(device: torch.device) -> str:
@@ -169,7 +213,9 @@ class _GpuRun:
         self._model, self._graph, self._clock, self._plan = model, graph, clock, plan
 
     def warm_up(self, progress: Meter) -> float:
-        """Answer as later on, unmeasured: memory is allocated, kernels are chosen and graphs are captured. Return the seconds."""
+        """Answer as later on, unmeasured: memory is allocated, kernels are chosen and graphs are
+        captured. Return the seconds.
+        """
         done, began_s = progress.steps("warm-up", 2), time.perf_counter()
         for batch in (1, MAX_BATCH):
             self._answer(batch)
@@ -196,7 +242,17 @@ class _GpuRun:
         for stage in self._graph.stages:
             for batch in BATCHES:
                 num_steps = self._plan.num_steps
-                measured.append(measure_steps(self._model, self._graph, self._clock, stage.name, recording, batch, num_steps))
+                measured.append(
+                    measure_steps(
+                        self._model,
+                        self._graph,
+                        self._clock,
+                        stage.name,
+                        recording,
+                        batch,
+                        num_steps,
+                    )
+                )
                 done()
         return tuple(measured)
 
@@ -206,7 +262,9 @@ class _GpuRun:
         measured: list[Prefill] = []
         for rows in self._plan.prefill_rows:
             specs = self._requests(self._plan.num_prefills, rows)
-            measured.append(measure_prefill(self._model.built[main], self._graph, main, self._clock, specs))
+            measured.append(
+                measure_prefill(self._model.built[main], self._graph, main, self._clock, specs)
+            )
             done()
         return tuple(measured)
 
@@ -217,7 +275,12 @@ class _GpuRun:
     def _requests(self, count: int, num_prompt_rows: int) -> list[RequestSpec]:
         plan = self._plan
         return [
-            self._model.request(number, num_prompt_rows=num_prompt_rows, num_tokens=plan.num_tokens, num_frames=plan.num_frames)
+            self._model.request(
+                number,
+                num_prompt_rows=num_prompt_rows,
+                num_tokens=plan.num_tokens,
+                num_frames=plan.num_frames,
+            )
             for number in range(count)
         ]
 
@@ -226,9 +289,13 @@ def _memory(model: FullSizeModel, device: torch.device) -> MemoryUse:
     if device.type == "cuda":
         peak_bytes = torch.cuda.max_memory_reserved(device)
     else:
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
     weight_bytes = {name: reader.num_bytes for name, reader in model.weights.items()}
-    return MemoryUse(weight_bytes=weight_bytes, peak_bytes=peak_bytes, is_device=device.type == "cuda")
+    return MemoryUse(
+        weight_bytes=weight_bytes, peak_bytes=peak_bytes, is_device=device.type == "cuda"
+    )
 
 
 def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
@@ -237,11 +304,20 @@ def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
     for name, target in expected.graph_gain.items():
         gain = result.steps_of(name)[1].graph_gain
         if gain is not None:
-            ratios.append(Ratio(name=f"{name}, 1 request: eager / graph", value=gain, target=target, at_most=False))
+            ratios.append(
+                Ratio(
+                    name=f"{name}, 1 request: eager / graph",
+                    value=gain,
+                    target=target,
+                    at_most=False,
+                )
+            )
     for name, target in expected.batch_cost.items():
         by_batch = result.steps_of(name)
         cost = by_batch[MAX_BATCH].served_ms / by_batch[1].served_ms
-        ratios.append(Ratio(name=f"{name}, {MAX_BATCH} requests / 1", value=cost, target=target, at_most=True))
+        ratios.append(
+            Ratio(name=f"{name}, {MAX_BATCH} requests / 1", value=cost, target=target, at_most=True)
+        )
     for name, target in expected.bytes_time.items():
         for batch, each in result.steps_of(name).items():
             times = each.bytes_time(result.copy_bytes_per_s)
@@ -249,4 +325,13 @@ def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
                 row = f"{name}, {batch} request{'s' if batch > 1 else ''}: step / copy of its bytes"
                 ratios.append(Ratio(name=row, value=times, target=target, at_most=True))
     audio_ms = result.first_audio_ms
-    return (*ratios, Ratio(name="first audio", value=audio_ms, target=expected.first_audio_ms, at_most=True, unit="ms"))
+    return (
+        *ratios,
+        Ratio(
+            name="first audio",
+            value=audio_ms,
+            target=expected.first_audio_ms,
+            at_most=True,
+            unit="ms",
+        ),
+    )

@@ -1,6 +1,8 @@
-"""The parts of the measurement of a device: copies, answers of all stages, and steps of each stage by itself.
+"""The parts of the measurement of a device: copies, answers of all stages, and steps of each stage
+by itself.
 
-Knows no model: a stage's steps are measured on the inputs that it had while whole answers were produced.
+Knows no model: a stage's steps are measured on the inputs that it had while whole answers were
+produced.
 """
 
 import time
@@ -10,15 +12,15 @@ from typing import TypeVar
 
 import torch
 
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.gpu_result import Prefill, SpeechRun, StageSteps
-from fleet.lab.measure.twin import SlowTwin, TwinChunk
-from fleet.lab.measure.weight_reads import WeightReads
 from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.base import Engine, EngineOutput
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import Graph
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.gpu_result import Prefill, SpeechRun, StageSteps
+from fleet.lab.measure.twin import SlowTwin, TwinChunk
+from fleet.lab.measure.weight_reads import WeightReads
 from fleet.lab.report.stats import percentile
 from fleet.stages.base import BuiltStage
 from fleet.stages.full_size import FullSizeModel
@@ -63,7 +65,9 @@ class DeviceClock:
 
 
 def measure_copies(clock: DeviceClock, num_bytes: int) -> float:
-    """Return the bytes per second, read and written, of copies of `num_bytes` within the device's memory."""
+    """Return the bytes per second, read and written, of copies of `num_bytes` within the device's
+    memory.
+    """
     source = torch.ones(num_bytes, dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
     took_s = [clock.timed(lambda: target.copy_(source))[0] for _ in range(NUM_COPIES)]
@@ -92,13 +96,21 @@ def answer(
 
 
 class StageReplay:
-    """One stage on its inputs of a recording, for the first `batch` requests of it, all available from the beginning."""
+    """One stage on its inputs of a recording, for the first `batch` requests of it, all available
+    from the beginning.
+    """
 
-    def __init__(self, graph: Graph, name: StageName, recording: RecordedAnswers, batch: int) -> None:
+    def __init__(
+        self, graph: Graph, name: StageName, recording: RecordedAnswers, batch: int
+    ) -> None:
         self._specs = recording.specs[:batch]
         incoming = {edge.name for edge in graph.edges_to(name)}
         self._chunks = {
-            spec.id: [chunk for chunk in recording.chunks if chunk.request == spec.id and chunk.edge in incoming]
+            spec.id: [
+                chunk
+                for chunk in recording.chunks
+                if chunk.request == spec.id and chunk.edge in incoming
+            ]
             for spec in self._specs
         }
 
@@ -108,7 +120,10 @@ class StageReplay:
             adapter = stage.adapter(spec, None)
             request, pieces = adapter.open()
             stage.engine.submit(request)
-            consumed = (adapter.consume(each.edge, each.walk, each.arrays, final=each.final) for each in self._chunks[spec.id])
+            consumed = (
+                adapter.consume(each.edge, each.walk, each.arrays, final=each.final)
+                for each in self._chunks[spec.id]
+            )
             for piece in (*pieces, *(piece for some in consumed for piece in some)):
                 stage.engine.feed(spec.id, piece)
 
@@ -117,13 +132,17 @@ class StageReplay:
             engine.abort(spec.id)
 
     def is_whole(self, outputs: Sequence[EngineOutput]) -> bool:
-        """Return True for the outputs of a step in which every request drew once, and none ended."""
-        return len({output.request_id for output in outputs}) == len(outputs) == len(self._specs) and not any(
-            output.final for output in outputs
-        )
+        """Return True for the outputs of a step in which every request drew once, and none
+        ended.
+        """
+        return len({output.request_id for output in outputs}) == len(outputs) == len(
+            self._specs
+        ) and not any(output.final for output in outputs)
 
     def steps_s(self, stage: BuiltStage, clock: DeviceClock, num_steps: int) -> list[float]:
-        """Return the durations of up to `num_steps` steps in which every request draws. Raises: BenchError if there is none."""
+        """Return the durations of up to `num_steps` steps in which every request draws. Raises:
+        BenchError if there is none.
+        """
         self.open(stage)
         took_s: list[float] = []
         for step_s, outputs in _steps(stage.engine, clock):
@@ -133,10 +152,15 @@ class StageReplay:
                 break
         self.close(stage.engine)
         if len(took_s) <= SKIPPED_STEPS:
-            raise BenchError(f"--gpu: only {len(took_s)} steps had all {len(self._specs)} requests; answers must be longer")
+            raise BenchError(
+                f"--gpu: only {len(took_s)} steps had all {len(self._specs)} requests; answers "
+                "must be longer"
+            )
         return took_s[SKIPPED_STEPS:]
 
-    def bytes_read(self, stage: BuiltStage, reads: WeightReads, clock: DeviceClock) -> tuple[int, int]:
+    def bytes_read(
+        self, stage: BuiltStage, reads: WeightReads, clock: DeviceClock
+    ) -> tuple[int, int]:
         """Return the bytes of weights, and of keys and values, that a step reads."""
         engine = stage.engine
         assert isinstance(engine, LMEngine)
@@ -151,7 +175,9 @@ class StageReplay:
 
 
 def _steps(engine: Engine, clock: DeviceClock) -> Iterator[tuple[float, Sequence[EngineOutput]]]:
-    """Run steps while there is work, and yield the duration and the outputs of each. Raises: BenchError if a request fails."""
+    """Run steps while there is work, and yield the duration and the outputs of each. Raises:
+    BenchError if a request fails.
+    """
     while engine.is_ready():
         step_s, outputs = clock.timed(engine.step)
         for output in outputs:
@@ -174,7 +200,9 @@ def measure_steps(
     replay = StageReplay(graph, name, recording, batch)
     weight_bytes, kv_bytes = 0, 0
     if isinstance(built.engine, LMEngine):
-        weight_bytes, kv_bytes = replay.bytes_read(eager or built, WeightReads(model.weights[name].holds), clock)
+        weight_bytes, kv_bytes = replay.bytes_read(
+            eager or built, WeightReads(model.weights[name].holds), clock
+        )
     return StageSteps(
         stage=name,
         batch=batch,
@@ -186,9 +214,15 @@ def measure_steps(
 
 
 def measure_prefill(
-    stage: BuiltStage, graph: Graph, name: StageName, clock: DeviceClock, specs: Sequence[RequestSpec]
+    stage: BuiltStage,
+    graph: Graph,
+    name: StageName,
+    clock: DeviceClock,
+    specs: Sequence[RequestSpec],
 ) -> Prefill:
-    """Measure the first step of each request by itself; the first two requests do not count. All prompts have equal lengths."""
+    """Measure the first step of each request by itself; the first two requests do not count. All
+    prompts have equal lengths.
+    """
     took_s: list[float] = []
     for spec in specs:
         replay = StageReplay(graph, name, RecordedAnswers(specs=(spec,), chunks=()), 1)

@@ -1,4 +1,6 @@
-"""Results of the measurement of a device: the numbers, their tables and their targets. Measures nothing."""
+"""Results of the measurement of a device: the numbers, their tables and their targets. Measures
+nothing.
+"""
 
 from collections.abc import Sequence
 
@@ -6,8 +8,8 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from fleet.lab.measure.result import MS, Result
 from fleet.core.ids import StageName
+from fleet.lab.measure.result import MS, Result
 from fleet.lab.report.stats import Ratio, percentile
 from fleet.lab.report.tables import NONE, figure, table_of, titled
 
@@ -15,10 +17,12 @@ GIB, MIB, GIGA = 2**30, 2**20, 1e9
 
 
 class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Steps of one stage for a batch in which every request decodes, each from the call to the end of the device's work.
+    """Steps of one stage for a batch in which every request decodes, each from the call to the end
+    of the device's work.
 
-    `served_s`: as a worker runs them; `eager_s`: without a graph, empty where a worker uses none. `weight_bytes`: as often as one
-    step reads them; `kv_bytes`: in the pages of all requests. Both are 0 for a stage without pages.
+    `served_s`: as a worker runs them; `eager_s`: without a graph, empty where a worker uses none.
+    `weight_bytes`: as often as one step reads them; `kv_bytes`: in the pages of all requests. Both
+    are 0 for a stage without pages.
     """
 
     stage: StageName
@@ -54,7 +58,9 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that were started together, with all stages in one process. `first_audio_s`: from the start, by answer."""
+    """Answers that were started together, with all stages in one process. `first_audio_s`: from the
+    start, by answer.
+    """
 
     concurrency: int
     first_audio_s: tuple[float, ...]
@@ -72,7 +78,9 @@ class PublishedRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
-    """`peak_bytes`: reserved on the device if `is_device`, with what graphs hold; else resident in the process."""
+    """`peak_bytes`: reserved on the device if `is_device`, with what graphs hold; else resident in
+    the process.
+    """
 
     weight_bytes: dict[StageName, int]
     peak_bytes: int
@@ -80,7 +88,9 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuResult(Result, frozen=True, kw_only=True):
-    """Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: of the weights. `ratios`: those with a target."""
+    """Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: of the weights.
+    `ratios`: those with a target.
+    """
 
     model: str
     small: bool
@@ -105,13 +115,23 @@ class GpuResult(Result, frozen=True, kw_only=True):
 
     def steps_of(self, stage: StageName) -> dict[int, StageSteps]:
         """Return a stage's steps by batch, in ascending order."""
-        return {each.batch: each for each in sorted(self.steps, key=lambda each: each.batch) if each.stage == stage}
+        return {
+            each.batch: each
+            for each in sorted(self.steps, key=lambda each: each.batch)
+            if each.stage == stage
+        }
 
     def tables(self) -> list[RenderableType]:
         size = "a small size of " if self.small else ""
-        head = f"{size}{self.model}, random weights, {self.dtype}, on {self.device}; built in {self.build_s:.0f} s, "
+        head = (
+            f"{size}{self.model}, random weights, {self.dtype}, on {self.device}; built in "
+            f"{self.build_s:.0f} s, "
+        )
         return [
-            Text(f"{head}warm after {self.warm_up_s:.0f} s; copies {self.copy_bytes_per_s / GIGA:.0f} GB/s (read + written)"),
+            Text(
+                f"{head}warm after {self.warm_up_s:.0f} s; copies "
+                f"{self.copy_bytes_per_s / GIGA:.0f} GB/s (read + written)"
+            ),
             self._steps_table(),
             self._prefill_table(),
             self._speech_table(),
@@ -137,21 +157,36 @@ class GpuResult(Result, frozen=True, kw_only=True):
                 figure(copied_ms),
                 figure(each.bytes_time(self.copy_bytes_per_s)),
             )
-        return titled("decode steps: as served and without a graph (medians), beside a copy of the bytes they read", table)
+        return titled(
+            "decode steps: as served and without a graph (medians), beside a copy of the bytes "
+            "they read",
+            table,
+        )
 
     def _prefill_table(self) -> Group:
         table = table_of("rows of the prompt", *(str(each.rows) for each in self.prefills))
-        table.add_row("ms to the first token", *(figure(percentile(each.step_s, 50) * MS) for each in self.prefills))
+        table.add_row(
+            "ms to the first token",
+            *(figure(percentile(each.step_s, 50) * MS) for each in self.prefills),
+        )
         return titled("prefill of one request (medians)", table)
 
     def _speech_table(self) -> Group:
         table = table_of("answers together", "first audio, ms", "audio s per s", "best published")
         published = {each.concurrency: each.audio_s_per_s for each in self.published}
         for run in (self.singles[-1], self.together):
-            audio_ms = self.first_audio_ms if run.concurrency == 1 else percentile(run.first_audio_s, 50) * MS
+            audio_ms = (
+                self.first_audio_ms
+                if run.concurrency == 1
+                else percentile(run.first_audio_s, 50) * MS
+            )
             best = NONE if self.small else figure(published.get(run.concurrency))
-            table.add_row(str(run.concurrency), figure(audio_ms), figure(self._rate(run.concurrency)), best)
-        return titled(f"speech, all stages in one process (best published: {self.published_source})", table)
+            table.add_row(
+                str(run.concurrency), figure(audio_ms), figure(self._rate(run.concurrency)), best
+            )
+        return titled(
+            f"speech, all stages in one process (best published: {self.published_source})", table
+        )
 
     def _rate(self, concurrency: int) -> float:
         runs = self.singles if concurrency == 1 else (self.together,)
@@ -161,5 +196,8 @@ class GpuResult(Result, frozen=True, kw_only=True):
         table = table_of("GiB", *self.memory.weight_bytes, "all weights", "peak")
         weights = self.memory.weight_bytes.values()
         values = (*weights, sum(weights), self.memory.peak_bytes)
-        table.add_row("device" if self.memory.is_device else "process", *(figure(value / GIB) for value in values))
+        table.add_row(
+            "device" if self.memory.is_device else "process",
+            *(figure(value / GIB) for value in values),
+        )
         return titled("memory", table)

@@ -1,7 +1,8 @@
-"""Hand-off benchmark: the time between a prefill worker and a decode worker, part by part. Knows stages only as declared.
+"""Hand-off benchmark: the time between a prefill worker and a decode worker, part by part. Knows
+stages only as declared.
 
-Real processes and one request at a time, so that nothing queues. The timestamps are those of the requests' traces, as the workers
-reported them.
+Real processes and one request at a time, so that nothing queues. The timestamps are those of the
+requests' traces, as the workers reported them.
 """
 
 import time
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import msgspec
 from rich.console import Group
 
+from fleet.core.hand_off import HandOff
+from fleet.core.ids import StageName
 from fleet.lab.client.client import ApiClient
 from fleet.lab.measure.deployment import own_fleet, resolve_config
 from fleet.lab.measure.errors import BenchError
@@ -18,8 +21,6 @@ from fleet.lab.measure.prompts import PROMPTS
 from fleet.lab.measure.result import PLAYED, Result, cells, cells_and_high
 from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
 from fleet.lab.measure.split import split_stages, splitting_overrides, with_checkpoint
-from fleet.core.hand_off import HandOff
-from fleet.core.ids import StageName
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.stats import Ratio, Summary, percentile, summarise
@@ -43,7 +44,9 @@ TARGET_P50_MS, PAGES_TARGET = 5.0, 0.5
 
 
 class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
-    """The hand-offs of one stage. `first`: that of the first request, whose workers had no connection to each other yet."""
+    """The hand-offs of one stage. `first`: that of the first request, whose workers had no
+    connection to each other yet.
+    """
 
     stage: StageName
     hand_offs: tuple[HandOff, ...]
@@ -60,7 +63,10 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def parts_ms(self) -> dict[str, Summary | None]:
-        return {name: summarise([_ms(one, begin, end) for one in self.hand_offs]) for name, begin, end in PARTS}
+        return {
+            name: summarise([_ms(one, begin, end) for one in self.hand_offs])
+            for name, begin, end in PARTS
+        }
 
     @property
     def num_recomputed(self) -> int:
@@ -75,11 +81,18 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
         table.add_row("last step to first step", *cells_and_high(self.whole_ms))
         table.add_row("first hand-off of the fleet", figure(self.first_ms), "", "")
         recomputed = f", {self.num_recomputed} recomputed" if self.num_recomputed else ""
-        return titled(f"{len(self.hand_offs)} hand-offs of {self.stage} from prefill to decode{recomputed}", table)
+        return titled(
+            f"{len(self.hand_offs)} hand-offs of {self.stage} from prefill to decode{recomputed}",
+            table,
+        )
 
     def draw(self, axes: Axes) -> None:
-        """Draw each hand-off as one bar, its parts from left to right; the shortest at the bottom."""
-        for place, hand_off in enumerate(sorted(self.hand_offs, key=lambda one: (one.resumed_us or 0) - one.prefilled_us)):
+        """Draw each hand-off as one bar, its parts from left to right; the shortest at the
+        bottom.
+        """
+        for place, hand_off in enumerate(
+            sorted(self.hand_offs, key=lambda one: (one.resumed_us or 0) - one.prefilled_us)
+        ):
             for part, (_, begin, end) in enumerate(PARTS):
                 left_ms, length_ms = _ms(hand_off, "prefilled_us", begin), _ms(hand_off, begin, end)
                 if left_ms is not None and length_ms is not None:
@@ -87,7 +100,10 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
         for part, (name, _, _) in enumerate(PARTS):
             axes.barh(0, 0, color=f"C{part}", label=name)
         axes.axvline(TARGET_P50_MS, color=PLAYED, linestyle="--", label="target for p50")
-        axes.set(xlabel="ms since the source's last step", title=f"{len(self.hand_offs)} hand-offs of {self.stage}")
+        axes.set(
+            xlabel="ms since the source's last step",
+            title=f"{len(self.hand_offs)} hand-offs of {self.stage}",
+        )
         axes.set_yticks([])
         axes.legend(fontsize=7, loc="lower right")
 
@@ -95,8 +111,9 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 class PageReads(msgspec.Struct, frozen=True, kw_only=True):
     """Durations of three ways to move the same KV rows, measured in turns.
 
-    Units: microseconds. `blocks_us`: block by block, from the search for free pages to all rows in place. `plain_us`: one read of
-    as many contiguous bytes. `copied_us`: copied out of the pool into the arena, read, checked, and written into the pool.
+    Units: microseconds. `blocks_us`: block by block, from the search for free pages to all rows in
+    place. `plain_us`: one read of as many contiguous bytes. `copied_us`: copied out of the pool
+    into the arena, read, checked, and written into the pool.
     """
 
     num_bytes: int
@@ -112,12 +129,19 @@ class PageReads(msgspec.Struct, frozen=True, kw_only=True):
 
     def table(self) -> Group:
         table = table_of("", "p50 us", "p95 us", "GB/s")
-        rows = (("block by block", self.blocks_us), ("one plain read", self.plain_us), ("checked copy", self.copied_us))
+        rows = (
+            ("block by block", self.blocks_us),
+            ("one plain read", self.plain_us),
+            ("checked copy", self.copied_us),
+        )
         for name, durations_us in rows:
             summary = summarise(durations_us)
             speed = self.num_bytes / summary.p50 / 1000 if summary else None
             table.add_row(name, *cells(summary), figure(speed))
-        return titled(f"{self.num_bytes} bytes of KV rows, {self.num_blocks} blocks, between two processes", table)
+        return titled(
+            f"{self.num_bytes} bytes of KV rows, {self.num_blocks} blocks, between two processes",
+            table,
+        )
 
 
 class HandOffResult(Result, frozen=True, kw_only=True):
@@ -136,14 +160,29 @@ class HandOffResult(Result, frozen=True, kw_only=True):
         return [stage.draw for stage in self.stages]
 
     def targets(self) -> list[Ratio]:
-        """Check the median hand-off of each stage, and the speed of reads by block relative to a plain read."""
+        """Check the median hand-off of each stage, and the speed of reads by block relative to a
+        plain read.
+        """
         ratios = [
-            Ratio(name=f"hand-off p50, {stage.stage}", value=whole.p50, target=TARGET_P50_MS, at_most=True, unit="ms")
+            Ratio(
+                name=f"hand-off p50, {stage.stage}",
+                value=whole.p50,
+                target=TARGET_P50_MS,
+                at_most=True,
+                unit="ms",
+            )
             for stage in self.stages
             if (whole := stage.whole_ms) is not None
         ]
         if self.pages is not None:
-            ratios.append(Ratio(name="KV blocks / plain read", value=self.pages.ratio, target=PAGES_TARGET, at_most=False))
+            ratios.append(
+                Ratio(
+                    name="KV blocks / plain read",
+                    value=self.pages.ratio,
+                    target=PAGES_TARGET,
+                    at_most=False,
+                )
+            )
         return ratios
 
     def background_loads(self) -> list[float]:
@@ -151,7 +190,8 @@ class HandOffResult(Result, frozen=True, kw_only=True):
 
 
 def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
-    """Start a split fleet and send `options.hand_offs` requests; each split stage hands each of them off once.
+    """Start a split fleet and send `options.hand_offs` requests; each split stage hands each of
+    them off once.
 
     Raises: ApiError if a request fails, BenchError if its trace lacks a hand-off.
     """
@@ -166,11 +206,17 @@ def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
         stages = split_stages(target.config)
         warm_up = _hand_offs(api, bodies, WARM_UP, stages, steps("hand-offs, warm-up", WARM_UP))
         background_load = BackgroundLoad()
-        measured = _hand_offs(api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs))
+        measured = _hand_offs(
+            api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs)
+        )
         others_cores = background_load.cores()
     return HandOffResult(
         stages=tuple(
-            StageHandOffs(stage=stage, hand_offs=tuple(of_stage[stage] for of_stage in measured), first=warm_up[0][stage])
+            StageHandOffs(
+                stage=stage,
+                hand_offs=tuple(of_stage[stage] for of_stage in measured),
+                first=warm_up[0][stage],
+            )
             for stage in stages
         ),
         others_cores=others_cores,
@@ -178,7 +224,11 @@ def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
 
 
 def _hand_offs(
-    api: ApiClient, bodies: Sequence[bytes], count: int, stages: Sequence[StageName], advance: Callable[[], None]
+    api: ApiClient,
+    bodies: Sequence[bytes],
+    count: int,
+    stages: Sequence[StageName],
+    advance: Callable[[], None],
 ) -> list[Mapping[StageName, HandOff]]:
     """Send one request after another, and read the hand-offs from the trace of each."""
     measured: list[Mapping[StageName, HandOff]] = []

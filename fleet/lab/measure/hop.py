@@ -1,7 +1,8 @@
-"""Hop benchmark: from a producer's `append` to the delivery of the chunk to a blocked consumer, through real Redis.
+"""Hop benchmark: from a producer's `append` to the delivery of the chunk to a blocked consumer,
+through real Redis.
 
-Two processes, as in a fleet: the producer sends one small chunk at a time, and the next only once the consumer waits again, in
-the worker's own blocking read, so that chunks never queue.
+Two processes, as in a fleet: the producer sends one small chunk at a time, and the next only once
+the consumer waits again, in the worker's own blocking read, so that chunks never queue.
 """
 
 import math
@@ -17,31 +18,44 @@ from typing import IO
 import msgspec
 from rich.console import Group
 
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.pair import BLOCK_MS, CONSUMER, EDGE, PRODUCER, WORKERS, bare_redis, ok, open_requests
-from fleet.lab.measure.result import FLEET, OTHER, PLAYED, Result
 from fleet.control import scripts
 from fleet.control.connect import Reply, connect, run
 from fleet.control.notices import ChunkNotice
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.ids import Epoch, RequestId, RoleName
-from fleet.process.parent_death import signalled_with_parent
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.pair import (
+    BLOCK_MS,
+    CONSUMER,
+    EDGE,
+    PRODUCER,
+    WORKERS,
+    bare_redis,
+    ok,
+    open_requests,
+)
+from fleet.lab.measure.result import FLEET, OTHER, PLAYED, Result
 from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.stats import Ratio, percentile, summarise
 from fleet.lab.report.tables import table_of, titled
+from fleet.process.parent_death import signalled_with_parent
 from fleet.worker.redis_link import RedisLink, TurnResult
 
 PAYLOAD_CODES = 16
 """One frame of codes, as in most chunks of speech between stages."""
 PAUSE_S = 0.001
-"""From the consumer's confirmation of a chunk to the next append: by then the consumer waits in Redis."""
+"""From the consumer's confirmation of a chunk to the next append: by then the consumer waits in
+Redis.
+"""
 READY = b"\n"
 """The consumer's confirmation, on the producer's standard input."""
 WARM_UP = 50
 ACK_STRIDE = 8
 FREE_SLOTS = 8
-"""Free slots of a worker that is neither idle nor full; with a single one every read of the inbox would return early."""
+"""Free slots of a worker that is neither idle nor full; with a single one every read of the inbox
+would return early.
+"""
 NUM_PINGS = 500
 TIMEOUT_S = 20.0
 TARGET_P50_US = 400.0
@@ -49,10 +63,11 @@ NUM_BINS = 60
 
 
 class HopResult(Result, frozen=True, kw_only=True):
-    """Units: microseconds. `delivery_us`: append to delivery; `append_us`: duration of the producer's calls.
+    """Units: microseconds. `delivery_us`: append to delivery; `append_us`: duration of the
+    producer's calls.
 
-    `ping_us`: a bare round trip to Redis at the same pace, which separates a slow machine from a slow script, since after a pause
-    every process must be woken first.
+    `ping_us`: a bare round trip to Redis at the same pace, which separates a slow machine from a
+    slow script, since after a pause every process must be woken first.
     """
 
     delivery_us: tuple[float, ...]
@@ -61,10 +76,16 @@ class HopResult(Result, frozen=True, kw_only=True):
 
     def tables(self) -> list[Group]:
         table = table_of("", "p50", "p95", "min")
-        rows = {"append to delivery": self.delivery_us, "append call": self.append_us, "bare ping": self.ping_us}
+        rows = {
+            "append to delivery": self.delivery_us,
+            "append call": self.append_us,
+            "bare ping": self.ping_us,
+        }
         for name, durations_us in rows.items():
             if summary := summarise(durations_us):
-                table.add_row(f"{name}, us", f"{summary.p50:.0f}", f"{summary.p95:.0f}", f"{summary.low:.0f}")
+                table.add_row(
+                    f"{name}, us", f"{summary.p50:.0f}", f"{summary.p95:.0f}", f"{summary.low:.0f}"
+                )
         return [titled(f"{len(self.delivery_us)} hops through Redis", table)]
 
     def panels(self) -> list[Panel]:
@@ -82,7 +103,11 @@ class HopResult(Result, frozen=True, kw_only=True):
         axes.set_xscale("log")
         axes.axvline(percentile(self.delivery_us, 50), color=OTHER, label="p50")
         axes.axvline(TARGET_P50_US, color=PLAYED, linestyle="--", label="target for p50")
-        axes.set(xlabel="us from append to delivery", ylabel="hops", title=f"{len(self.delivery_us)} hops through Redis")
+        axes.set(
+            xlabel="us from append to delivery",
+            ylabel="hops",
+            title=f"{len(self.delivery_us)} hops through Redis",
+        )
         axes.legend(fontsize=8)
 
 
@@ -103,22 +128,33 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
     with bare_redis() as server:
         client = connect(server.url, one_connection=True)
         ping_us = tuple(_duration_us(client.ping) for _ in range(NUM_PINGS))
-        links = {stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
+        links = {
+            stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()
+        }
         ((request, epochs),) = open_requests(partial(run, client), links, 1)
-        task = _ProducerTask(redis_url=server.url, request=request, epoch=epochs[PRODUCER], count=count + WARM_UP)
+        task = _ProducerTask(
+            redis_url=server.url, request=request, epoch=epochs[PRODUCER], count=count + WARM_UP
+        )
         command = [sys.executable, "-m", "fleet.lab.measure.hop"]
         with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, preexec_fn=signalled_with_parent(signal.SIGKILL)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            preexec_fn=signalled_with_parent(signal.SIGKILL),
         ) as producer:
             assert producer.stdin is not None and producer.stdout is not None
             try:
                 producer.stdin.write(msgspec.json.encode(task) + b"\n")
-                delivery_us = _consume(links[CONSUMER], task, epochs[CONSUMER], producer.stdin, advance)
+                delivery_us = _consume(
+                    links[CONSUMER], task, epochs[CONSUMER], producer.stdin, advance
+                )
                 append_us = msgspec.json.decode(producer.stdout.read(), type=tuple[float, ...])
             finally:
                 producer.kill()
                 client.close()
-    return HopResult(delivery_us=tuple(delivery_us[WARM_UP:]), append_us=append_us[WARM_UP:], ping_us=ping_us)
+    return HopResult(
+        delivery_us=tuple(delivery_us[WARM_UP:]), append_us=append_us[WARM_UP:], ping_us=ping_us
+    )
 
 
 def _duration_us(call: Callable[[], Reply]) -> float:
@@ -129,9 +165,15 @@ def _duration_us(call: Callable[[], Reply]) -> float:
 
 
 def _consume(
-    link: RedisLink, task: _ProducerTask, epoch: Epoch, producer: IO[bytes], advance: Callable[[int], None]
+    link: RedisLink,
+    task: _ProducerTask,
+    epoch: Epoch,
+    producer: IO[bytes],
+    advance: Callable[[int], None],
 ) -> list[float]:
-    """Wait for every chunk as a worker does, acknowledging in strides, and return the age of each on arrival."""
+    """Wait for every chunk as a worker does, acknowledging in strides, and return the age of each
+    on arrival.
+    """
     ages_us: list[float] = []
     acked = 0
     deadline = time.monotonic() + TIMEOUT_S
@@ -139,8 +181,17 @@ def _consume(
     while len(ages_us) < task.count:
         due = len(ages_us) - acked >= ACK_STRIDE
         acked = len(ages_us) if due else acked
-        ack = scripts.Ack(request=task.request, stage=CONSUMER, epoch=epoch, edge=EDGE, consumed=acked, producer=PRODUCER)
-        result = link.exchange([scripts.ack([ack])] if due else [], free_slots=FREE_SLOTS, block_ms=BLOCK_MS)
+        ack = scripts.Ack(
+            request=task.request,
+            stage=CONSUMER,
+            epoch=epoch,
+            edge=EDGE,
+            consumed=acked,
+            producer=PRODUCER,
+        )
+        result = link.exchange(
+            [scripts.ack([ack])] if due else [], free_slots=FREE_SLOTS, block_ms=BLOCK_MS
+        )
         arrived_us = time.time_ns() / 1000
         ages_us += _ages(result, arrived_us)
         if result.notices:
@@ -149,7 +200,9 @@ def _consume(
             _confirm(producer)
             deadline = time.monotonic() + TIMEOUT_S
         elif time.monotonic() > deadline:
-            raise BenchError(f"hop: chunk {len(ages_us)} of {task.count} did not arrive; did the producer die?")
+            raise BenchError(
+                f"hop: chunk {len(ages_us)} of {task.count} did not arrive; did the producer die?"
+            )
     return ages_us
 
 
@@ -161,11 +214,17 @@ def _confirm(producer: IO[bytes]) -> None:
 
 
 def _ages(result: TurnResult, arrived_us: float) -> list[float]:
-    return [arrived_us - notice.chunk.produced_us for notice in result.notices if isinstance(notice, ChunkNotice)]
+    return [
+        arrived_us - notice.chunk.produced_us
+        for notice in result.notices
+        if isinstance(notice, ChunkNotice)
+    ]
 
 
 def _produce(task: _ProducerTask) -> list[float]:
-    """Append one chunk after another, each stamped just before it is sent; return the duration of each call."""
+    """Append one chunk after another, each stamped just before it is sent; return the duration of
+    each call.
+    """
     client = connect(task.redis_url, one_connection=True)
     data = bytes(4 * PAYLOAD_CODES)
     took_us: list[float] = []
@@ -180,7 +239,15 @@ def _produce(task: _ProducerTask) -> list[float]:
             tensors={"codes": WireTensor("int32", (1, PAYLOAD_CODES), data)},
             produced_us=now_us(),
         )
-        item = scripts.Append(stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1)
+        item = scripts.Append(
+            stage=PRODUCER,
+            consumer=CONSUMER,
+            chunk=chunk,
+            location={},
+            event=None,
+            finish=False,
+            num_items=1,
+        )
         began_s = time.perf_counter()
         reply = run(client, scripts.append([item]))
         took_us.append((time.perf_counter() - began_s) * 1e6)

@@ -1,8 +1,10 @@
-"""Interference benchmark: the delay that long prompts cause to running answers, with prefill and decode together, and split.
+"""Interference benchmark: the delay that long prompts cause to running answers, with prefill and
+decode together, and split.
 
-Both fleets have as many workers and get the same load: answers stream all the time, at first alone, then while long prompts
-arrive at a fixed rate, independent of their completion. Only text is requested, so that only the stage that prefills the prompt
-is measured. Knows stages only as declared.
+Both fleets have as many workers and get the same load: answers stream all the time, at first alone,
+then while long prompts arrive at a fixed rate, independent of their completion. Only text is
+requested, so that only the stage that prefills the prompt is measured. Knows stages only as
+declared.
 """
 
 import threading
@@ -22,7 +24,12 @@ from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.prompts import PROMPTS
 from fleet.lab.measure.result import FLEET, MS, OTHER, P95_ALPHA, PLAYED, Result, cells_and_high
 from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
-from fleet.lab.measure.split import joining_overrides, num_workers, splitting_overrides, with_checkpoint
+from fleet.lab.measure.split import (
+    joining_overrides,
+    num_workers,
+    splitting_overrides,
+    with_checkpoint,
+)
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.stats import Summary, summarise
@@ -36,7 +43,9 @@ LONG_TOKENS = 2
 UNDISTURBED_S = 5.0
 PROBE_CHARACTERS = 2000
 INTERVAL_FACTOR = 2.0
-"""Interval between long prompts, relative to the time that one takes alone: they keep half a worker busy, and never queue."""
+"""Interval between long prompts, relative to the time that one takes alone: they keep half a worker
+busy, and never queue.
+"""
 NUM_ALONE = 3
 COLORS = {TOGETHER: OTHER, SPLIT: FLEET}
 UNDISTURBED_ALPHA = 0.35
@@ -44,14 +53,18 @@ LEAST_GAP_MS = 0.5
 
 
 class Gap(msgspec.Struct, frozen=True, array_like=True):
-    """The time between two text chunks of an answer, and the arrival of the later one since the load began."""
+    """The time between two text chunks of an answer, and the arrival of the later one since the
+    load began.
+    """
 
     at_s: float
     gap_s: float
 
 
 class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """One long prompt: the time since the load began at which it was sent, and the time until its first text."""
+    """One long prompt: the time since the load began at which it was sent, and the time until its
+    first text.
+    """
 
     sent_s: float
     first_text_s: float
@@ -84,15 +97,28 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
         """Draw the gaps over time, on a scale up to `top_s`."""
         color = COLORS[self.name]
         for gaps, alpha in ((self.undisturbed, UNDISTURBED_ALPHA), (self.disturbed, 1.0)):
-            axes.plot([gap.at_s for gap in gaps], [gap.gap_s * MS for gap in gaps], ".", color=color, markersize=2, alpha=alpha)
+            axes.plot(
+                [gap.at_s for gap in gaps],
+                [gap.gap_s * MS for gap in gaps],
+                ".",
+                color=color,
+                markersize=2,
+                alpha=alpha,
+            )
         for prompt in self.long_prompts:
             axes.axvline(prompt.sent_s, color=PLAYED, linewidth=0.6, alpha=P95_ALPHA)
-        axes.set(xlabel="s (lines: long prompts arrive)", ylabel="ms", title=f"gaps of running answers: {self.name}")
+        axes.set(
+            xlabel="s (lines: long prompts arrive)",
+            ylabel="ms",
+            title=f"gaps of running answers: {self.name}",
+        )
         axes.set_ylim(0, top_s * MS * 1.05)
 
 
 class Interference(Result, frozen=True, kw_only=True):
-    """Both results. `interval_s`: from one long prompt to the next; `num_tokens`: length of each long prompt."""
+    """Both results. `interval_s`: from one long prompt to the next; `num_tokens`: length of each
+    long prompt.
+    """
 
     num_streams: int
     num_tokens: int
@@ -102,7 +128,9 @@ class Interference(Result, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float | None:
-        """95th percentile of the gaps while long prompts arrive, of the split fleet relative to the other."""
+        """95th percentile of the gaps while long prompts arrive, of the split fleet relative to the
+        other.
+        """
         split, together = self.split.disturbed_s, self.together.disturbed_s
         return split.p95 / together.p95 if split and together else None
 
@@ -121,9 +149,15 @@ class Interference(Result, frozen=True, kw_only=True):
                 table.add_row(f"{name}, {side.name}", *cells_and_high(summary, MS))
             table.add_section()
         table.add_row("p95 of gaps while they arrive, split / together", "", figure(self.ratio), "")
-        counts = {side.name: ", ".join(f"{count} {role}" for role, count in side.workers.items()) for side in self._sides}
+        counts = {
+            side.name: ", ".join(f"{count} {role}" for role, count in side.workers.items())
+            for side in self._sides
+        }
         workers = "; ".join(f"{name}: {count}" for name, count in counts.items())
-        load = f"{self.num_streams} running answers, prompts of {self.num_tokens} tokens every {self.interval_s * MS:.0f} ms"
+        load = (
+            f"{self.num_streams} running answers, prompts of {self.num_tokens} tokens every "
+            f"{self.interval_s * MS:.0f} ms"
+        )
         return [titled(f"{load}\n{workers}", table)]
 
     def panels(self) -> list[Panel]:
@@ -134,14 +168,27 @@ class Interference(Result, frozen=True, kw_only=True):
         return [side.others_cores for side in self._sides]
 
     def _draw_shares(self, axes: Axes) -> None:
-        """Plot the share of gaps longer than each length, since the tail is what a listener notices."""
+        """Plot the share of gaps longer than each length, since the tail is what a listener
+        notices.
+        """
         for side in self._sides:
-            for gaps, style, when in ((side.undisturbed, ":", "undisturbed"), (side.disturbed, "-", "long prompts")):
+            for gaps, style, when in (
+                (side.undisturbed, ":", "undisturbed"),
+                (side.disturbed, "-", "long prompts"),
+            ):
                 lengths = sorted(gap.gap_s * MS for gap in gaps)
                 shares = [1 - place / len(lengths) for place in range(len(lengths))]
-                axes.step(lengths, shares, style, color=COLORS[side.name], label=f"{side.name}, {when}")
+                axes.step(
+                    lengths, shares, style, color=COLORS[side.name], label=f"{side.name}, {when}"
+                )
         axes.axhline(0.05, color=PLAYED, linewidth=0.6, linestyle="--")
-        axes.set(xscale="log", yscale="log", xlabel="ms", ylabel="share of longer gaps", title="gaps of running answers")
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="ms",
+            ylabel="share of longer gaps",
+            title="gaps of running answers",
+        )
         axes.set_xlim(left=LEAST_GAP_MS)
         axes.legend(fontsize=7)
         axes.grid(alpha=0.25)
@@ -155,12 +202,19 @@ class _LongPrompts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_interference(options: BenchOptions, steps: Steps) -> Interference:
-    """Measure both fleets. Raises: BenchError if their numbers of workers differ, ApiError if a request fails."""
+    """Measure both fleets. Raises: BenchError if their numbers of workers differ, ApiError if a
+    request fails.
+    """
     plain = resolve_config(options.config, options.overrides)
     split = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
     together = (*split, *joining_overrides(resolve_config(options.config, split)))
-    if num_workers(resolve_config(options.config, together)) != num_workers(resolve_config(options.config, split)):
-        raise BenchError("the two fleets would not have as many workers; give `replicas` in one place only", param="--set")
+    if num_workers(resolve_config(options.config, together)) != num_workers(
+        resolve_config(options.config, split)
+    ):
+        raise BenchError(
+            "the two fleets would not have as many workers; give `replicas` in one place only",
+            param="--set",
+        )
     prompts: _LongPrompts | None = None
     sides: dict[str, Side] = {}
     for name, overrides in ((TOGETHER, together), (SPLIT, split)):
@@ -191,15 +245,23 @@ class _InterferenceLoad:
         self._began_s = time.perf_counter()
 
     def calibrate(self) -> _LongPrompts:
-        """Find the text length of the wanted number of tokens, and the time that such a prompt takes alone."""
+        """Find the text length of the wanted number of tokens, and the time that such a prompt
+        takes alone.
+        """
         wanted, least = (
             self._options.prompt_tokens,
             self._ask(self._body("a", LONG_TOKENS)).num_prompt_tokens,
         )
         probe = self._ask(self._long(0, PROBE_CHARACTERS))
-        characters = int(max(1, wanted - least) * PROBE_CHARACTERS / (probe.num_prompt_tokens - least))
-        took_s = [self._ask(self._long(number, characters)).done_s for number in range(NUM_ALONE + 1)][1:]
-        return _LongPrompts(characters=characters, interval_s=INTERVAL_FACTOR * sorted(took_s)[NUM_ALONE // 2])
+        characters = int(
+            max(1, wanted - least) * PROBE_CHARACTERS / (probe.num_prompt_tokens - least)
+        )
+        took_s = [
+            self._ask(self._long(number, characters)).done_s for number in range(NUM_ALONE + 1)
+        ][1:]
+        return _LongPrompts(
+            characters=characters, interval_s=INTERVAL_FACTOR * sorted(took_s)[NUM_ALONE // 2]
+        )
 
     def run(self, name: str, prompts: _LongPrompts, steps: Steps) -> Side:
         """Stream answers all the time; send the long prompts after `UNDISTURBED_S`."""
@@ -214,11 +276,15 @@ class _InterferenceLoad:
                 _sleep_until(self._began_s + UNDISTURBED_S, streams)
                 undisturbed()
                 begins_s = time.perf_counter() - self._began_s
-                long_prompts = self._send_long_prompts(prompts, streams, steps(f"long prompts, {name}", self._options.requests))
+                long_prompts = self._send_long_prompts(
+                    prompts, streams, steps(f"long prompts, {name}", self._options.requests)
+                )
                 ends_s = time.perf_counter() - self._began_s
             finally:
                 stop.set()
-            timings = [self._timing(recording) for stream in streams for recording in stream.result()]
+            timings = [
+                self._timing(recording) for stream in streams for recording in stream.result()
+            ]
         gaps = [gap for timing in timings for gap in gaps_of(timing)]
         return Side(
             name=name,
@@ -233,23 +299,36 @@ class _InterferenceLoad:
         """Request one answer after another until `stop` is set."""
         recordings: list[StreamRecording] = []
         while not stop.is_set():
-            body = self._steady[(number + len(recordings) * self._options.concurrency) % len(self._steady)]
+            body = self._steady[
+                (number + len(recordings) * self._options.concurrency) % len(self._steady)
+            ]
             recordings.append(self._api.record_chat(body))
         return recordings
 
     def _send_long_prompts(
-        self, prompts: _LongPrompts, streams: Sequence["Future[list[StreamRecording]]"], advance: Callable[[], None]
+        self,
+        prompts: _LongPrompts,
+        streams: Sequence["Future[list[StreamRecording]]"],
+        advance: Callable[[], None],
     ) -> tuple[LongPrompt, ...]:
-        """Send each prompt at its time, whether or not the one before is answered, and wait for all answers."""
+        """Send each prompt at its time, whether or not the one before is answered, and wait for all
+        answers.
+        """
         began_s, answers = time.perf_counter(), list["Future[StreamRecording]"]()
         with ThreadPoolExecutor(max_workers=self._options.requests) as pool:
             for number in range(self._options.requests):
                 _sleep_until(began_s + number * prompts.interval_s, streams)
-                answers.append(pool.submit(self._api.record_chat, self._long(number + 1, prompts.characters)))
+                answers.append(
+                    pool.submit(self._api.record_chat, self._long(number + 1, prompts.characters))
+                )
                 advance()
             timings = [self._timing(answer.result()) for answer in answers]
         return tuple(
-            LongPrompt(sent_s=timing.sent_s, first_text_s=timing.text[0], num_tokens=timing.num_prompt_tokens)
+            LongPrompt(
+                sent_s=timing.sent_s,
+                first_text_s=timing.text[0],
+                num_tokens=timing.num_prompt_tokens,
+            )
             for timing in timings
             if timing.text
         )
@@ -261,9 +340,13 @@ class _InterferenceLoad:
         return time_answer(0, recording, self._began_s)
 
     def _long(self, number: int, characters: int) -> bytes:
-        """Make a prompt of so many characters; no two share a prefix, so that none is served from a cached prefix."""
+        """Make a prompt of so many characters; no two share a prefix, so that none is served from a
+        cached prefix.
+        """
         text = " ".join(PROMPTS)
-        return self._body((f"{number}. " + text * (characters // len(text) + 1))[:characters], LONG_TOKENS)
+        return self._body(
+            (f"{number}. " + text * (characters // len(text) + 1))[:characters], LONG_TOKENS
+        )
 
     def _body(self, prompt: str, max_tokens: int) -> bytes:
         bounds = stage_bounds(self._target.config, max_tokens, LONG_TOKENS)

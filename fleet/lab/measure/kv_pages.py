@@ -1,7 +1,9 @@
-"""KV page benchmark: reads of KV rows between two processes as in a hand-off, compared with a plain read and a checked copy.
+"""KV page benchmark: reads of KV rows between two processes as in a hand-off, compared with a plain
+read and a checked copy.
 
-A second process shares pages of a pool. This one reads them into pages of its own, block by block, as a worker does; then as many
-contiguous bytes; then a checked copy through the arenas. Run as a module, it is that second process.
+A second process shares pages of a pool. This one reads them into pages of its own, block by block,
+as a worker does; then as many contiguous bytes; then a checked copy through the arenas. Run as a
+module, it is that second process.
 """
 
 import sys
@@ -12,12 +14,12 @@ import msgspec
 import numpy as np
 import torch
 
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.hand_off import PageReads
 from fleet.core.chunk import WireTensor
 from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory, PagesRef, Span, spans_between
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.hand_off import PageReads
 from fleet.transfer.base import BlockRead, Pull, Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.measure import peer_process
@@ -47,10 +49,18 @@ class _Copy(msgspec.Struct, frozen=True):
 
 
 class _Endpoint:
-    """One process's pool, with every other page in use, and a contiguous region of as many bytes; both registered."""
+    """One process's pool, with every other page in use, and a contiguous region of as many bytes;
+    both registered.
+    """
 
     def __init__(self, worker: WorkerId) -> None:
-        self.pool = KVPool(SHAPE, num_pages=2 * NUM_PAGES, page_size=PAGE_TOKENS, dtype=DTYPE, device=torch.device("cpu"))
+        self.pool = KVPool(
+            SHAPE,
+            num_pages=2 * NUM_PAGES,
+            page_size=PAGE_TOKENS,
+            dtype=DTYPE,
+            device=torch.device("cpu"),
+        )
         self.table, others = self.pool.open_table(), self.pool.open_table()
         for page in range(NUM_PAGES):
             for table in (self.table, others):
@@ -65,7 +75,8 @@ class _Endpoint:
 def measure_pages() -> PageReads:
     """Measure all three ways in turns.
 
-    Raises: ConfigError if NIXL does not start, TransferError if a read fails, BenchError if other bytes arrive.
+    Raises: ConfigError if NIXL does not start, TransferError if a read fails, BenchError if other
+    bytes arrive.
     """
     with peer_process("fleet.lab.measure.kv_pages") as (connection, message):
         end = _Endpoint(READER)
@@ -73,7 +84,10 @@ def measure_pages() -> PageReads:
             shared = msgspec.msgpack.decode(message, type=_SharedPages)
             reader = _PageReader(end, connection, shared)
             reader.check()
-            turns = [(reader.blocks_us(), reader.plain_us(), reader.copied_us()) for _ in range(NUM_REPEATS + 1)][1:]
+            turns = [
+                (reader.blocks_us(), reader.plain_us(), reader.copied_us())
+                for _ in range(NUM_REPEATS + 1)
+            ][1:]
         finally:
             end.transfer.close()
     blocks_us, plain_us, copied_us = zip(*turns, strict=True)
@@ -115,7 +129,9 @@ class _PageReader:
 
     def plain_us(self) -> float:
         began_ns = time.perf_counter_ns()
-        span = Span(self._shared.plain.address, self._plain.address, self._shared.plain.length_bytes)
+        span = Span(
+            self._shared.plain.address, self._plain.address, self._shared.plain.length_bytes
+        )
         _await(self._transfer.read_blocks(SOURCE, self._shared.metadata, [span], READ_S))
         return (time.perf_counter_ns() - began_ns) / 1000
 
@@ -147,7 +163,9 @@ def _share(connection: Connection) -> None:
     end.pool.write(end.table, noise, NUM_PAGES * PAGE_TOKENS)
     # Written also because untouched memory is a single shared page, which is faster.
     end.plain.view[:] = noise.tobytes()
-    shared = _SharedPages(metadata=end.transfer.metadata(), pages=place, plain=end.plain.region, data=noise.tobytes())
+    shared = _SharedPages(
+        metadata=end.transfer.metadata(), pages=place, plain=end.plain.region, data=noise.tobytes()
+    )
     connection.send_bytes(msgspec.msgpack.encode(shared))
     while True:
         try:

@@ -1,4 +1,6 @@
-"""Messages between the owner of network links and the relay that forwards their packets: a line of JSON each."""
+"""Messages between the owner of network links and the relay that forwards their packets: a line of
+JSON each.
+"""
 
 import msgspec
 
@@ -8,7 +10,9 @@ class RelayCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class SetLink(RelayCommand, frozen=True, kw_only=True):
-    """Set the delay of one link, each way, or cut it: packets on their way are lost, too. `ends`: numbers of its devices."""
+    """Set the delay of one link, each way, or cut it: packets on their way are lost, too. `ends`:
+    numbers of its devices.
+    """
 
     ends: tuple[int, int]
     delay_s: float
@@ -25,7 +29,8 @@ AnyRelayCommand = SetLink | ReadFlows
 class LinkFlow(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one direction of a TCP connection, without headers, retransmissions included.
 
-    `source`, `destination`: numbers of the devices. `num_bytes` were delivered, `num_lost_bytes` were lost on a cut link.
+    `source`, `destination`: numbers of the devices. `num_bytes` were delivered, `num_lost_bytes`
+    were lost on a cut link.
     """
 
     source: int

@@ -1,7 +1,9 @@
-"""A relay of IP packets between TUN devices, as a script: each pair of devices has a link with a delay, which can be cut.
+"""A relay of IP packets between TUN devices, as a script: each pair of devices has a link with a
+delay, which can be cut.
 
-Its arguments are the file descriptors of the devices; number N has the address that ends with N + 1. Commands are lines on
-standard input, replies lines on standard output, and it ends with its input. Knows no namespace.
+Its arguments are the file descriptors of the devices; number N has the address that ends with N +
+1. Commands are lines on standard input, replies lines on standard output, and it ends with its
+input. Knows no namespace.
 """
 
 import heapq
@@ -28,7 +30,9 @@ FlowKey = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class HeldPacket:
-    """A packet on a link. `due_s`: of its delivery, by `time.monotonic`; `number`: packets of one link stay in order."""
+    """A packet on a link. `due_s`: of its delivery, by `time.monotonic`; `number`: packets of one
+    link stay in order.
+    """
 
     due_s: float
     number: int
@@ -38,12 +42,18 @@ class HeldPacket:
 
     @property
     def payload(self) -> tuple[int, int, int]:
-        """Return the source port, the destination port and the number of payload bytes; 0 ports of what is not TCP."""
+        """Return the source port, the destination port and the number of payload bytes; 0 ports of
+        what is not TCP.
+        """
         header_len, total_len = 4 * (self.content[0] & 15), int.from_bytes(self.content[2:4], "big")
         if self.content[9] != TCP:
             return 0, 0, total_len - header_len
         source, destination = PORTS.unpack_from(self.content, header_len)
-        return source, destination, total_len - header_len - 4 * (self.content[header_len + 12] >> 4)
+        return (
+            source,
+            destination,
+            total_len - header_len - 4 * (self.content[header_len + 12] >> 4),
+        )
 
 
 class PacketRelay:
@@ -75,7 +85,9 @@ class PacketRelay:
             self._deliver()
 
     def _receive(self, source: int) -> None:
-        """Hold every packet that has arrived from a device. What is not IPv4 to another device is dropped."""
+        """Hold every packet that has arrived from a device. What is not IPv4 to another device is
+        dropped.
+        """
         with suppress(BlockingIOError):
             while True:
                 content = os.read(self._devices[source], READ_BYTES)
@@ -85,7 +97,9 @@ class PacketRelay:
                 link = self._links.get(frozenset((source, destination)))
                 self._num_packets += 1
                 due_s = time.monotonic() + (link.delay_s if link is not None else 0.0)
-                heapq.heappush(self._held, HeldPacket(due_s, self._num_packets, source, destination, content))
+                heapq.heappush(
+                    self._held, HeldPacket(due_s, self._num_packets, source, destination, content)
+                )
 
     def _deliver(self) -> None:
         """Deliver the packets that are due, or lose those of a link that is cut now."""
@@ -119,11 +133,15 @@ class PacketRelay:
     def _flows(self) -> tuple[LinkFlow, ...]:
         return tuple(
             LinkFlow(
-                source=key[0], destination=key[1], source_port=key[2], destination_port=key[3],
-                num_bytes=self._delivered.get(key, 0), num_lost_bytes=self._lost.get(key, 0),
+                source=key[0],
+                destination=key[1],
+                source_port=key[2],
+                destination_port=key[3],
+                num_bytes=self._delivered.get(key, 0),
+                num_lost_bytes=self._lost.get(key, 0),
             )
             for key in sorted({*self._delivered, *self._lost})
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Measurement of a divided model over slow links: decode steps of three processes, each in a network namespace of its own.
+"""Measurement of a divided model over slow links: decode steps of three processes, each in a
+network namespace of its own.
 
-The links have a delay and carry all rows, since processes of different namespaces have no common network, and the rows of a pass
-travel over TCP. Beside it: the same steps without the delay, and messages of the same sizes over plain TCP on the same links.
+The links have a delay and carry all rows, since processes of different namespaces have no common
+network, and the rows of a pass travel over TCP. Beside it: the same steps without the delay, and
+messages of the same sizes over plain TCP on the same links.
 """
 
 import signal
@@ -20,12 +22,20 @@ from fleet.lab.measure.links_result import LinkedSteps, LinksResult
 from fleet.lab.measure.namespaces import LinkedNamespaces, find_obstacle, linked_namespaces
 from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.serving import Steps
-from fleet.lab.measure.spans import FULL, SMALL, SpanModelSize, divisible_config, shortened, write_config, write_random
+from fleet.lab.measure.spans import (
+    FULL,
+    SMALL,
+    SpanModelSize,
+    divisible_config,
+    shortened,
+    write_config,
+    write_random,
+)
 from fleet.lab.measure.spans_process import ProcessPlace, SpanGroup, span_group
 from fleet.lab.measure.spans_protocol import Answer, SpanReply
 from fleet.lab.measure.tcp_ring import RingPlace
-from fleet.process.parent_death import signalled_with_parent
 from fleet.lab.report.background_load import BackgroundLoad
+from fleet.process.parent_death import signalled_with_parent
 
 NAMES = ("anchor", "first", "second")
 DELAY_S = 0.01
@@ -52,7 +62,9 @@ SMALL_PLAN = LinksPlan(size=replace(SMALL.size, layers=3), num_tokens=9, num_rou
 
 
 def measure_links(options: BenchOptions, steps: Steps) -> LinksResult:
-    """Measure a random model that is written for the run. Raises: BenchError where no namespaces can be made, ConfigError."""
+    """Measure a random model that is written for the run. Raises: BenchError where no namespaces
+    can be made, ConfigError.
+    """
     if obstacle := find_obstacle():
         raise BenchError(f"--links needs network namespaces: {obstacle}", param="--links")
     plan = SMALL_PLAN if options.small else FULL_PLAN
@@ -65,17 +77,25 @@ def measure_links(options: BenchOptions, steps: Steps) -> LinksResult:
         num_parameters = write_random(folder / "model", plan.size)
         runs: list[LinkedRun] = []
         for name, workers in DIVISIONS.items():
-            file = write_config(folder / f"{name.replace(' ', '-')}.yaml", base, folder / "model", (ANCHOR_SPAN, workers))
+            file = write_config(
+                folder / f"{name.replace(' ', '-')}.yaml",
+                base,
+                folder / "model",
+                (ANCHOR_SPAN, workers),
+            )
             places = [ProcessPlace(links.command(each), links.address(each)) for each in NAMES]
             links.set_delay(DELAY_S)
             with span_group(file.stem, file, len(workers), [], places=places) as group:
                 runs.append(LinkedRun(name, links, group, plan))
                 runs[-1].measure(step)
         return LinksResult(
-            model=f"{num_parameters / 1e6:.0f} million random parameters", delay_ms=1e3 * DELAY_S,
-            steps=tuple(run.result() for run in runs), num_equal=sum(run.num_equal for run in runs),
-            num_answers=len(runs) * plan.num_rounds, others_cores=background_load.cores(),
-        )  # fmt: skip
+            model=f"{num_parameters / 1e6:.0f} million random parameters",
+            delay_ms=1e3 * DELAY_S,
+            steps=tuple(run.result() for run in runs),
+            num_equal=sum(run.num_equal for run in runs),
+            num_answers=len(runs) * plan.num_rounds,
+            others_cores=background_load.cores(),
+        )
 
 
 @dataclass(slots=True)
@@ -104,7 +124,10 @@ class LinkedRun:
         before = self._num_bytes()
         self.delayed.append(self.group.anchor.ask(self._work))
         num_passes = len(self.delayed[-1].passes)
-        self.sizes = tuple((now - earlier) // num_passes for now, earlier in zip(self._num_bytes(), before, strict=True))
+        self.sizes = tuple(
+            (now - earlier) // num_passes
+            for now, earlier in zip(self._num_bytes(), before, strict=True)
+        )
         self.tcp_s += self._time_messages()
 
     def measure_undelayed(self) -> None:
@@ -125,21 +148,34 @@ class LinkedRun:
         return [sum(flow.num_bytes for flow in self.links.flows(*pair)) for pair in pairs]
 
     def _time_messages(self) -> list[float]:
-        """Pass messages of the sizes of a step around, and return the time of each round. Raises: BenchError."""
+        """Pass messages of the sizes of a step around, and return the time of each round. Raises:
+        BenchError.
+        """
         processes: list[subprocess.Popen[bytes]] = []
         with ExitStack() as stack:
             for number, name in enumerate(NAMES):
                 following = NAMES[(number + 1) % len(NAMES)]
                 place = RingPlace(
-                    own=(self.links.address(name), PORT), following=(self.links.address(following), PORT),
-                    num_received=self.sizes[number - 1], num_sent=self.sizes[number],
-                    num_rounds=NUM_WARM_UP + self.plan.num_tokens, begins=number == 0,
-                )  # fmt: skip
-                command = [*self.links.command(name), sys.executable, "-m", RING_MODULE, msgspec.json.encode(place).decode()]
+                    own=(self.links.address(name), PORT),
+                    following=(self.links.address(following), PORT),
+                    num_received=self.sizes[number - 1],
+                    num_sent=self.sizes[number],
+                    num_rounds=NUM_WARM_UP + self.plan.num_tokens,
+                    begins=number == 0,
+                )
+                command = [
+                    *self.links.command(name),
+                    sys.executable,
+                    "-m",
+                    RING_MODULE,
+                    msgspec.json.encode(place).decode(),
+                ]
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
                     preexec_fn=signalled_with_parent(signal.SIGKILL),
-                )  # fmt: skip
+                )
                 stack.enter_context(process)
                 stack.callback(process.kill)
                 processes.append(process)
@@ -151,10 +187,16 @@ class LinkedRun:
     def result(self) -> LinkedSteps:
         def steps_of(replies: list[SpanReply]) -> tuple[float, ...]:
             return tuple(
-                after - sent for reply in replies for sent, after in zip(reply.sent_s, reply.sent_s[1:], strict=False)
-            )  # fmt: skip
+                after - sent
+                for reply in replies
+                for sent, after in zip(reply.sent_s, reply.sent_s[1:], strict=False)
+            )
 
         return LinkedSteps(
-            name=self.name, step_s=steps_of(self.delayed), undelayed_s=steps_of(self.undelayed), tcp_s=tuple(self.tcp_s),
-            hop_s=tuple(hop for reply in self.delayed for hop in reply.hop_s[:-1]), sizes=self.sizes,
-        )  # fmt: skip
+            name=self.name,
+            step_s=steps_of(self.delayed),
+            undelayed_s=steps_of(self.undelayed),
+            tcp_s=tuple(self.tcp_s),
+            hop_s=tuple(hop for reply in self.delayed for hop in reply.hop_s[:-1]),
+            sizes=self.sizes,
+        )

@@ -1,4 +1,6 @@
-"""Result of the measurement of a divided model over slow links: the numbers, their table and their targets. Measures nothing."""
+"""Result of the measurement of a divided model over slow links: the numbers, their table and their
+targets. Measures nothing.
+"""
 
 import msgspec
 from rich.console import Group
@@ -12,10 +14,12 @@ KIB = 1024
 
 
 class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
-    """Decode steps of one request through all processes, and messages of the same sizes over plain TCP on the same links.
+    """Decode steps of one request through all processes, and messages of the same sizes over plain
+    TCP on the same links.
 
-    `step_s`: of each step, over the links; `undelayed_s`: without their delay. `hop_s`: the part of each step that no process
-    computed. `tcp_s`: of each round of messages. `sizes`: bytes of a step on each link, in the order of the processes.
+    `step_s`: of each step, over the links; `undelayed_s`: without their delay. `hop_s`: the part of
+    each step that no process computed. `tcp_s`: of each round of messages. `sizes`: bytes of a step
+    on each link, in the order of the processes.
     """
 
     name: str
@@ -28,7 +32,9 @@ class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def computed_s(self) -> float:
         """The median of the computation in a step, of all processes together."""
-        return percentile([step - hop for step, hop in zip(self.step_s, self.hop_s, strict=True)], 50)
+        return percentile(
+            [step - hop for step, hop in zip(self.step_s, self.hop_s, strict=True)], 50
+        )
 
     @property
     def share(self) -> float:
@@ -37,7 +43,9 @@ class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinksResult(Result, frozen=True, kw_only=True):
-    """`delay_ms`: of each link, one way. `num_equal` of `num_answers` answers are those without the delay."""
+    """`delay_ms`: of each link, one way. `num_equal` of `num_answers` answers are those without the
+    delay.
+    """
 
     model: str
     delay_ms: float
@@ -54,7 +62,9 @@ class LinksResult(Result, frozen=True, kw_only=True):
             cells = [*(figure(value * MS) for value in medians), figure(each.share)]
             table.add_row(each.name, *cells, figure(percentile(each.undelayed_s, 50) * MS), sizes)
         same = f"{self.num_equal} of {self.num_answers} answers are those without the delay"
-        return [titled(f"{self.model}; decode of 1 over links of {self.delay_ms:g} ms; {same}", table)]
+        return [
+            titled(f"{self.model}; decode of 1 over links of {self.delay_ms:g} ms; {same}", table)
+        ]
 
     def targets(self) -> list[Ratio]:
         times = [

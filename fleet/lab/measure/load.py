@@ -1,4 +1,6 @@
-"""Closed-loop load on a fleet: the same requests one at a time, or `concurrency` at a time. Knows no stage."""
+"""Closed-loop load on a fleet: the same requests one at a time, or `concurrency` at a time. Knows
+no stage.
+"""
 
 import threading
 import time
@@ -10,7 +12,13 @@ import msgspec
 
 from fleet.lab.client.chat import StreamRecording
 from fleet.lab.client.client import ApiClient
-from fleet.lab.measure.answer_timing import AnswerMetrics, AnswerTiming, gaps, measure_answer, time_answer
+from fleet.lab.measure.answer_timing import (
+    AnswerMetrics,
+    AnswerTiming,
+    gaps,
+    measure_answer,
+    time_answer,
+)
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.stats import Summary, summarise
 
@@ -21,7 +29,8 @@ Measured = TypeVar("Measured", bound=msgspec.Struct)
 class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
     """A phase of `concurrency` requests at a time, until all are answered.
 
-    `others_cores`: background load during the phase; None where the fleet was not started here, hence is part of it.
+    `others_cores`: background load during the phase; None where the fleet was not started here,
+    hence is part of it.
     """
 
     name: str
@@ -57,8 +66,11 @@ class LoadPhase(msgspec.Struct, frozen=True, kw_only=True):
         return summarise([gap for timing in self.timings for gap in gaps(timing.audio)])
 
 
-def run_phase(name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, advance: Advance) -> LoadPhase:
-    """Send every body once, at most `concurrency` at a time; streams are decoded after all have ended.
+def run_phase(
+    name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: int, advance: Advance
+) -> LoadPhase:
+    """Send every body once, at most `concurrency` at a time; streams are decoded after all have
+    ended.
 
     Raises: ApiError as soon as one request fails; the others are cancelled.
     """
@@ -81,13 +93,21 @@ def run_phase(name: str, api: ApiClient, bodies: Sequence[bytes], concurrency: i
         cancelled.set()
         pool.shutdown(cancel_futures=True)
     wall_s = time.perf_counter() - began_s
-    timings = tuple(time_answer(prompt, recording, began_s) for prompt, recording in enumerate(recordings))
+    timings = tuple(
+        time_answer(prompt, recording, began_s) for prompt, recording in enumerate(recordings)
+    )
     metrics = tuple(measure_answer(timing) for timing in timings)
-    return LoadPhase(name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics)
+    return LoadPhase(
+        name=name, concurrency=concurrency, wall_s=wall_s, timings=timings, metrics=metrics
+    )
 
 
 def with_background_load(started_here: bool, measure: Callable[[], Measured]) -> Measured:
-    """Measure, and set `others_cores` of the result where the fleet was started here: else the fleet is part of that load."""
+    """Measure, and set `others_cores` of the result where the fleet was started here: else the
+    fleet is part of that load.
+    """
     background_load = BackgroundLoad()
     result = measure()
-    return msgspec.structs.replace(result, others_cores=background_load.cores() if started_here else None)
+    return msgspec.structs.replace(
+        result, others_cores=background_load.cores() if started_here else None
+    )

@@ -1,11 +1,13 @@
-"""`fleet bench`: parses its arguments, and runs either the measurements of a fleet or that of this machine's device."""
+"""`fleet bench`: parses its arguments, and runs either the measurements of a fleet or that of this
+machine's device.
+"""
 
 import sys
 
-from fleet.lab.measure.options import BenchOptions, parse
 from fleet.core.errors import FleetError
-from fleet.process.interrupts import interrupted_by_sigterm
+from fleet.lab.measure.options import BenchOptions, parse
 from fleet.lab.report.files import check_report_folders
+from fleet.process.interrupts import interrupted_by_sigterm
 
 INTERRUPTED = 130
 
@@ -32,7 +34,8 @@ def run(args: list[str]) -> int:
 def _perform(options: BenchOptions, args: list[str]) -> bool:
     """Measure and report; return True if no target was missed.
 
-    Each side is imported only when it is measured: a fleet needs Redis and NIXL, the device does not, but torch.
+    Each side is imported only when it is measured: a fleet needs Redis and NIXL, the device does
+    not, but torch.
     """
     if options.gpu:
         from fleet.lab.measure import gpu

@@ -1,7 +1,9 @@
-"""Network namespaces of this host, each two of them connected by a slow link, for measurements and tests. Linux, as root.
+"""Network namespaces of this host, each two of them connected by a slow link, for measurements and
+tests. Linux, as root.
 
-Each namespace has a TUN device; `link_relay` forwards their packets. The kernel's netem is not needed. Nothing outside of the
-namespaces is changed, and everything is removed at the end of the block.
+Each namespace has a TUN device; `link_relay` forwards their packets. The kernel's netem is not
+needed. Nothing outside of the namespaces is changed, and everything is removed at the end of the
+block.
 """
 
 import fcntl
@@ -40,9 +42,12 @@ class LinkedNamespaces:
     def __init__(self, names: Sequence[str], devices: Sequence[int]) -> None:
         self.names, self._delay_s = tuple(names), 0.0
         self._relay = subprocess.Popen(
-            [sys.executable, "-m", RELAY_MODULE, *map(str, devices)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            pass_fds=tuple(devices), preexec_fn=signalled_with_parent(signal.SIGKILL),
-        )  # fmt: skip
+            [sys.executable, "-m", RELAY_MODULE, *map(str, devices)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=tuple(devices),
+            preexec_fn=signalled_with_parent(signal.SIGKILL),
+        )
 
     def address(self, name: str) -> str:
         return f"{NETWORK.rpartition('.')[0]}.{self.names.index(name) + 1}"
@@ -69,7 +74,9 @@ class LinkedNamespaces:
     def flows(self, source: str, destination: str) -> list[LinkFlow]:
         """Return the flows from one namespace to another so far."""
         ends = self.names.index(source), self.names.index(destination)
-        return [flow for flow in self._ask(ReadFlows()).flows if (flow.source, flow.destination) == ends]
+        return [
+            flow for flow in self._ask(ReadFlows()).flows if (flow.source, flow.destination) == ends
+        ]
 
     def _set(self, one: str, other: str, *, is_cut: bool) -> None:
         ends = self.names.index(one), self.names.index(other)
@@ -83,7 +90,10 @@ class LinkedNamespaces:
             self._relay.stdin.flush()
         line = self._relay.stdout.readline()
         if not line:
-            raise BenchError(f"the relay of the links has ended with status {self._relay.wait()}; its error is above")
+            raise BenchError(
+                f"the relay of the links has ended with status {self._relay.wait()}; its error "
+                "is above"
+            )
         return DECODER.decode(line)
 
     def close(self) -> None:
@@ -101,7 +111,9 @@ class LinkedNamespaces:
 
 @contextmanager
 def linked_namespaces(*names: str, delay_s: float = 0.0) -> Iterator[LinkedNamespaces]:
-    """Make namespaces with a link between each two, and remove all at the end. Raises: BenchError where that is not possible."""
+    """Make namespaces with a link between each two, and remove all at the end. Raises: BenchError
+    where that is not possible.
+    """
     remove_abandoned()
     with _devices(names) as devices:
         links = LinkedNamespaces(names, devices)
@@ -139,7 +151,9 @@ def _own_name(name: str) -> str:
 
 @contextmanager
 def _devices(names: Sequence[str]) -> Iterator[list[int]]:
-    """Make namespaces with a device each, and yield the file descriptors of those; the namespaces end with the block."""
+    """Make namespaces with a device each, and yield the file descriptors of those; the namespaces
+    end with the block.
+    """
     devices: list[int] = []
     try:
         for number, name in enumerate(names, start=1):
@@ -162,7 +176,9 @@ def _open_device(namespace: str, address: str) -> int:
         answer = fcntl.ioctl(device, TUNSETIFF, REQUEST.pack(b"fleet%d", IFF_TUN | IFF_NO_PI))
         name = REQUEST.unpack(answer)[0].rstrip(b"\0").decode()
         _ip("link", "set", name, "netns", namespace)
-        _ip("-n", namespace, "address", "add", f"{address}/{NETWORK.partition('/')[2]}", "dev", name)
+        _ip(
+            "-n", namespace, "address", "add", f"{address}/{NETWORK.partition('/')[2]}", "dev", name
+        )
         _ip("-n", namespace, "link", "set", name, "up", "txqueuelen", str(QUEUE_PACKETS))
         _ip("-n", namespace, "link", "set", "lo", "up")
     except OSError as error:

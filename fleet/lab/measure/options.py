@@ -5,7 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 STREAMS = (10, 300)
-WITH_SMALL = ("--gpu", "--spans", "--span-hops", "--too-large", "--links", "--speculation", "--training")
+WITH_SMALL = (
+    "--gpu",
+    "--spans",
+    "--span-hops",
+    "--too-large",
+    "--links",
+    "--speculation",
+    "--training",
+)
 EPILOG = """\
 What is measured
   serving      streamed chat completions over HTTP, greedy, every stage bounded: first text, first audio, last sample,
@@ -86,7 +94,8 @@ Exit status: 0 measured, 1 the measurement failed (one line gives the cause) or,
 
 
 class BenchOptions(argparse.Namespace):
-    """The arguments, as the parser sets them. Invariants: `url` or `up`, never both; counts are positive.
+    """The arguments, as the parser sets them. Invariants: `url` or `up`, never both; counts are
+    positive.
 
     `serving`: the serving benchmark runs.
     """
@@ -150,15 +159,27 @@ def parse(args: list[str]) -> BenchOptions:
     wavs_of_voice = bool(options.wavs) and not options.barge_in
     options.voice = options.voice or bool(options.sessions) or bool(options.engine) or wavs_of_voice
     spoken = options.voice or options.barge_in
-    partial = bool(options.hop or options.transfer or options.scale or options.hand_off or options.interference)
+    partial = bool(
+        options.hop or options.transfer or options.scale or options.hand_off or options.interference
+    )
     partial = partial or bool(options.engines or of_spans or of_drafts or spoken)
-    of_a_fleet = options.url or options.up or options.config or options.overrides or options.baseline or options.twin
+    of_a_fleet = (
+        options.url
+        or options.up
+        or options.config
+        or options.overrides
+        or options.baseline
+        or options.twin
+    )
     if options.gpu and (partial or of_a_fleet or options.png):
         parser.error(
-            "--gpu measures a device without a fleet and without a picture: give it alone, or with --small, --json, --check"
+            "--gpu measures a device without a fleet and without a picture: give it alone, or "
+            "with --small, --json, --check"
         )
     partial = partial or options.gpu
-    options.serving = not partial or bool(options.baseline or options.twin or ((options.url or options.up) and not spoken))
+    options.serving = not partial or bool(
+        options.baseline or options.twin or ((options.url or options.up) and not spoken)
+    )
     options.up = options.up or options.engine is not None
     options.sessions = options.sessions or 1
     options.overrides, options.wavs = tuple(options.overrides), tuple(options.wavs)
@@ -170,58 +191,198 @@ def parse(args: list[str]) -> BenchOptions:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fleet bench",
-        description="Measure a fleet through its API, and compare it with the reference implementation.",
+        description="Measure a fleet through its API, and compare it with the reference "
+        "implementation.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     fleet = parser.add_argument_group("fleet")
-    fleet.add_argument("--url", help="gateway of a running fleet (default: 127.0.0.1 at the deployment's web.port)")
-    fleet.add_argument("--up", action="store_true", help="start a fleet on free ports, and stop it afterwards")
-    fleet.add_argument("--config", type=Path, metavar="FILE", help="deployment file, as for `fleet up`")
     fleet.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override one of its keys; repeatable"
+        "--url", help="gateway of a running fleet (default: 127.0.0.1 at the deployment's web.port)"
+    )
+    fleet.add_argument(
+        "--up", action="store_true", help="start a fleet on free ports, and stop it afterwards"
+    )
+    fleet.add_argument(
+        "--config", type=Path, metavar="FILE", help="deployment file, as for `fleet up`"
+    )
+    fleet.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override one of its keys; repeatable",
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--requests", type=_positive, default=16, metavar="N", help="requests per phase (16)")
-    load.add_argument("--concurrency", type=_positive, default=8, metavar="C", help="requests at a time in the second phase (8)")
-    # Two or more: the reference implementation cannot speak an answer of one token or one frame.
-    load.add_argument("--max-tokens", type=_at_least(2), default=24, metavar="T", help="maximum answer tokens (24)")
-    load.add_argument("--frames", type=_at_least(2), default=60, metavar="F", help="maximum rows of later sampling stages (60)")
-    load.add_argument("--warm-up", type=_at_least(0), default=3, metavar="N", help="requests before the measurement (3)")
-    also = parser.add_argument_group("other measurements")
-    also.add_argument("--baseline", choices=["transformers"], help="compare with the reference implementation")
-    also.add_argument("--baseline-threads", type=_positive, metavar="N", help="its CPU threads (default: one or all)")
-    also.add_argument("--twin", action="store_true", help="compare with the same stages in one process")
-    also.add_argument("--hop", action="store_true", help="measure append to delivery through a Redis started for it")
-    also.add_argument("--hops", type=_positive, default=1000, metavar="N", help="number of hops (1000)")
-    also.add_argument("--transfer", action="store_true", help="measure tensor reads between two processes")
-    also.add_argument("--scale", action="store_true", help="load the control plane alone, on the fake engine")
-    also.add_argument("--streams", type=_counts, action="append", metavar="N,N", help="concurrent streams; repeatable (10,300)")
-    also.add_argument("--scale-seconds", type=_positive, default=10, metavar="S", help="length of each measured window (10)")
-    also.add_argument("--hand-off", action="store_true", help="measure hand-offs from prefill to decode workers")
-    also.add_argument("--hand-offs", type=_positive, default=60, metavar="N", help="number of hand-offs of each split stage (60)")
-    also.add_argument("--interference", action="store_true", help="measure the delay that long prompts cause to running answers")
-    also.add_argument("--engines", action="store_true", help="compare the torch engine, vLLM, and a fleet on vLLM")
-    also.add_argument("--spans", action="store_true", help="measure a model whose layers are divided between processes")
-    also.add_argument("--span-hops", action="store_true", help="measure rows between span workers by TCP and by NIXL")
-    also.add_argument("--too-large", action="store_true", help="measure spans of a model that is too large for one process")
-    also.add_argument("--links", action="store_true", help="measure decode steps of spans over slow links, as root")
-    also.add_argument("--speculation", action="store_true", help="measure answers with each drafter")
-    also.add_argument("--training", action="store_true", help="measure answers beside captures, and exchanges of the draft head")
-    also.add_argument("--prompt-tokens", type=_positive, default=4000, metavar="N", help="length of a long prompt (4000)")
-    also.add_argument("--voice", action="store_true", help="measure --requests spoken turns over the Realtime WebSocket")
-    also.add_argument("--barge-in", action="store_true", help="measure --requests interruptions over the Realtime WebSocket")
-    also.add_argument("--gpu", action="store_true", help="measure the torch engine on this machine's GPU, without a fleet")
-    also.add_argument("--small", action="store_true", help=f"for {', '.join(WITH_SMALL)}: a small size")
-    also.add_argument(
-        "--wav", dest="wavs", type=Path, action="append", default=[], metavar="FILE", help="a spoken question; repeatable"
+    load.add_argument(
+        "--requests", type=_positive, default=16, metavar="N", help="requests per phase (16)"
     )
-    also.add_argument("--sessions", type=_positive, metavar="N", help="concurrent --voice sessions of --requests turns (1)")
-    also.add_argument("--engine", choices=["fake"], help="for --sessions: start a fleet that computes nothing")
+    load.add_argument(
+        "--concurrency",
+        type=_positive,
+        default=8,
+        metavar="C",
+        help="requests at a time in the second phase (8)",
+    )
+    # Two or more: the reference implementation cannot speak an answer of one token or one frame.
+    load.add_argument(
+        "--max-tokens",
+        type=_at_least(2),
+        default=24,
+        metavar="T",
+        help="maximum answer tokens (24)",
+    )
+    load.add_argument(
+        "--frames",
+        type=_at_least(2),
+        default=60,
+        metavar="F",
+        help="maximum rows of later sampling stages (60)",
+    )
+    load.add_argument(
+        "--warm-up",
+        type=_at_least(0),
+        default=3,
+        metavar="N",
+        help="requests before the measurement (3)",
+    )
+    also = parser.add_argument_group("other measurements")
+    also.add_argument(
+        "--baseline", choices=["transformers"], help="compare with the reference implementation"
+    )
+    also.add_argument(
+        "--baseline-threads",
+        type=_positive,
+        metavar="N",
+        help="its CPU threads (default: one or all)",
+    )
+    also.add_argument(
+        "--twin", action="store_true", help="compare with the same stages in one process"
+    )
+    also.add_argument(
+        "--hop",
+        action="store_true",
+        help="measure append to delivery through a Redis started for it",
+    )
+    also.add_argument(
+        "--hops", type=_positive, default=1000, metavar="N", help="number of hops (1000)"
+    )
+    also.add_argument(
+        "--transfer", action="store_true", help="measure tensor reads between two processes"
+    )
+    also.add_argument(
+        "--scale", action="store_true", help="load the control plane alone, on the fake engine"
+    )
+    also.add_argument(
+        "--streams",
+        type=_counts,
+        action="append",
+        metavar="N,N",
+        help="concurrent streams; repeatable (10,300)",
+    )
+    also.add_argument(
+        "--scale-seconds",
+        type=_positive,
+        default=10,
+        metavar="S",
+        help="length of each measured window (10)",
+    )
+    also.add_argument(
+        "--hand-off", action="store_true", help="measure hand-offs from prefill to decode workers"
+    )
+    also.add_argument(
+        "--hand-offs",
+        type=_positive,
+        default=60,
+        metavar="N",
+        help="number of hand-offs of each split stage (60)",
+    )
+    also.add_argument(
+        "--interference",
+        action="store_true",
+        help="measure the delay that long prompts cause to running answers",
+    )
+    also.add_argument(
+        "--engines", action="store_true", help="compare the torch engine, vLLM, and a fleet on vLLM"
+    )
+    also.add_argument(
+        "--spans",
+        action="store_true",
+        help="measure a model whose layers are divided between processes",
+    )
+    also.add_argument(
+        "--span-hops",
+        action="store_true",
+        help="measure rows between span workers by TCP and by NIXL",
+    )
+    also.add_argument(
+        "--too-large",
+        action="store_true",
+        help="measure spans of a model that is too large for one process",
+    )
+    also.add_argument(
+        "--links",
+        action="store_true",
+        help="measure decode steps of spans over slow links, as root",
+    )
+    also.add_argument(
+        "--speculation", action="store_true", help="measure answers with each drafter"
+    )
+    also.add_argument(
+        "--training",
+        action="store_true",
+        help="measure answers beside captures, and exchanges of the draft head",
+    )
+    also.add_argument(
+        "--prompt-tokens",
+        type=_positive,
+        default=4000,
+        metavar="N",
+        help="length of a long prompt (4000)",
+    )
+    also.add_argument(
+        "--voice",
+        action="store_true",
+        help="measure --requests spoken turns over the Realtime WebSocket",
+    )
+    also.add_argument(
+        "--barge-in",
+        action="store_true",
+        help="measure --requests interruptions over the Realtime WebSocket",
+    )
+    also.add_argument(
+        "--gpu",
+        action="store_true",
+        help="measure the torch engine on this machine's GPU, without a fleet",
+    )
+    also.add_argument(
+        "--small", action="store_true", help=f"for {', '.join(WITH_SMALL)}: a small size"
+    )
+    also.add_argument(
+        "--wav",
+        dest="wavs",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a spoken question; repeatable",
+    )
+    also.add_argument(
+        "--sessions",
+        type=_positive,
+        metavar="N",
+        help="concurrent --voice sessions of --requests turns (1)",
+    )
+    also.add_argument(
+        "--engine", choices=["fake"], help="for --sessions: start a fleet that computes nothing"
+    )
     out = parser.add_argument_group("report")
     out.add_argument("--json", type=Path, metavar="FILE", help="every number, and the machine")
     out.add_argument("--png", type=Path, metavar="FILE", help="a picture of the numbers")
-    out.add_argument("--check", action="store_true", help="exit with status 1 if a target is missed")
+    out.add_argument(
+        "--check", action="store_true", help="exit with status 1 if a target is missed"
+    )
     return parser
 
 

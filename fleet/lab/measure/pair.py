@@ -1,4 +1,6 @@
-"""A Redis of its own, and requests with one edge between two owned tasks, for benchmarks that act as both workers."""
+"""A Redis of its own, and requests with one edge between two owned tasks, for benchmarks that act
+as both workers.
+"""
 
 import signal
 import subprocess
@@ -16,8 +18,8 @@ from fleet.control.connect import Reply, text
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, server_command
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
-from fleet.process.parent_death import signalled_with_parent
 from fleet.core.request import RequestSpec
+from fleet.process.parent_death import signalled_with_parent
 from fleet.worker.redis_link import RedisLink
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
@@ -49,9 +51,11 @@ def bare_redis() -> Iterator[BareRedis]:
         options = ServerOptions(data_dir=Path(folder))
         command = server_command(find_server(), options)
         process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            command,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             preexec_fn=signalled_with_parent(signal.SIGKILL),
-        )  # fmt: skip
+        )
         try:
             yield BareRedis(embedded_url(options.data_dir), process.pid)
         finally:
@@ -73,7 +77,13 @@ def _open_request(
     call: RunScript, links: Mapping[StageName, RedisLink], bound: int
 ) -> tuple[RequestId, Mapping[StageName, Epoch]]:
     spec = RequestSpec(id=new_request_id(), graph="hop", prompt_ids=())
-    ok(call(scripts.submit(spec, None, bound=bound, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID)))
+    ok(
+        call(
+            scripts.submit(
+                spec, None, bound=bound, stages=tuple(WORKERS), edges=(EDGE,), gateway=GATEWAY_ID
+            )
+        )
+    )
     epochs: dict[StageName, Epoch] = {}
     for stage, worker in WORKERS.items():
         grant = links[stage].exchange((), free_slots=1, block_ms=BLOCK_MS).grants[0]

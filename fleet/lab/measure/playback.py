@@ -1,14 +1,18 @@
-"""Playback clock of a client: when each piece of audio is played, and if it arrived in time. Pure; times are arguments."""
+"""Playback clock of a client: when each piece of audio is played, and if it arrived in time. Pure;
+times are arguments.
+"""
 
 START_S = 0.1
-"""Audio buffered before playback starts, at the beginning and after an underrun, as on the Voice page."""
+"""Audio buffered before playback starts, at the beginning and after an underrun, as on the Voice
+page.
+"""
 
 
 class PlaybackClock:
     """Playback of one answer. Units: seconds of any one clock.
 
-    `underruns`: how often the buffer was empty before more audio arrived. `late_s`: for each piece but the first, its arrival
-    after the moment at which it was due; negative if it was early.
+    `underruns`: how often the buffer was empty before more audio arrived. `late_s`: for each piece
+    but the first, its arrival after the moment at which it was due; negative if it was early.
     """
 
     def __init__(self, rate_hz: int) -> None:

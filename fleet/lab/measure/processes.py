@@ -1,4 +1,6 @@
-"""Processes that a measurement starts, each in a session of its own, with their output in a log. Knows no stage."""
+"""Processes that a measurement starts, each in a session of its own, with their output in a log.
+Knows no stage.
+"""
 
 import os
 import signal
@@ -15,25 +17,39 @@ TAIL_LINES = 15
 
 
 def own_environment(redis_url: str | None = None) -> dict[str, str]:
-    """Return this process's environment for a fleet with its own port, and its own Redis unless another is named."""
-    own = {key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")}
+    """Return this process's environment for a fleet with its own port, and its own Redis unless
+    another is named.
+    """
+    own = {
+        key: value for key, value in os.environ.items() if key not in ("REDIS_URL", "FLEET_PORT")
+    }
     return own if redis_url is None else {**own, "REDIS_URL": redis_url}
 
 
-def start(command: Sequence[str], env: Mapping[str, str], log: Path, with_parent: signal.Signals) -> "subprocess.Popen[bytes]":
+def start(
+    command: Sequence[str], env: Mapping[str, str], log: Path, with_parent: signal.Signals
+) -> "subprocess.Popen[bytes]":
     """Start a command, which receives the signal `with_parent` when this process dies.
 
-    Its output is appended to a file, not to a pipe: if this process is killed, the command can still log its stop.
+    Its output is appended to a file, not to a pipe: if this process is killed, the command can
+    still log its stop.
     """
     with log.open("a") as lines:
         return subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=lines, stderr=subprocess.STDOUT, start_new_session=True,
+            command,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=lines,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
             preexec_fn=signalled_with_parent(with_parent),
-        )  # fmt: skip
+        )
 
 
 def stop(processes: Iterable["subprocess.Popen[bytes]"], timeout_s: float) -> None:
-    """Terminate all processes at the same time; kill the groups of those that do not end in time."""
+    """Terminate all processes at the same time; kill the groups of those that do not end in
+    time.
+    """
     for process in processes:
         process.terminate()
     deadline = time.monotonic() + timeout_s

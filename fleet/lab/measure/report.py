@@ -1,4 +1,6 @@
-"""Results of one run of the benchmark: as JSON, as tables for the terminal, and as one picture. Measures nothing."""
+"""Results of one run of the benchmark: as JSON, as tables for the terminal, and as one picture.
+Measures nothing.
+"""
 
 from pathlib import Path
 
@@ -17,7 +19,13 @@ from fleet.lab.measure.reference import ReferenceResult
 from fleet.lab.measure.result import Result, machine_line, print_line, ratio_table
 from fleet.lab.measure.scale_result import ScaleResult
 from fleet.lab.measure.serving import Serving
-from fleet.lab.measure.serving_report import against_baseline, against_twin, serving_panels, serving_table, twin_table
+from fleet.lab.measure.serving_report import (
+    against_baseline,
+    against_twin,
+    serving_panels,
+    serving_table,
+    twin_table,
+)
 from fleet.lab.measure.span_hops import SpanHopsResult
 from fleet.lab.measure.spans_memory import TooLargeResult
 from fleet.lab.measure.spans_result import SpansResult
@@ -36,7 +44,9 @@ PANEL_INCHES = (6.0, 3.8)
 
 
 class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One run; a measurement that was not requested is None. `command`: its arguments; `began`: local time, ISO 8601."""
+    """One run; a measurement that was not requested is None. `command`: its arguments; `began`:
+    local time, ISO 8601.
+    """
 
     began: str
     command: tuple[str, ...]
@@ -66,7 +76,15 @@ class BenchReport(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def parts(self) -> list[Result]:
         """The results of the measurements of parts, in the order of the report."""
-        parts = (self.hops, self.transfer, self.scale, self.hand_offs, self.interference, self.engines, self.spans)
+        parts = (
+            self.hops,
+            self.transfer,
+            self.scale,
+            self.hand_offs,
+            self.interference,
+            self.engines,
+            self.spans,
+        )
         parts = (
             *parts,
             self.span_hops,
@@ -148,7 +166,10 @@ def draw(report: BenchReport, path: Path) -> None:
     panels = serving_panels(serving, report.baseline, report.twin) if serving else []
     panels += [panel for part in report.parts for panel in part.panels()]
     model = f"{serving.model}, " if serving else ""
-    title = f"{model}{machine.processor}, {machine.cores} cores, load {machine.load_1min} before, {report.began}"
+    title = (
+        f"{model}{machine.processor}, {machine.cores} cores, load {machine.load_1min} "
+        f"before, {report.began}"
+    )
     draw_panels(panels, path, title, PANEL_INCHES)
 
 
@@ -167,8 +188,12 @@ def show(report: BenchReport, console: Console) -> None:
         console.print(*part.tables())
     if report.ratios:
         console.print(ratio_table(report.ratios))
-    references = [each.others_cores for each in (*report.phases, report.baseline, report.twin) if each]
+    references = [
+        each.others_cores for each in (*report.phases, report.baseline, report.twin) if each
+    ]
     loads = [*references, *(cores for part in report.parts for cores in part.background_loads())]
     if (others_cores := max((cores or 0.0 for cores in loads), default=0.0)) > NOISY_CORES:
-        line = f"background load of up to {others_cores:.1f} cores: measure again on a quiet machine"
+        line = (
+            f"background load of up to {others_cores:.1f} cores: measure again on a quiet machine"
+        )
         print_line(console, line, style="yellow")

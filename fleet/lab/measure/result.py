@@ -32,18 +32,30 @@ class Result(msgspec.Struct, frozen=True):
         return ()
 
     def background_loads(self) -> Sequence[float | None]:
-        """Return the background load of each part of the measurement, in cores, as far as it is known."""
+        """Return the background load of each part of the measurement, in cores, as far as it is
+        known.
+        """
         return ()
 
 
 def differing(num_equal: int, num_answers: int) -> Ratio:
     """Return the target that no answer differs from the one it is compared with."""
-    return Ratio(name="differing answers", value=num_answers - num_equal, target=0, at_most=True, unit="answers")
+    return Ratio(
+        name="differing answers",
+        value=num_answers - num_equal,
+        target=0,
+        at_most=True,
+        unit="answers",
+    )
 
 
 def cells(summary: Summary | None, scale: float = 1.0) -> tuple[str, str]:
     """Return the cells of the median and of the 95th percentile."""
-    return (NONE, NONE) if summary is None else (figure(summary.p50 * scale), figure(summary.p95 * scale))
+    return (
+        (NONE, NONE)
+        if summary is None
+        else (figure(summary.p50 * scale), figure(summary.p95 * scale))
+    )
 
 
 def cells_and_high(summary: Summary | None, scale: float = 1.0) -> tuple[str, str, str]:
@@ -63,7 +75,8 @@ def summary_table(title: str, unit: str, rows: Iterable[tuple[str, Summary | Non
 def machine_line(machine: Machine) -> str:
     libraries = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
     return (
-        f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load {machine.load_1min} before; "
+        f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load "
+        f"{machine.load_1min} before; "
         f"Python {machine.python}, {libraries}"
     )
 

@@ -1,9 +1,11 @@
-"""Scale benchmark of the control plane: many real-time streams on the fake engine, and a second worker that joins a full role.
+"""Scale benchmark of the control plane: many real-time streams on the fake engine, and a second
+worker that joins a full role.
 
-Real time is 12.5 rows a second, since a frame of speech is 80 ms. Every stage produces one row per stream every 80 ms, at a phase
-of the stream's own; each of the E edges of an answer carries E rows per chunk. Hence a stream appends 12.5 chunks a second
-on all its edges together, half of them (where E is 4) between workers and half to the client. The engine computes nothing:
-all CPU used is the fleet's.
+Real time is 12.5 rows a second, since a frame of speech is 80 ms. Every stage produces one row per
+stream every 80 ms, at a phase of the stream's own; each of the E edges of an answer carries E rows
+per chunk. Hence a stream appends 12.5 chunks a second on all its edges together, half of them
+(where E is 4) between workers and half to the client. The engine computes nothing: all CPU used is
+the fleet's.
 """
 
 import asyncio
@@ -12,18 +14,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from fleet.config import FleetConfig
+from fleet.config.schema import EdgeConfig, PolicyConfig
+from fleet.control.client import FleetClient
+from fleet.core.ids import new_request_id
+from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.scale_costs import measure_costs
 from fleet.lab.measure.scale_expected import expected_content
 from fleet.lab.measure.scale_fleet import ScaleFleet, scale_fleet
 from fleet.lab.measure.scale_load import StreamLoad, spread_s
 from fleet.lab.measure.scale_result import Joined, ScalePhase, ScaleResult
-from fleet.config import FleetConfig
-from fleet.config.schema import EdgeConfig, PolicyConfig
-from fleet.control.client import FleetClient
 from fleet.process.gc_freeze import freeze_gc
-from fleet.core.ids import new_request_id
-from fleet.core.request import RequestSpec, Sampling
 
 STEP_MS = 80
 STEP_KEY = "step_ms"
@@ -33,17 +35,25 @@ POLL_S = 0.1
 SETTLE_S = 1.0
 """From the first chunk of the last stream to the window, in which its later stages begin too."""
 SLACK_S = 4.0
-"""Spare length of the streams, at least; on a busy machine, the time that the workers took to start."""
+"""Spare length of the streams, at least; on a busy machine, the time that the workers took to
+start.
+"""
 OTHER_CONTENT = "its content differs from the expected one"
 JOIN_S = 5.0
-"""Time for the second worker to start and its streams to begin, at least; else twice the time of the first workers."""
+"""Time for the second worker to start and its streams to begin, at least; else twice the time of
+the first workers.
+"""
 
 
-def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: Callable[[], None]) -> ScaleResult:
-    """Measure each count of streams on one fleet, then a second worker on another, whose first role has half of the slots.
+def measure_scale(
+    base: FleetConfig, counts: Sequence[int], seconds: int, step: Callable[[], None]
+) -> ScaleResult:
+    """Measure each count of streams on one fleet, then a second worker on another, whose first role
+    has half of the slots.
 
-    Each window lasts `seconds`, and two leases at least, since workers report the ages of chunks once per lease. `step` is called
-    after each phase, `len(counts) + 2` times: the last one measures costs without workers.
+    Each window lasts `seconds`, and two leases at least, since workers report the ages of chunks
+    once per lease. `step` is called after each phase, `len(counts) + 2` times: the last one
+    measures costs without workers.
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
     most = max(counts)
@@ -62,15 +72,23 @@ def measure_scale(base: FleetConfig, counts: Sequence[int], seconds: int, step: 
     step()
     graph = base.graph_declaration()
     return ScaleResult(
-        graph=graph.name, step_ms=STEP_MS, num_edges=len(graph.answer_edges), phases=tuple(phases), joined=joined,
+        graph=graph.name,
+        step_ms=STEP_MS,
+        num_edges=len(graph.answer_edges),
+        phases=tuple(phases),
+        joined=joined,
         costs=costs,
-    )  # fmt: skip
+    )
 
 
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
-    """Return `base` with the fake engine, slots for so many streams, and the pace described in the module's docstring."""
+    """Return `base` with the fake engine, slots for so many streams, and the pace described in the
+    module's docstring.
+    """
     graph = base.graph_declaration()
-    policy = PolicyConfig(kind="ramp", ramp=(len(graph.answer_edges),), low_buffer_s=0.0, busy_first_chunk_factor=1)
+    policy = PolicyConfig(
+        kind="ramp", ramp=(len(graph.answer_edges),), low_buffer_s=0.0, busy_first_chunk_factor=1
+    )
     stages = {
         stage.name: base.stage(stage.name).model_copy(
             update={"max_batch": streams, "replicas": 1, "standby": 0, "extra": {STEP_KEY: step_ms}}
@@ -78,19 +96,32 @@ def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetCo
         for stage in graph.stages
     }
     edges = {
-        edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy}) for edge in graph.answer_edges
+        edge.name: base.edges.get(edge.name, EdgeConfig()).model_copy(update={"policy": policy})
+        for edge in graph.answer_edges
     }
     limits = base.limits.model_copy(update={"max_requests": streams})
-    # Rows of the fake engine are sent in their headers with any kind; this kind opens no NIXL agent.
+    # Rows of the fake engine are sent in their headers with any kind; this kind opens no NIXL
+    # agent.
     transfer = base.transfer.model_copy(update={"kind": "redis"})
-    changes = {"engine": "fake", "device": "cpu", "async_chunk": True, "stages": stages, "edges": edges}
+    changes = {
+        "engine": "fake",
+        "device": "cpu",
+        "async_chunk": True,
+        "stages": stages,
+        "edges": edges,
+    }
     changes |= {"limits": limits, "transfer": transfer}
     return base.model_copy(update=changes)
 
 
 def _with_slots(config: FleetConfig, stage: str, slots: int) -> FleetConfig:
     return config.model_copy(
-        update={"stages": {**config.stages, stage: config.stages[stage].model_copy(update={"max_batch": slots})}}
+        update={
+            "stages": {
+                **config.stages,
+                stage: config.stages[stage].model_copy(update={"max_batch": slots}),
+            }
+        }
     )
 
 
@@ -100,18 +131,29 @@ def specs_of(config: FleetConfig, count: int, seconds: float) -> list[RequestSpe
     rows = math.ceil(seconds * 1000 / STEP_MS)
     return [
         RequestSpec(
-            id=new_request_id(), graph=graph.name, prompt_ids=PROMPT_IDS, outputs=tuple(graph.media),
+            id=new_request_id(),
+            graph=graph.name,
+            prompt_ids=PROMPT_IDS,
+            outputs=tuple(graph.media),
             sampling={stage.name: Sampling(max_tokens=rows, seed=seed) for stage in graph.stages},
         )
         for seed in range(count)
-    ]  # fmt: skip
+    ]
 
 
 @asynccontextmanager
-async def _streams(fleet: ScaleFleet, count: int, seconds: Callable[[], float]) -> AsyncIterator[StreamLoad]:
-    """Open `count` streams, each of `seconds()` once the fleet is ready, and receive them to their end."""
+async def _streams(
+    fleet: ScaleFleet, count: int, seconds: Callable[[], float]
+) -> AsyncIterator[StreamLoad]:
+    """Open `count` streams, each of `seconds()` once the fleet is ready, and receive them to their
+    end.
+    """
     client = await _ready_client(fleet)
-    load = StreamLoad(fleet, client, specs_of(fleet.config, count, spread_s(count) + seconds() + max(SLACK_S, fleet.ready_s)))
+    load = StreamLoad(
+        fleet,
+        client,
+        specs_of(fleet.config, count, spread_s(count) + seconds() + max(SLACK_S, fleet.ready_s)),
+    )
     try:
         await load.open()
         yield load
@@ -130,20 +172,32 @@ async def _phase(fleet: ScaleFleet, count: int, seconds: int) -> ScalePhase:
 
 
 async def _join(fleet: ScaleFleet, role: str, count: int, slots: int, seconds: int) -> Joined:
-    async with _streams(fleet, count, lambda: max(JOIN_S, 2 * fleet.ready_s) + 2 * (SETTLE_S + seconds)) as load:
-        await load.wait_for(lambda: load.num_begun() == min(slots, count), "the first chunk of every stream with a slot")
+    async with _streams(
+        fleet, count, lambda: max(JOIN_S, 2 * fleet.ready_s) + 2 * (SETTLE_S + seconds)
+    ) as load:
+        await load.wait_for(
+            lambda: load.num_begun() == min(slots, count),
+            "the first chunk of every stream with a slot",
+        )
         await asyncio.sleep(SETTLE_S)
         alone = await load.window(seconds)
         began_s = time.monotonic()
         fleet.start_worker(role)
-        await load.wait_for(lambda: load.num_begun() == count, "the first chunk of the queued streams")
+        await load.wait_for(
+            lambda: load.num_begun() == count, "the first chunk of the queued streams"
+        )
         start_s = time.monotonic() - began_s
         await asyncio.sleep(SETTLE_S)
         together = await load.window(seconds)
     return Joined(
-        role=role, slots=slots, streams=count, alone=alone, together=together, start_s=start_s,
+        role=role,
+        slots=slots,
+        streams=count,
+        alone=alone,
+        together=together,
+        start_s=start_s,
         broken=_broken(fleet.config, load),
-    )  # fmt: skip
+    )
 
 
 async def _ready_client(fleet: ScaleFleet) -> FleetClient:
@@ -154,7 +208,10 @@ async def _ready_client(fleet: ScaleFleet) -> FleetClient:
     while missing := await client.telemetry.missing_roles():
         fleet.check()
         if time.monotonic() > deadline:
-            raise BenchError(f"scale: no worker serves {', '.join(missing)} after {READY_S:g} s; use a quieter machine")
+            raise BenchError(
+                f"scale: no worker serves {', '.join(missing)} after {READY_S:g} s; use a "
+                "quieter machine"
+            )
         await asyncio.sleep(POLL_S)
     fleet.set_ready()
     return client
@@ -162,6 +219,11 @@ async def _ready_client(fleet: ScaleFleet) -> FleetClient:
 
 def _broken(config: FleetConfig, load: StreamLoad) -> tuple[str, ...]:
     """Return the fault of each stream that is incomplete or differs."""
-    expected = expected_content(paced(config, len(load.streams), step_ms=0), [stream.spec for stream in load.streams])
-    faults = ((s.spec.id, s.fault or ("" if s.content() == expected[s.spec.id] else OTHER_CONTENT)) for s in load.streams)
+    expected = expected_content(
+        paced(config, len(load.streams), step_ms=0), [stream.spec for stream in load.streams]
+    )
+    faults = (
+        (s.spec.id, s.fault or ("" if s.content() == expected[s.spec.id] else OTHER_CONTENT))
+        for s in load.streams
+    )
     return tuple(f"{request}: {fault}" for request, fault in faults if fault)

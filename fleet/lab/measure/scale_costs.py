@@ -1,6 +1,8 @@
-"""Costs of the control plane that must not grow with the fleet: submissions, a gateway's answers, and grants that wait.
+"""Costs of the control plane that must not grow with the fleet: submissions, a gateway's answers,
+and grants that wait.
 
-Each is measured on a Redis of its own, without worker processes: the fleet's own code writes and reads what a large fleet would.
+Each is measured on a Redis of its own, without worker processes: the fleet's own code writes and
+reads what a large fleet would.
 """
 
 import asyncio
@@ -12,10 +14,6 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any, Self, cast
 
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.pair import CONDUCTOR_ID, GATEWAY_ID, LEASE_US, RunScript, bare_redis, ok
-from fleet.lab.measure.scale_costs_result import ScaleCosts, Sizes
-from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, measure_replay
 from fleet.conductor.driver.loop import WATCH_SLICE, Driver
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
@@ -24,11 +22,17 @@ from fleet.control.connect import connect, exchange, run
 from fleet.control.stream import ClientStream
 from fleet.core.ids import RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.pair import CONDUCTOR_ID, GATEWAY_ID, LEASE_US, RunScript, bare_redis, ok
+from fleet.lab.measure.scale_costs_result import ScaleCosts, Sizes
+from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, measure_replay
 
 FEW_WORKERS, MANY_WORKERS = 3, 1000
 MAX_ANSWERS, MAX_WAITING = 3000, 15_000
 NUM_SUBMISSIONS, ROUNDS = 40, 5
-"""Submissions whose mean is taken, and means of which the least counts: Redis counts the time in which it had no core as well."""
+"""Submissions whose mean is taken, and means of which the least counts: Redis counts the time in
+which it had no core as well.
+"""
 CLIENTS = 16
 STEPS = 20
 """Chunks of each stream in the replay of calls."""
@@ -39,37 +43,56 @@ MAX_TURNS = 2000
 
 
 def sizes_for(streams: int) -> Sizes:
-    """Return the published sizes for 300 streams or more, and proportionally smaller ones for fewer."""
+    """Return the published sizes for 300 streams or more, and proportionally smaller ones for
+    fewer.
+    """
     part = min(1.0, streams / 300)
     many = max(FEW_WORKERS, math.ceil(MANY_WORKERS * part))
-    return Sizes(workers=(FEW_WORKERS, many), answers=math.ceil(MAX_ANSWERS * part), waiting=math.ceil(MAX_WAITING * part))
+    return Sizes(
+        workers=(FEW_WORKERS, many),
+        answers=math.ceil(MAX_ANSWERS * part),
+        waiting=math.ceil(MAX_WAITING * part),
+    )
 
 
 def measure_costs(base: FleetConfig, streams: int) -> ScaleCosts:
-    """Raises: ConfigError if there is no Redis to start; BenchError if a gateway does not get its answers back."""
+    """Raises: ConfigError if there is no Redis to start; BenchError if a gateway does not get its
+    answers back.
+    """
     sizes = sizes_for(streams)
     limits = base.limits.model_copy(update={"max_requests": 2 * MAX_WAITING})
     config = base.model_copy(update={"engine": "fake", "limits": limits})
     few, many = (_submit_us(config, count) for count in sizes.workers)
     rejoin_s, take_over_s, lapsed = asyncio.run(_moves(config, sizes.answers))
     return ScaleCosts(
-        sizes=sizes, submit_us=(few, many), rejoin_s=rejoin_s, take_over_s=take_over_s, lapsed_leases=lapsed,
+        sizes=sizes,
+        submit_us=(few, many),
+        rejoin_s=rejoin_s,
+        take_over_s=take_over_s,
+        lapsed_leases=lapsed,
         watch_ms=_watch_ms(config, sizes.waiting),
         replays=tuple(measure_replay(streams, STEPS, size) for size in (CODES_BYTES, AUDIO_BYTES)),
-    )  # fmt: skip
+    )
 
 
 def _spec(config: FleetConfig) -> RequestSpec:
     graph = config.graph_declaration()
-    return RequestSpec(id=new_request_id(), graph=graph.name, prompt_ids=(1,), outputs=tuple(graph.media))
+    return RequestSpec(
+        id=new_request_id(), graph=graph.name, prompt_ids=(1,), outputs=tuple(graph.media)
+    )
 
 
 def _submission(config: FleetConfig, spec: RequestSpec) -> scripts.Call:
     graph = config.graph_declaration()
     return scripts.submit(
-        spec, None, bound=config.limits.max_requests, stages=graph.stages_for(spec.outputs), gateway=GATEWAY_ID,
-        edges=[edge.name for edge in graph.edges_for(spec.outputs)], roles=_roles(config),
-    )  # fmt: skip
+        spec,
+        None,
+        bound=config.limits.max_requests,
+        stages=graph.stages_for(spec.outputs),
+        gateway=GATEWAY_ID,
+        edges=[edge.name for edge in graph.edges_for(spec.outputs)],
+        roles=_roles(config),
+    )
 
 
 def _roles(config: FleetConfig) -> list[RoleName]:
@@ -81,7 +104,11 @@ def _register(call: RunScript, roles: Sequence[RoleName], count: int) -> None:
     call(scripts.register(GATEWAY_ID, "", LEASE_US, {"kind": "bench"}))
     for number in range(max(count, len(roles))):
         role = roles[number % len(roles)]
-        call(scripts.register(WorkerId(f"{role}@bench:{number}:a"), role, LEASE_US, {"kind": "bench"}))
+        call(
+            scripts.register(
+                WorkerId(f"{role}@bench:{number}:a"), role, LEASE_US, {"kind": "bench"}
+            )
+        )
 
 
 def _submit_us(config: FleetConfig, workers: int) -> float:
@@ -99,7 +126,9 @@ def _mean_submit_us(config: FleetConfig, info: Callable[[str], Any], call: RunSc
 
 
 async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
-    """Fence a gateway with `count` answers, then let another one resume them; return both times, and the lapsed leases."""
+    """Fence a gateway with `count` answers, then let another one resume them; return both times,
+    and the lapsed leases.
+    """
     with bare_redis() as server, connect(server.url) as client:
         _register(partial(run, client), _roles(config), 0)
         async with AsyncExitStack() as stack:
@@ -113,16 +142,23 @@ async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
                 run(client, scripts.fence_worker("", former))
                 await _wait_held(first, former, streams)
                 rejoined_s = time.perf_counter()
-                await asyncio.gather(*(_resume(second, streams[number::CLIENTS]) for number in range(CLIENTS)))
+                await asyncio.gather(
+                    *(_resume(second, streams[number::CLIENTS]) for number in range(CLIENTS))
+                )
                 ended_s = time.perf_counter()
     return rejoined_s - began_s, ended_s - rejoined_s, leases.num_lapsed
 
 
-async def _wait_held(gateway: FleetClient, former: WorkerId, streams: Sequence[ClientStream]) -> None:
+async def _wait_held(
+    gateway: FleetClient, former: WorkerId, streams: Sequence[ClientStream]
+) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while gateway.id == former or any(stream.gateway != gateway.id for stream in streams):
         if time.monotonic() > deadline:
-            raise BenchError(f"scale: a fenced gateway did not get its {len(streams)} answers back within {TIMEOUT_S:g} s")
+            raise BenchError(
+                f"scale: a fenced gateway did not get its {len(streams)} answers back within "
+                f"{TIMEOUT_S:g} s"
+            )
         await asyncio.sleep(POLL_S)
 
 
@@ -132,7 +168,9 @@ async def _resume(gateway: FleetClient, streams: Sequence[ClientStream]) -> None
 
 
 class _LeaseWatch:
-    """Counts the looks at which the lease of a listed gateway had lapsed, from a thread of its own."""
+    """Counts the looks at which the lease of a listed gateway had lapsed, from a thread of its
+    own.
+    """
 
     def __init__(self, url: str, gateways: Sequence[FleetClient]) -> None:
         self._url, self._gateways, self._stop = url, gateways, threading.Event()
@@ -152,13 +190,19 @@ class _LeaseWatch:
             while not self._stop.wait(POLL_S):
                 names = [gateway.id for gateway in self._gateways]
                 lookups = [("ZSCORE", keys.WORKERS, name) for name in names]
-                (seconds, micros), *deadlines = cast("list[Any]", exchange(client, (), ("TIME",), *lookups))
+                (seconds, micros), *deadlines = cast(
+                    "list[Any]", exchange(client, (), ("TIME",), *lookups)
+                )
                 now_us = int(seconds) * 1_000_000 + int(micros)
-                self.num_lapsed += sum(deadline is not None and float(deadline) < now_us for deadline in deadlines)
+                self.num_lapsed += sum(
+                    deadline is not None and float(deadline) < now_us for deadline in deadlines
+                )
 
 
 def _watch_ms(config: FleetConfig, waiting: int) -> float:
-    """Let a conductor look at `waiting` grants that no worker claims; return its longest turn meanwhile."""
+    """Let a conductor look at `waiting` grants that no worker claims; return its longest turn
+    meanwhile.
+    """
     stages = len(config.graph_declaration().stages)
     with bare_redis() as server, connect(server.url) as client:
         call = partial(run, client)
@@ -171,7 +215,10 @@ def _watch_ms(config: FleetConfig, waiting: int) -> float:
             if len(driver.granted_at) >= waiting:
                 break
         else:
-            raise BenchError(f"scale: the conductor has {len(driver.granted_at)} of {waiting} grants after {MAX_TURNS} turns")
+            raise BenchError(
+                f"scale: the conductor has {len(driver.granted_at)} of {waiting} grants after "
+                f"{MAX_TURNS} turns"
+            )
         for grant in driver.granted_at:
             driver.granted_at[grant] -= OVERDUE_S
         driver.next_watch = 0.0

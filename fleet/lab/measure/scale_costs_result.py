@@ -1,4 +1,6 @@
-"""Results of the scale benchmark without workers: Redis alone, and costs that must not grow. Measures nothing."""
+"""Results of the scale benchmark without workers: Redis alone, and costs that must not grow.
+Measures nothing.
+"""
 
 from collections.abc import Sequence
 
@@ -12,16 +14,18 @@ from fleet.lab.report.tables import figure, table_of, titled
 SUBMIT_RATIO, MOVE_S, WATCH_MS = 1.2, 5.0, 100.0
 PAYLOAD_FACTOR, OVERHEAD_BYTES = 1.2, 512
 COMMANDS = 7.2
-"""Commands per chunk that Redis may run: its append, its read, and their shares of acknowledgements and of the group's calls."""
+"""Commands per chunk that Redis may run: its append, its read, and their shares of acknowledgements
+and of the group's calls.
+"""
 CHUNKS_PER_STREAM_S = 12.5
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of many streams, made by one process. Units: per chunk.
 
-    `payload_bytes`: the chunk as it is appended, its tensors included; `tensor_bytes` without its header. `redis_us`: CPU time of
-    Redis. `append_only_bytes`: of all that Redis logged, acknowledgements included. `commands`: that Redis ran, those of its
-    scripts included.
+    `payload_bytes`: the chunk as it is appended, its tensors included; `tensor_bytes` without its
+    header. `redis_us`: CPU time of Redis. `append_only_bytes`: of all that Redis logged,
+    acknowledgements included. `commands`: that Redis ran, those of its scripts included.
     """
 
     streams: int
@@ -43,11 +47,19 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def targets(self) -> tuple[Ratio, Ratio]:
-        """The two counts that no machine changes, from 8 streams on: fewer share a call among fewer chunks."""
+        """The two counts that no machine changes, from 8 streams on: fewer share a call among fewer
+        chunks.
+        """
         chunk = f"per chunk of {self.tensor_bytes} bytes"
         logged, limit = self.append_only_bytes, self.append_only_limit
         return (
-            Ratio(name=f"append-only file {chunk}", value=logged, target=limit, at_most=True, unit="bytes"),
+            Ratio(
+                name=f"append-only file {chunk}",
+                value=logged,
+                target=limit,
+                at_most=True,
+                unit="bytes",
+            ),
             Ratio(name=f"commands {chunk}", value=self.commands, target=COMMANDS, at_most=True),
         )
 
@@ -61,10 +73,11 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleCosts(Result, frozen=True, kw_only=True):
-    """`submit_us`: Redis's time for a submission with few and with many registered workers. `rejoin_s`: from the fencing of a
-    gateway until it has all its answers again; `take_over_s`: until 16 clients, each with one answer after another, have resumed
-    them at another gateway. `lapsed_leases`: looks at which the lease of a gateway had lapsed meanwhile. `watch_ms`: the longest
-    turn of the conductor while it looks at all waiting grants.
+    """`submit_us`: Redis's time for a submission with few and with many registered workers.
+    `rejoin_s`: from the fencing of a gateway until it has all its answers again; `take_over_s`:
+    until 16 clients, each with one answer after another, have resumed them at another gateway.
+    `lapsed_leases`: looks at which the lease of a gateway had lapsed meanwhile. `watch_ms`: the
+    longest turn of the conductor while it looks at all waiting grants.
     """
 
     sizes: Sizes
@@ -76,20 +89,40 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
     replays: tuple[Replay, ...]
 
     def tables(self) -> Sequence[Group]:
-        table = table_of("Redis alone", *(f"{replay.tensor_bytes} bytes" for replay in self.replays))
+        table = table_of(
+            "Redis alone", *(f"{replay.tensor_bytes} bytes" for replay in self.replays)
+        )
         table.add_row("CPU per chunk, us", *(figure(replay.redis_us) for replay in self.replays))
-        table.add_row("streams per core", *(figure(replay.streams_per_core) for replay in self.replays))
+        table.add_row(
+            "streams per core", *(figure(replay.streams_per_core) for replay in self.replays)
+        )
         table.add_row("commands per chunk", *(figure(replay.commands) for replay in self.replays))
-        table.add_row("append-only file per chunk, bytes", *(figure(replay.append_only_bytes) for replay in self.replays))
-        table.add_row("chunk with its header, bytes", *(figure(replay.payload_bytes) for replay in self.replays))
+        table.add_row(
+            "append-only file per chunk, bytes",
+            *(figure(replay.append_only_bytes) for replay in self.replays),
+        )
+        table.add_row(
+            "chunk with its header, bytes",
+            *(figure(replay.payload_bytes) for replay in self.replays),
+        )
         few, many = self.sizes.workers
         costs = table_of("", "")
-        costs.add_row(f"Redis's time for a submission with {few} workers, us", figure(self.submit_us[0]))
+        costs.add_row(
+            f"Redis's time for a submission with {few} workers, us", figure(self.submit_us[0])
+        )
         costs.add_row(f"with {many} workers, us", figure(self.submit_us[1]))
-        costs.add_row(f"a fenced gateway has its {self.sizes.answers} answers again, s", figure(self.rejoin_s))
+        costs.add_row(
+            f"a fenced gateway has its {self.sizes.answers} answers again, s", figure(self.rejoin_s)
+        )
         costs.add_row("another gateway has resumed them, s", figure(self.take_over_s))
-        costs.add_row(f"the conductor's longest turn with {self.sizes.waiting} waiting grants, ms", figure(self.watch_ms))
-        return [titled("calls of many streams, made by one process", table), titled("costs without workers", costs)]
+        costs.add_row(
+            f"the conductor's longest turn with {self.sizes.waiting} waiting grants, ms",
+            figure(self.watch_ms),
+        )
+        return [
+            titled("calls of many streams, made by one process", table),
+            titled("costs without workers", costs),
+        ]
 
     def targets(self) -> Sequence[Ratio]:
         few, many = self.sizes.workers
@@ -98,9 +131,28 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
         watch = f"conductor's turn with {self.sizes.waiting} waiting grants"
         return [
             *(ratio for replay in self.replays for ratio in replay.targets),
-            Ratio(name=submit, value=self.submit_us[1] / self.submit_us[0], target=SUBMIT_RATIO, at_most=True),
-            Ratio(name=f"rejoin {answers}", value=self.rejoin_s, target=MOVE_S, at_most=True, unit="s"),
-            Ratio(name=f"take-over {answers}", value=self.take_over_s, target=MOVE_S, at_most=True, unit="s"),
-            Ratio(name="lapsed leases meanwhile", value=self.lapsed_leases, target=0, at_most=True, unit="looks"),
+            Ratio(
+                name=submit,
+                value=self.submit_us[1] / self.submit_us[0],
+                target=SUBMIT_RATIO,
+                at_most=True,
+            ),
+            Ratio(
+                name=f"rejoin {answers}", value=self.rejoin_s, target=MOVE_S, at_most=True, unit="s"
+            ),
+            Ratio(
+                name=f"take-over {answers}",
+                value=self.take_over_s,
+                target=MOVE_S,
+                at_most=True,
+                unit="s",
+            ),
+            Ratio(
+                name="lapsed leases meanwhile",
+                value=self.lapsed_leases,
+                target=0,
+                at_most=True,
+                unit="looks",
+            ),
             Ratio(name=watch, value=self.watch_ms, target=WATCH_MS, at_most=True, unit="ms"),
         ]

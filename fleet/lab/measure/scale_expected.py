@@ -1,19 +1,23 @@
-"""Expected content of the streams of the scale benchmark: the same stages in one process. Knows no Redis."""
+"""Expected content of the streams of the scale benchmark: the same stages in one process. Knows no
+Redis.
+"""
 
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from fleet.lab.measure.twin import SlowTwin
 from fleet.config import FleetConfig
 from fleet.core.ids import EdgeName, RequestId
 from fleet.core.request import RequestSpec
+from fleet.lab.measure.twin import SlowTwin
 
 Content = dict[EdgeName, bytes]
 
 
 def expected_content(config: FleetConfig, specs: Iterable[RequestSpec]) -> dict[RequestId, Content]:
-    """Return the digest of each client edge of each request. `config`: its engines must take no time for a step."""
+    """Return the digest of each client edge of each request. `config`: its engines must take no
+    time for a step.
+    """
     from fleet.worker.main import build_stage
 
     graph = config.graph_declaration()

@@ -1,4 +1,5 @@
-"""The fleet of the scale benchmark: Redis, a conductor and workers as plain processes, and the CPU that each has used.
+"""The fleet of the scale benchmark: Redis, a conductor and workers as plain processes, and the CPU
+that each has used.
 
 Without supervisor and gateway, which are not measured here. Knows no stage.
 """
@@ -15,12 +16,12 @@ from pathlib import Path
 import psutil
 import yaml
 
-from fleet.lab.measure import processes
-from fleet.lab.measure.errors import BenchError
 from fleet.config import FleetConfig, load_config
 from fleet.control.connect import connect
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, server_command
+from fleet.lab.measure import processes
+from fleet.lab.measure.errors import BenchError
 
 CONFIG_NAME, LOG_NAME = "resolved.yaml", "fleet.log"
 STOP_S = 10.0
@@ -28,7 +29,9 @@ REDIS, CONDUCTOR = "redis", "conductor"
 
 
 class ScaleFleet:
-    """The started processes, by name; workers of one role share its name. `ready_s`: time until all roles were served."""
+    """The started processes, by name; workers of one role share its name. `ready_s`: time until all
+    roles were served.
+    """
 
     def __init__(self, config: FleetConfig, folder: Path) -> None:
         options = ServerOptions(data_dir=folder)
@@ -37,7 +40,12 @@ class ScaleFleet:
         file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
         self.config = load_config(file)
         self._log = folder / LOG_NAME
-        self._env = {**os.environ, "REDIS_URL": self.url, "FLEET_CONFIG": str(file), "PYTHONUNBUFFERED": "1"}
+        self._env = {
+            **os.environ,
+            "REDIS_URL": self.url,
+            "FLEET_CONFIG": str(file),
+            "PYTHONUNBUFFERED": "1",
+        }
         self._started: list[tuple[str, subprocess.Popen[bytes]]] = []
         self._began_s, self.ready_s = time.monotonic(), 0.0
         self._start(REDIS, server_command(find_server(), options))
@@ -67,10 +75,15 @@ class ScaleFleet:
         for name, process in self._started:
             if process.poll() is not None:
                 tail = processes.end_of(self._log)
-                raise BenchError(f"scale: {name} ended with status {process.returncode}; the end of its log:\n{tail}")
+                raise BenchError(
+                    f"scale: {name} ended with status {process.returncode}; the end of its "
+                    f"log:\n{tail}"
+                )
 
     def cpu_s(self) -> dict[str, float]:
-        """Return CPU seconds by name: all threads, and ended children (Redis forks to rewrite its file)."""
+        """Return CPU seconds by name: all threads, and ended children (Redis forks to rewrite its
+        file).
+        """
         self.check()
         used: dict[str, float] = {}
         for name, process in self._started:
@@ -87,7 +100,8 @@ class ScaleFleet:
 
 @contextmanager
 def scale_fleet(config: FleetConfig) -> Iterator[ScaleFleet]:
-    """Run every process of `config` but the gateway until the end of the block; on entry they are started, but not yet ready.
+    """Run every process of `config` but the gateway until the end of the block; on entry they are
+    started, but not yet ready.
 
     Raises: ConfigError if there is no Redis to start, or the configuration is invalid.
     """

@@ -1,7 +1,9 @@
-"""Load generator of the scale benchmark: a gateway that submits streams, reads their client edges and records the chunks' ages.
+"""Load generator of the scale benchmark: a gateway that submits streams, reads their client edges
+and records the chunks' ages.
 
-It joins through `FleetClient` and acknowledges as `web` does, but without HTTP: the control plane is measured, and one Python
-HTTP server does not serve 3,750 chunks a second. It runs in this process, whose CPU is not counted as the fleet's.
+It joins through `FleetClient` and acknowledges as `web` does, but without HTTP: the control plane
+is measured, and one Python HTTP server does not serve 3,750 chunks a second. It runs in this
+process, whose CPU is not counted as the fleet's.
 """
 
 import asyncio
@@ -13,9 +15,6 @@ from typing import cast
 
 import psutil
 
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.scale_fleet import ScaleFleet
-from fleet.lab.measure.scale_result import Ages, Window
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, exchange
@@ -24,6 +23,9 @@ from fleet.core.errors import FleetError
 from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.scale_fleet import ScaleFleet
+from fleet.lab.measure.scale_result import Ages, Window
 from fleet.lab.report.background_load import BackgroundLoad
 
 ARRIVALS_PER_S = 150
@@ -44,7 +46,9 @@ class Stream:
 
     spec: RequestSpec
     num_chunks: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])
-    digests: dict[EdgeName, hashlib.blake2b] = field(default_factory=dict[EdgeName, hashlib.blake2b])
+    digests: dict[EdgeName, hashlib.blake2b] = field(
+        default_factory=dict[EdgeName, hashlib.blake2b]
+    )
     begun: bool = False
     ended: bool = False
     fault: str = ""
@@ -72,7 +76,9 @@ class _Counters:
 class StreamLoad:
     """The streams of one run, on one event loop. `fleet` is only read."""
 
-    def __init__(self, fleet: ScaleFleet, client: FleetClient, specs: Sequence[RequestSpec]) -> None:
+    def __init__(
+        self, fleet: ScaleFleet, client: FleetClient, specs: Sequence[RequestSpec]
+    ) -> None:
         self._fleet, self._client = fleet, client
         self.streams = [Stream(spec) for spec in specs]
         self._arrived = HopCounts()
@@ -91,7 +97,10 @@ class StreamLoad:
             async for chunk in await self._client.requests.submit(stream.spec, None):
                 self._arrived.add(now_us() - chunk.produced_us)
                 if chunk.index != stream.num_chunks[chunk.edge]:
-                    stream.fault = f"chunk {chunk.index} of {chunk.edge} arrived as number {stream.num_chunks[chunk.edge]}"
+                    stream.fault = (
+                        f"chunk {chunk.index} of {chunk.edge} arrived as number "
+                        f"{stream.num_chunks[chunk.edge]}"
+                    )
                 stream.num_chunks[chunk.edge] += 1
                 for tensor in chunk.tensors.values():
                     stream.digests[chunk.edge].update(tensor.data or b"")
@@ -104,7 +113,9 @@ class StreamLoad:
         return sum(stream.begun for stream in self.streams)
 
     async def wait_for(self, reached: Callable[[], bool], description: str) -> None:
-        """Poll until `reached()`. Raises: BenchError if a process or a stream fails, or after `TIMEOUT_S`."""
+        """Poll until `reached()`. Raises: BenchError if a process or a stream fails, or after
+        `TIMEOUT_S`.
+        """
         deadline = time.monotonic() + TIMEOUT_S
         while not reached():
             self._fleet.check()
@@ -112,7 +123,9 @@ class StreamLoad:
             if faults:
                 raise BenchError(f"scale: a stream failed: {faults[0]}")
             if time.monotonic() > deadline:
-                raise BenchError(f"scale: timed out after {TIMEOUT_S:g} s waiting for {description}")
+                raise BenchError(
+                    f"scale: timed out after {TIMEOUT_S:g} s waiting for {description}"
+                )
             await asyncio.sleep(POLL_S)
 
     async def window(self, seconds: float) -> Window:
@@ -125,7 +138,8 @@ class StreamLoad:
         ended = sum(stream.ended for stream in self.streams)
         if ended:
             raise BenchError(
-                f"scale: {ended} of {len(self.streams)} streams ended before the window, since the fleet was slow to start them; "
+                f"scale: {ended} of {len(self.streams)} streams ended before the window, since "
+                "the fleet was slow to start them; "
                 "use a quieter machine, or fewer --streams"
             )
         took_s = after.at_s - before.at_s
@@ -153,26 +167,44 @@ class StreamLoad:
         )
 
     def _appended(self) -> int:
-        """Count the chunks in the logs of all edges of all streams, by their producers' counters."""
+        """Count the chunks in the logs of all edges of all streams, by their producers'
+        counters.
+        """
         commands: list[Sequence[str]] = []
         for stream in self.streams:
             for edge in self._fleet.config.graph_declaration().edges_for(stream.spec.outputs):
-                commands.append(("HGET", keys.task(stream.spec.id, edge.source), f"produced:{edge.name}"))
-        return sum(int(cast(bytes, reply)) for reply in exchange(self._redis, (), *commands) if reply is not None)
+                commands.append(
+                    ("HGET", keys.task(stream.spec.id, edge.source), f"produced:{edge.name}")
+                )
+        return sum(
+            int(cast(bytes, reply))
+            for reply in exchange(self._redis, (), *commands)
+            if reply is not None
+        )
 
     async def finish(self) -> None:
-        """Wait for the end of every stream and request, then record chunks that were appended and never read."""
-        await self.wait_for(lambda: all(stream.ended for stream in self.streams), "the streams to end")
+        """Wait for the end of every stream and request, then record chunks that were appended and
+        never read.
+        """
+        await self.wait_for(
+            lambda: all(stream.ended for stream in self.streams), "the streams to end"
+        )
         deadline = time.monotonic() + TIMEOUT_S
         while await self._client.telemetry.num_live() and time.monotonic() < deadline:
             self._fleet.check()
             await asyncio.sleep(POLL_S)
         for stream in self.streams:
             view = await self._client.telemetry.trace(stream.spec.id)
-            left = [edge.name for edge in view.edges if edge.produced != edge.consumed] if view else ["every edge"]
+            left = (
+                [edge.name for edge in view.edges if edge.produced != edge.consumed]
+                if view
+                else ["every edge"]
+            )
             if view is None or view.state != "finished" or left:
                 state = view.state if view else "unknown"
-                stream.fault = f"the request is {state}; unread chunks on {', '.join(left) or 'no edge'}"
+                stream.fault = (
+                    f"the request is {state}; unread chunks on {', '.join(left) or 'no edge'}"
+                )
 
     async def close(self) -> None:
         for receiver in self._receivers:
@@ -183,4 +215,8 @@ class StreamLoad:
 
 def _ages(counts: HopCounts) -> Ages | None:
     p50, p99 = (counts.percentile_us(percent) for percent in PERCENT)
-    return Ages(count=counts.total, p50_us=p50, p99_us=p99) if p50 is not None and p99 is not None else None
+    return (
+        Ages(count=counts.total, p50_us=p50, p99_us=p99)
+        if p50 is not None and p99 is not None
+        else None
+    )

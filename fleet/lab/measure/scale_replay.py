@@ -1,13 +1,21 @@
-"""Replay of the calls of many streams, for the share of Redis alone: one process appends, reads and acknowledges for two workers.
+"""Replay of the calls of many streams, for the share of Redis alone: one process appends, reads and
+acknowledges for two workers.
 
-A step of all streams is sent in groups, since workers that serve many streams send the chunks of several in one call. With
-no engine and one process beside Redis, the chunks per second that Redis alone would serve follow from its CPU time.
+A step of all streams is sent in groups, since workers that serve many streams send the chunks of
+several in one call. With no engine and one process beside Redis, the chunks per second that Redis
+alone would serve follow from its CPU time.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from fleet.control import scripts
+from fleet.control.connect import connect, run
+from fleet.control.notices import ChunkNotice
+from fleet.core.chunk import Chunk, WireTensor, encode_chunk
+from fleet.core.clock import now_us
+from fleet.core.ids import Epoch, RequestId, RoleName, StageName
 from fleet.lab.measure.pair import (
     CONSUMER,
     EDGE,
@@ -20,12 +28,6 @@ from fleet.lab.measure.pair import (
     open_requests,
 )
 from fleet.lab.measure.scale_costs_result import Replay
-from fleet.control import scripts
-from fleet.control.connect import connect, run
-from fleet.control.notices import ChunkNotice
-from fleet.core.chunk import Chunk, WireTensor, encode_chunk
-from fleet.core.clock import now_us
-from fleet.core.ids import Epoch, RequestId, RoleName, StageName
 from fleet.worker.redis_link import RedisLink
 
 CODES_BYTES, AUDIO_BYTES = 64, 15_360
@@ -39,9 +41,16 @@ Opened = Sequence[tuple[RequestId, Mapping[StageName, Epoch]]]
 def measure_replay(streams: int, steps: int, tensor_bytes: int) -> Replay:
     """Append `steps` chunks of each stream. Raises: ConfigError if there is no Redis to start."""
     with bare_redis() as server:
-        with connect(server.url, one_connection=True) as producer, connect(server.url, one_connection=True) as consumer:
-            producer.config_set("auto-aof-rewrite-percentage", 0)  # its size must only grow meanwhile
-            links = {stage: RedisLink(consumer, worker, RoleName(stage)) for stage, worker in WORKERS.items()}
+        with (
+            connect(server.url, one_connection=True) as producer,
+            connect(server.url, one_connection=True) as consumer,
+        ):
+            # its size must only grow meanwhile
+            producer.config_set("auto-aof-rewrite-percentage", 0)
+            links = {
+                stage: RedisLink(consumer, worker, RoleName(stage))
+                for stage, worker in WORKERS.items()
+            }
             call = partial(run, producer)
             opened = open_requests(call, links, streams)
             return _replay(server, call, producer.info, links, opened, steps, tensor_bytes)
@@ -56,7 +65,13 @@ def _replay(
     steps: int,
     size: int,
 ) -> Replay:
-    cpu_s, logged, commands, payload, received = server.cpu_s(), _logged_bytes(info), _num_commands(info), 0, 0
+    cpu_s, logged, commands, payload, received = (
+        server.cpu_s(),
+        _logged_bytes(info),
+        _num_commands(info),
+        0,
+        0,
+    )
     for index in range(steps):
         for first in range(0, len(opened), GROUP):
             group = opened[first : first + GROUP]
@@ -80,7 +95,14 @@ def _replay(
 def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) -> int:
     """Read what arrived as the consumer, acknowledging in strides; return the number of chunks."""
     acks = [
-        scripts.Ack(request=request, stage=CONSUMER, epoch=epochs[CONSUMER], edge=EDGE, consumed=index, producer=PRODUCER)
+        scripts.Ack(
+            request=request,
+            stage=CONSUMER,
+            epoch=epochs[CONSUMER],
+            edge=EDGE,
+            consumed=index,
+            producer=PRODUCER,
+        )
         for request, epochs in group
         if index and index % ACK_STRIDE == 0
     ]
@@ -92,19 +114,36 @@ def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) ->
 
 def _append(request: RequestId, epoch: Epoch, index: int, size: int) -> scripts.Append:
     chunk = Chunk(
-        request=request, edge=EDGE, index=index, epoch=epoch, tensors={"data": WireTensor("uint8", (size,), bytes(size))},
-        produced_us=now_us(), first_row=index * size,
-    )  # fmt: skip
-    return scripts.Append(stage=PRODUCER, consumer=CONSUMER, chunk=chunk, location={}, event=None, finish=False, num_items=1)
+        request=request,
+        edge=EDGE,
+        index=index,
+        epoch=epoch,
+        tensors={"data": WireTensor("uint8", (size,), bytes(size))},
+        produced_us=now_us(),
+        first_row=index * size,
+    )
+    return scripts.Append(
+        stage=PRODUCER,
+        consumer=CONSUMER,
+        chunk=chunk,
+        location={},
+        event=None,
+        finish=False,
+        num_items=1,
+    )
 
 
 def _logged_bytes(info: Callable[[str], Any]) -> int:
-    """Return the size of the append-only file, with what Redis has yet to write to it: for up to 2 s if the disk is busy."""
+    """Return the size of the append-only file, with what Redis has yet to write to it: for up to 2
+    s if the disk is busy.
+    """
     persistence = info("persistence")
     return int(persistence["aof_current_size"]) + int(persistence["aof_buffer_length"])
 
 
 def _num_commands(info: Callable[[str], Any]) -> int:
-    """Return the commands that Redis has run, those of scripts included, without these questions."""
+    """Return the commands that Redis has run, those of scripts included, without these
+    questions.
+    """
     stats = info("commandstats")
     return sum(stats[name]["calls"] for name in stats if name != "cmdstat_info")

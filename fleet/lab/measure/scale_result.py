@@ -17,7 +17,8 @@ PACE_RATIO = 0.97
 
 
 class Ages(msgspec.Struct, frozen=True, kw_only=True):
-    """Ages of chunks on arrival: from the producer's timestamp, just before the append, to the consumer.
+    """Ages of chunks on arrival: from the producer's timestamp, just before the append, to the
+    consumer.
 
     Units: microseconds, at most 12 % too high (the bounds of `core/hops.py`).
     """
@@ -30,8 +31,9 @@ class Ages(msgspec.Struct, frozen=True, kw_only=True):
 class Window(msgspec.Struct, frozen=True, kw_only=True):
     """One measured window, during all of which every stream ran.
 
-    `chunks`: appended on all edges together. `between_workers`: counted by the workers and reported when they renew their leases,
-    so its window is up to 1.5 s earlier. `cpu_s`: by process name. `generator_cores`: CPU of the load generator.
+    `chunks`: appended on all edges together. `between_workers`: counted by the workers and reported
+    when they renew their leases, so its window is up to 1.5 s earlier. `cpu_s`: by process name.
+    `generator_cores`: CPU of the load generator.
     """
 
     seconds: float
@@ -60,7 +62,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalePhase(msgspec.Struct, frozen=True, kw_only=True):
-    """One count of concurrent streams. `broken`: the fault of each stream that was not complete, in order and as expected."""
+    """One count of concurrent streams. `broken`: the fault of each stream that was not complete, in
+    order and as expected.
+    """
 
     streams: int
     window: Window
@@ -91,7 +95,8 @@ class Joined(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleResult(Result, frozen=True, kw_only=True):
-    """Every stage produces a row per stream every `step_ms`; each of `num_edges` edges carries `num_edges` rows per chunk.
+    """Every stage produces a row per stream every `step_ms`; each of `num_edges` edges carries
+    `num_edges` rows per chunk.
 
     Hence a stream appends one chunk every `step_ms`, all edges together.
     """
@@ -109,12 +114,17 @@ class ScaleResult(Result, frozen=True, kw_only=True):
 
     @property
     def most_in_time(self) -> int:
-        """Return the largest measured count of streams that kept real time with chunks on time; 0 if none did."""
+        """Return the largest measured count of streams that kept real time with chunks on time; 0
+        if none did.
+        """
         in_time = (
             phase.streams
             for phase in self.phases
             if phase.window.chunks_per_s >= PACE_RATIO * self.real_time_per_s(phase.streams)
-            and all(ages is None or ages.p99_us <= HOP_P99_MS * 1e3 for ages in phase.window.hops.values())
+            and all(
+                ages is None or ages.p99_us <= HOP_P99_MS * 1e3
+                for ages in phase.window.hops.values()
+            )
         )
         return max(in_time, default=0)
 
@@ -123,7 +133,11 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         return [phase.window for phase in self.phases]
 
     def tables(self) -> list[Group]:
-        return [self._phases_table(), self._join_table(), *(self.costs.tables() if self.costs else ())]
+        return [
+            self._phases_table(),
+            self._join_table(),
+            *(self.costs.tables() if self.costs else ()),
+        ]
 
     def _phases_table(self) -> Group:
         windows = self._windows
@@ -133,13 +147,25 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         table.add_section()
         table.add_row("CPU per chunk, us", *(figure(window.cost_us) for window in windows))
         for process in windows[-1].cpu_s:
-            table.add_row(f"  {process}", *(figure(window.cost_of_us(process)) for window in windows))
+            table.add_row(
+                f"  {process}", *(figure(window.cost_of_us(process)) for window in windows)
+            )
         table.add_section()
-        table.add_row("complete answers", *(f"{phase.complete} of {phase.streams}" for phase in self.phases))
-        pace = f"{self.num_edges} rows per chunk on each of {self.num_edges} edges" if self.num_edges > 1 else "a chunk per row"
+        table.add_row(
+            "complete answers", *(f"{phase.complete} of {phase.streams}" for phase in self.phases)
+        )
+        pace = (
+            f"{self.num_edges} rows per chunk on each of {self.num_edges} edges"
+            if self.num_edges > 1
+            else "a chunk per row"
+        )
         each = f"{self.real_time_per_s(1):g} chunks/s per stream"
         carried = f"{self.most_in_time or 'none'} of these counts in time"
-        return titled(f"scale: {self.graph}, fake engine, a row every {self.step_ms} ms, {pace}: {each}; {carried}", table)
+        return titled(
+            f"scale: {self.graph}, fake engine, a row every {self.step_ms} ms, {pace}: {each}; "
+            f"{carried}",
+            table,
+        )
 
     def _join_table(self) -> Group:
         joined, table = self.joined, table_of("", "one worker", "two workers")
@@ -147,13 +173,19 @@ class ScaleResult(Result, frozen=True, kw_only=True):
             table.add_row(name, *cells)
         table.add_row("complete answers", "", f"{joined.complete} of {joined.streams}")
         slots = f"{joined.streams} streams for {joined.slots} slots of {joined.role}"
-        return titled(f"{slots}; a second worker, {joined.start_s:.1f} s from its start to its last stream's first chunk", table)
+        return titled(
+            f"{slots}; a second worker, {joined.start_s:.1f} s from its start to its last "
+            "stream's first chunk",
+            table,
+        )
 
     def panels(self) -> list[Panel]:
         return [self._draw_costs]
 
     def _draw_costs(self, axes: Axes) -> None:
-        """Draw the CPU per chunk, stacked by process, for each number of streams; above it the 99th percentile of the hops."""
+        """Draw the CPU per chunk, stacked by process, for each number of streams; above it the 99th
+        percentile of the hops.
+        """
         for place, window in enumerate(self._windows):
             bottom = 0.0
             for number, name in enumerate(window.cpu_s):
@@ -161,38 +193,84 @@ class ScaleResult(Result, frozen=True, kw_only=True):
                 axes.bar(place, cost_us, bottom=bottom, color=f"C{number}", width=0.6, label=label)
                 bottom += cost_us
             late = [ages.p99_us / 1e3 for ages in window.hops.values() if ages is not None]
-            axes.annotate(f"hop p99\n{max(late, default=0.0):.0f} ms", (place, bottom), ha="center", va="bottom", fontsize=8)
-        labels = [f"{phase.streams} streams\n{phase.window.chunks_per_s:.0f} chunks/s" for phase in self.phases]
+            axes.annotate(
+                f"hop p99\n{max(late, default=0.0):.0f} ms",
+                (place, bottom),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+            )
+        labels = [
+            f"{phase.streams} streams\n{phase.window.chunks_per_s:.0f} chunks/s"
+            for phase in self.phases
+        ]
         axes.set_xticks(range(len(labels)), labels, fontsize=8)
         axes.set(ylabel="us of CPU per chunk", title="CPU per chunk")
         axes.margins(y=0.2)
         axes.legend(fontsize=7)
 
     def targets(self) -> list[Ratio]:
-        """Check pace and late chunks with the most streams, the growth of the CPU per chunk, and that no answer is incomplete."""
+        """Check pace and late chunks with the most streams, the growth of the CPU per chunk, and
+        that no answer is incomplete.
+        """
         few, many = self.phases[0], self.phases[-1]
         window, joined = many.window, self.joined
         pace = window.chunks_per_s / self.real_time_per_s(many.streams)
-        ratios = [Ratio(name=f"pace of {many.streams} streams / real time", value=pace, target=PACE_RATIO, at_most=False)]
+        ratios = [
+            Ratio(
+                name=f"pace of {many.streams} streams / real time",
+                value=pace,
+                target=PACE_RATIO,
+                at_most=False,
+            )
+        ]
         for name, ages in window.hops.items():
             if ages is not None:
                 late = f"hop p99 at {many.streams} streams, {name}"
-                ratios.append(Ratio(name=late, value=ages.p99_us / 1e3, target=HOP_P99_MS, at_most=True, unit="ms"))
+                ratios.append(
+                    Ratio(
+                        name=late,
+                        value=ages.p99_us / 1e3,
+                        target=HOP_P99_MS,
+                        at_most=True,
+                        unit="ms",
+                    )
+                )
         redis = f"CPU of Redis per chunk, {many.streams} streams"
-        ratios.append(Ratio(name=redis, value=window.cost_of_us("redis"), target=REDIS_US, at_most=True, unit="us"))
+        ratios.append(
+            Ratio(
+                name=redis,
+                value=window.cost_of_us("redis"),
+                target=REDIS_US,
+                at_most=True,
+                unit="us",
+            )
+        )
         if few is not many and few.window.cost_us:
             name = f"CPU per chunk, {many.streams} streams / {few.streams}"
             value = window.cost_us / few.window.cost_us
             ratios.append(Ratio(name=name, value=value, target=COST_RATIO, at_most=True))
         if joined.alone.chunks:
             value = joined.together.chunks_per_s / joined.alone.chunks_per_s
-            ratios.append(Ratio(name="chunks/s with a second worker", value=value, target=JOIN_RATIO, at_most=False))
+            ratios.append(
+                Ratio(
+                    name="chunks/s with a second worker",
+                    value=value,
+                    target=JOIN_RATIO,
+                    at_most=False,
+                )
+            )
         broken = sum(len(phase.broken) for phase in (*self.phases, joined))
-        ratios.append(Ratio(name="incomplete answers", value=broken, target=0, at_most=True, unit="answers"))
+        ratios.append(
+            Ratio(name="incomplete answers", value=broken, target=0, at_most=True, unit="answers")
+        )
         return [*ratios, *(self.costs.targets() if self.costs else ())]
 
     def background_loads(self) -> list[float]:
-        return [window.others_cores for window in (*self._windows, self.joined.alone, self.joined.together)]
+        return [
+            window.others_cores
+            for window in (*self._windows, self.joined.alone, self.joined.together)
+        ]
 
 
 def _window_rows(windows: Sequence[Window]) -> Iterator[list[str]]:

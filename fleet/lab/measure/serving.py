@@ -1,4 +1,6 @@
-"""Serving benchmark: the same bounded, greedy requests one at a time, then concurrently. Knows stages only as declared."""
+"""Serving benchmark: the same bounded, greedy requests one at a time, then concurrently. Knows
+stages only as declared.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,6 +8,9 @@ from pathlib import Path
 import msgspec
 from msgspec import UNSET
 
+from fleet.config import FleetConfig
+from fleet.core.ids import StageName, new_request_id
+from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.client.chat import ChatCall, ChatMessage, ChatStreamOptions, OutputAudio, StageBounds
 from fleet.lab.client.client import ApiClient
 from fleet.lab.measure.deployment import TargetFleet
@@ -14,9 +19,6 @@ from fleet.lab.measure.load import Advance, LoadPhase, run_phase, with_backgroun
 from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.prompts import pick
 from fleet.lab.measure.reference import ReferenceWork
-from fleet.config import FleetConfig
-from fleet.core.ids import StageName, new_request_id
-from fleet.core.request import RequestSpec, Sampling
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
 
 SINGLE, CONCURRENT = "single stream", "concurrent"
@@ -38,7 +40,9 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBounds:
-    """Return the `fleet` section of a request: every stage that samples is greedy and bounded, the main one by `max_tokens`."""
+    """Return the `fleet` section of a request: every stage that samples is greedy and bounded, the
+    main one by `max_tokens`.
+    """
     stages = config.graph_declaration().stages
     return {
         stage.name: {"max_tokens": max_tokens if stage.main else frames, "temperature": 0.0}
@@ -47,21 +51,36 @@ def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBoun
     }
 
 
-def measure_serving(api: ApiClient, config: FleetConfig, options: BenchOptions, steps: Steps) -> Serving:
-    """Warm up, then send one request at a time, then `concurrency` at a time. Raises: ApiError, BenchError."""
+def measure_serving(
+    api: ApiClient, config: FleetConfig, options: BenchOptions, steps: Steps
+) -> Serving:
+    """Warm up, then send one request at a time, then `concurrency` at a time. Raises: ApiError,
+    BenchError.
+    """
     model = api.model()
     _check_stages(api, config)
     bounds = stage_bounds(config, options.max_tokens, options.frames)
     prompts = pick(max(options.requests, options.concurrency))
     bodies = [encode_call(model, prompt, config, bounds) for prompt in prompts]
-    alone, warm_up = bodies[: options.requests], [bodies[index % len(bodies)] for index in range(options.warm_up)]
+    alone, warm_up = (
+        bodies[: options.requests],
+        [bodies[index % len(bodies)] for index in range(options.warm_up)],
+    )
     if warm_up:
         run_phase("warm-up", api, warm_up, 1, steps("warm-up", len(warm_up)))
-        run_phase("warm-up", api, warm_up * 2, options.concurrency, steps("warm-up, concurrent", len(warm_up) * 2))
+        run_phase(
+            "warm-up",
+            api,
+            warm_up * 2,
+            options.concurrency,
+            steps("warm-up, concurrent", len(warm_up) * 2),
+        )
     step = steps("one at a time", len(alone))
     single = with_background_load(options.up, lambda: run_phase(SINGLE, api, alone, 1, step))
     together = steps(f"{options.concurrency} at a time", len(bodies))
-    concurrent = with_background_load(options.up, lambda: run_phase(CONCURRENT, api, bodies, options.concurrency, together))
+    concurrent = with_background_load(
+        options.up, lambda: run_phase(CONCURRENT, api, bodies, options.concurrency, together)
+    )
     return Serving(
         url=api.url,
         model=model,
@@ -74,12 +93,15 @@ def measure_serving(api: ApiClient, config: FleetConfig, options: BenchOptions, 
 
 
 def _check_stages(api: ApiClient, config: FleetConfig) -> None:
-    """Check that the fleet serves the graph of the options, since the bounds name its stages. Raises: BenchError."""
+    """Check that the fleet serves the graph of the options, since the bounds name its stages.
+    Raises: BenchError.
+    """
     roles = api.roles()
     if not {role.name for role in config.roles()} <= roles:
         served = ", ".join(sorted(roles))
         raise BenchError(
-            f"{api.url} serves the roles {served}, not the graph {config.graph}; name its graph with --set graph=NAME "
+            f"{api.url} serves the roles {served}, not the graph {config.graph}; name its graph "
+            "with --set graph=NAME "
             "or --config FILE",
             param="--config",
         )
@@ -100,13 +122,17 @@ def encode_call(
 ) -> bytes:
     """Encode a streamed request, greedy by default, for all media of the graph or only `media`.
 
-    `conversation`: the key of the one whose turn it is; None: of none. `store` False: the answer is never captured.
+    `conversation`: the key of the one whose turn it is; None: of none. `store` False: the answer is
+    never captured.
     Raises: BenchError for a medium that the graph does not produce.
     """
     produced = set(config.graph_declaration().media.values())
     media = sorted(produced if media is None else media, reverse=True)
     if not set(media) <= produced:
-        raise BenchError(f"graph {config.graph} answers with {', '.join(sorted(produced))}, not with {', '.join(media)}")
+        raise BenchError(
+            f"graph {config.graph} answers with {', '.join(sorted(produced))}, not with "
+            f"{', '.join(media)}"
+        )
     call = ChatCall(
         model=model,
         messages=(ChatMessage(role="user", content=prompt),),
@@ -124,11 +150,14 @@ def encode_call(
 
 
 def local_checkpoint(config: FleetConfig) -> Path:
-    """Return the folder of the fleet's checkpoint. Raises: BenchError if it is not on this machine."""
+    """Return the folder of the fleet's checkpoint. Raises: BenchError if it is not on this
+    machine.
+    """
     checkpoint = Path(config.checkpoint)
     if not checkpoint.is_dir():
         raise BenchError(
-            f"a comparison needs the fleet's checkpoint on this machine, and {config.checkpoint!r} is not a folder; "
+            "a comparison needs the fleet's checkpoint on this machine, and "
+            f"{config.checkpoint!r} is not a folder; "
             "name it with --set checkpoint=DIR, or use --up",
             param="--set",
         )
@@ -136,14 +165,21 @@ def local_checkpoint(config: FleetConfig) -> Path:
 
 
 def prepare(
-    target: TargetFleet, options: BenchOptions, prompts: tuple[str, ...], num_threads: tuple[int, ...]
+    target: TargetFleet,
+    options: BenchOptions,
+    prompts: tuple[str, ...],
+    num_threads: tuple[int, ...],
 ) -> tuple[ReferenceWork, Frontend]:
-    """Prepare the measured prompts for the reference, as the gateway prepares them; return also the frontend that did.
+    """Prepare the measured prompts for the reference, as the gateway prepares them; return also the
+    frontend that did.
 
-    Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks something.
+    Raises: BenchError if the fleet's checkpoint is not on this machine; ConfigError if it lacks
+    something.
     """
     config = target.config
-    frontend = load_frontend(config.graph_declaration().frontend, local_checkpoint(config), config.limits)
+    frontend = load_frontend(
+        config.graph_declaration().frontend, local_checkpoint(config), config.limits
+    )
     requests = tuple(_spec(config, frontend, options, prompt) for prompt in prompts)
     work = ReferenceWork(
         requests=requests,
@@ -157,12 +193,18 @@ def prepare(
     return work, frontend
 
 
-def _spec(config: FleetConfig, frontend: Frontend, options: BenchOptions, prompt: str) -> RequestSpec:
+def _spec(
+    config: FleetConfig, frontend: Frontend, options: BenchOptions, prompt: str
+) -> RequestSpec:
     graph = config.graph_declaration()
     bounds = stage_bounds(config, options.max_tokens, options.frames)
     sampling: dict[StageName, Sampling] = {}
     for stage in graph.stages:
-        defaults = {**stage.default_sampling, **frontend.sampling().get(stage.name, {}), **config.stage(stage.name).sampling}
+        defaults = {
+            **stage.default_sampling,
+            **frontend.sampling().get(stage.name, {}),
+            **config.stage(stage.name).sampling,
+        }
         fields = {**defaults, **bounds.get(stage.name, {})}
         sampling[stage.name] = msgspec.convert(fields, Sampling)
     chat = ChatRequest(

@@ -1,4 +1,6 @@
-"""The serving benchmark in a report, beside the implementations that it is compared with. Measures nothing."""
+"""The serving benchmark in a report, beside the implementations that it is compared with. Measures
+nothing.
+"""
 
 from collections.abc import Sequence
 from functools import partial
@@ -41,18 +43,27 @@ def serving_table(serving: Serving, baseline: ReferenceResult | None) -> Group:
     table = table_of(*columns, *(("baseline\np50", "\np95") if baseline else ()))
     for name, scale, field in LATENCIES:
         if single.summary(field) or many.summary(field):
-            table.add_row(name, *(cell for each in measured for cell in cells(each.summary(field), scale)))
+            table.add_row(
+                name, *(cell for each in measured for cell in cells(each.summary(field), scale))
+            )
     table.add_section()
     rates = {
-        "throughput, s of audio/s": [each.throughput if single.audio_s else None for each in measured],
+        "throughput, s of audio/s": [
+            each.throughput if single.audio_s else None for each in measured
+        ],
         "requests, 1/s": [each.requests_per_s for each in measured],
-        "answer tokens, 1/s": [each.tokens_per_s if isinstance(each, LoadPhase) else None for each in measured],
+        "answer tokens, 1/s": [
+            each.tokens_per_s if isinstance(each, LoadPhase) else None for each in measured
+        ],
         "background load, cores": [each.others_cores for each in measured],
     }
     for name, numbers in rates.items():
         if any(number is not None for number in numbers):
             table.add_row(name, *(cell for number in numbers for cell in (figure(number), "")))
-    phases = f"{len(single.timings)} requests one at a time, then {len(many.timings)}, {many.concurrency} at a time"
+    phases = (
+        f"{len(single.timings)} requests one at a time, then {len(many.timings)}, "
+        f"{many.concurrency} at a time"
+    )
     return titled(f"{serving.model} at {serving.url}: {phases}", table)
 
 
@@ -68,24 +79,35 @@ def twin_table(twin: ReferenceResult) -> Group:
     return titled(f"the same stages in one process ({twin.device_line})", table)
 
 
-def serving_panels(serving: Serving, baseline: ReferenceResult | None, twin: ReferenceResult | None) -> list[Panel]:
+def serving_panels(
+    serving: Serving, baseline: ReferenceResult | None, twin: ReferenceResult | None
+) -> list[Panel]:
     """Return the panels; without audio there are none."""
     if not any(timing.audio for timing in serving.single.timings):
         return []
     many = f"fleet,\n{serving.concurrent.concurrency} at a time"
-    measured: list[Measured] = [("fleet,\none at a time", FLEET, serving.single), (many, MANY, serving.concurrent)]
+    measured: list[Measured] = [
+        ("fleet,\none at a time", FLEET, serving.single),
+        (many, MANY, serving.concurrent),
+    ]
     measured += [("one process", TWIN, twin)] if twin else []
     measured += [("baseline", OTHER, baseline)] if baseline else []
     return [
         partial(_timeline, serving=serving, baseline=baseline),
-        partial(_latencies, title="request to first audio", measured=measured, field="first_audio_s"),
-        partial(_latencies, title="request to last sample", measured=measured, field="last_sample_s"),
+        partial(
+            _latencies, title="request to first audio", measured=measured, field="first_audio_s"
+        ),
+        partial(
+            _latencies, title="request to last sample", measured=measured, field="last_sample_s"
+        ),
         partial(_throughput, measured=measured),
     ]
 
 
 def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]:
-    """Compare medians of the same requests one at a time, and concurrent throughput with that of the sequential baseline."""
+    """Compare medians of the same requests one at a time, and concurrent throughput with that of
+    the sequential baseline.
+    """
     first, last = serving.single.summary("first_audio_s"), serving.single.summary("last_sample_s")
     count = len(serving.single.timings)
     seconds = [answer.seconds for answer in baseline.answers[:count]]
@@ -93,8 +115,18 @@ def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]
     if first is None or last is None or first_audio is None:
         return []
     ratios = [
-        Ratio(name="first audio / baseline", value=first.p50 / first_audio.p50, target=FIRST_AUDIO_RATIO, at_most=True),
-        Ratio(name="last sample / baseline", value=last.p50 / percentile(seconds, 50), target=LAST_SAMPLE_RATIO, at_most=True),
+        Ratio(
+            name="first audio / baseline",
+            value=first.p50 / first_audio.p50,
+            target=FIRST_AUDIO_RATIO,
+            at_most=True,
+        ),
+        Ratio(
+            name="last sample / baseline",
+            value=last.p50 / percentile(seconds, 50),
+            target=LAST_SAMPLE_RATIO,
+            at_most=True,
+        ),
     ]
     concurrency = serving.concurrent.concurrency
     if concurrency >= THROUGHPUT_CONCURRENCY:
@@ -107,12 +139,17 @@ def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]
 def against_twin(serving: Serving, twin: ReferenceResult) -> list[Ratio]:
     """Compare the wall time of the same requests, one at a time."""
     wall_s = sum(metrics.total_s for metrics in serving.single.metrics)
-    return [Ratio(name="wall time / twin", value=wall_s / twin.seconds, target=TWIN_RATIO, at_most=True)]
+    return [
+        Ratio(name="wall time / twin", value=wall_s / twin.seconds, target=TWIN_RATIO, at_most=True)
+    ]
 
 
 def _timeline(axes: Axes, serving: Serving, baseline: ReferenceResult | None) -> None:
     """Plot the answer with the median time to first audio."""
-    spoken = sorted((timing for timing in serving.single.timings if timing.audio), key=lambda timing: timing.audio[0].at_s)
+    spoken = sorted(
+        (timing for timing in serving.single.timings if timing.audio),
+        key=lambda timing: timing.audio[0].at_s,
+    )
     timing = spoken[len(spoken) // 2]
     times, received = _received(timing.audio)
     axes.step(times, received, where="post", color=FLEET, label="received")
@@ -136,7 +173,9 @@ def _received(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
 
 
 def _played(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
-    """Return the audio played by each time: from the first chunk on, flat while the buffer is empty."""
+    """Return the audio played by each time: from the first chunk on, flat while the buffer is
+    empty.
+    """
     times, played, free_s = [audio[0].at_s], [0.0], audio[0].at_s
     for chunk in audio:
         start_s = max(free_s, chunk.at_s)
@@ -149,17 +188,29 @@ def _played(audio: Sequence[AudioChunk]) -> tuple[list[float], list[float]]:
 def _reference_step(axes: Axes, timing: AnswerTiming, baseline: ReferenceResult) -> None:
     answered = baseline.answers[timing.prompt]
     times = [0.0, answered.seconds, max(answered.seconds, timing.done_s)]
-    axes.step(times, [0.0, answered.audio_s, answered.audio_s], where="post", color=OTHER, label="baseline")
+    axes.step(
+        times,
+        [0.0, answered.audio_s, answered.audio_s],
+        where="post",
+        color=OTHER,
+        label="baseline",
+    )
 
 
 def _latencies(axes: Axes, title: str, measured: Sequence[Measured], field: str) -> None:
     """Draw p50 solid, p95 behind it."""
-    known = [(label, color, summary) for label, color, each in measured if (summary := each.summary(field))]
+    known = [
+        (label, color, summary)
+        for label, color, each in measured
+        if (summary := each.summary(field))
+    ]
     for place, (_, color, summary) in enumerate(known):
         p50_ms, p95_ms = summary.p50 * MS, summary.p95 * MS
         axes.bar(place, p95_ms, color=color, alpha=P95_ALPHA, width=0.6)
         axes.bar(place, p50_ms, color=color, width=0.6)
-        axes.annotate(f"{p50_ms:.0f} / {p95_ms:.0f}", (place, p95_ms), ha="center", va="bottom", fontsize=8)
+        axes.annotate(
+            f"{p50_ms:.0f} / {p95_ms:.0f}", (place, p95_ms), ha="center", va="bottom", fontsize=8
+        )
     axes.set(ylabel="ms", title=f"{title} (p50 / p95)")
     _finish(axes, [label for label, _, _ in known])
 
@@ -167,7 +218,9 @@ def _latencies(axes: Axes, title: str, measured: Sequence[Measured], field: str)
 def _throughput(axes: Axes, measured: Sequence[Measured]) -> None:
     for place, (_, color, each) in enumerate(measured):
         axes.bar(place, each.throughput, color=color, width=0.6)
-        axes.annotate(f"{each.throughput:.1f}", (place, each.throughput), ha="center", va="bottom", fontsize=8)
+        axes.annotate(
+            f"{each.throughput:.1f}", (place, each.throughput), ha="center", va="bottom", fontsize=8
+        )
     axes.set(ylabel="s of audio per s", title="throughput")
     _finish(axes, [label for label, _, _ in measured])
 

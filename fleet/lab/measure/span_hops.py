@@ -1,4 +1,5 @@
-"""Span hop benchmark: blocks of rows between two processes, on the connection and through the ring that NIXL reads.
+"""Span hop benchmark: blocks of rows between two processes, on the connection and through the ring
+that NIXL reads.
 
 Each transport needs two processes of its own, since UCX reads its settings once. Knows no layers.
 """
@@ -15,9 +16,9 @@ from rich.console import Group
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.result import Result
 from fleet.lab.measure.serving import Steps
-from fleet.process.parent_death import signalled_with_parent
 from fleet.lab.report.stats import Ratio, percentile
 from fleet.lab.report.tables import figure, table_of, titled
+from fleet.process.parent_death import signalled_with_parent
 
 KIB = 1024
 SIZES_KIB = (16, 256, 1024, 2048, 4096, 16 * KIB, 64 * KIB)
@@ -29,9 +30,11 @@ LIMIT_S = 300
 
 
 class HopSamples(msgspec.Struct, frozen=True, kw_only=True):
-    """Blocks of one size, sent in turns on the connection and through the ring, each until its receiver has answered.
+    """Blocks of one size, sent in turns on the connection and through the ring, each until its
+    receiver has answered.
 
-    Units: microseconds. `connection_cpu_us`, `ring_cpu_us`: median CPU time of both processes for one block.
+    Units: microseconds. `connection_cpu_us`, `ring_cpu_us`: median CPU time of both processes for
+    one block.
     """
 
     kib: int
@@ -56,8 +59,14 @@ class TransportHops(msgspec.Struct, frozen=True, kw_only=True):
         table = table_of("KiB", "connection us", "ring us", "ratio", "CPU us", "CPU us, ring")
         for hop in self.hops:
             times = (percentile(hop.connection_us, 50), percentile(hop.ring_us, 50), hop.ratio)
-            table.add_row(f"{hop.kib}", *map(figure, (*times, hop.connection_cpu_us, hop.ring_cpu_us)))
-        return titled(f"one block between two processes and the answer to it: TCP, and {TRANSPORTS[self.transport]}", table)
+            table.add_row(
+                f"{hop.kib}", *map(figure, (*times, hop.connection_cpu_us, hop.ring_cpu_us))
+            )
+        return titled(
+            "one block between two processes and the answer to it: TCP, and "
+            f"{TRANSPORTS[self.transport]}",
+            table,
+        )
 
 
 class SpanHopsResult(Result, frozen=True, kw_only=True):
@@ -69,8 +78,16 @@ class SpanHopsResult(Result, frozen=True, kw_only=True):
         return [each.table() for each in self.transports]
 
     def targets(self) -> Sequence[Ratio]:
-        """Return the gain at the size from which on the ring is used unless `spans.nixl_kib` is set."""
-        found = [hop for each in self.transports if each.transport == HOST for hop in each.hops if hop.kib == THRESHOLD_KIB]
+        """Return the gain at the size from which on the ring is used unless `spans.nixl_kib` is
+        set.
+        """
+        found = [
+            hop
+            for each in self.transports
+            if each.transport == HOST
+            for hop in each.hops
+            if hop.kib == THRESHOLD_KIB
+        ]
         name = f"connection / ring, {THRESHOLD_KIB} KiB"
         return [Ratio(name=name, value=hop.ratio, target=TARGET, at_most=False) for hop in found]
 
@@ -86,17 +103,34 @@ def measure_span_hops(steps: Steps, *, small: bool) -> SpanHopsResult:
 
 
 def _measure(transport: str, sizes_kib: Sequence[int]) -> TransportHops:
-    command = [sys.executable, "-m", "fleet.lab.measure.span_hops_run", transport, *map(str, sizes_kib)]
+    command = [
+        sys.executable,
+        "-m",
+        "fleet.lab.measure.span_hops_run",
+        transport,
+        *map(str, sizes_kib),
+    ]
     env = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     env |= {"UCX_TLS": "tcp"} if transport == TCP else {}
     try:
         done = subprocess.run(
-            command, env=env, capture_output=True, timeout=LIMIT_S, check=False,
+            command,
+            env=env,
+            capture_output=True,
+            timeout=LIMIT_S,
+            check=False,
             preexec_fn=signalled_with_parent(signal.SIGKILL),
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired as error:
-        raise BenchError(f"the measurement of {TRANSPORTS[transport]} did not end within {LIMIT_S} s") from error
+        raise BenchError(
+            f"the measurement of {TRANSPORTS[transport]} did not end within {LIMIT_S} s"
+        ) from error
     if done.returncode != 0:
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise BenchError(f"the measurement of {TRANSPORTS[transport]} failed: {lines[-1] if lines else done.returncode}")
-    return TransportHops(transport=transport, hops=msgspec.json.decode(done.stdout, type=tuple[HopSamples, ...]))
+        raise BenchError(
+            f"the measurement of {TRANSPORTS[transport]} failed: "
+            f"{lines[-1] if lines else done.returncode}"
+        )
+    return TransportHops(
+        transport=transport, hops=msgspec.json.decode(done.stdout, type=tuple[HopSamples, ...])
+    )

@@ -1,4 +1,6 @@
-"""The sending process of the span hop benchmark, as a script; it starts the receiving one, which is this script too."""
+"""The sending process of the span hop benchmark, as a script; it starts the receiving one, which is
+this script too.
+"""
 
 import secrets
 import signal
@@ -13,8 +15,8 @@ import numpy as np
 
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.span_hops import HOST, KIB, HopSamples
-from fleet.process.parent_death import signalled_with_parent
 from fleet.lab.report.stats import percentile
+from fleet.process.parent_death import signalled_with_parent
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
@@ -47,7 +49,12 @@ class MeasuredEnd:
         self._arrivals = SpanArrivals(blocks)
         address = (ADDRESS, port)
         self.connection: SpanConnection = dial(
-            address, key=key, own_name=name, purpose="bench", arrivals=self._arrivals, timeout_s=WAIT_S
+            address,
+            key=key,
+            own_name=name,
+            purpose="bench",
+            arrivals=self._arrivals,
+            timeout_s=WAIT_S,
         )
 
     def hop(self, block: memoryview) -> MeasuredHop:
@@ -55,7 +62,10 @@ class MeasuredEnd:
         cpu_ns, began_ns = time.process_time_ns(), time.perf_counter_ns()
         self.connection.send(b"block", block)
         arrived = self._arrivals.take(WAIT_S)
-        took_us, cpu_us = (time.perf_counter_ns() - began_ns) / 1e3, (time.process_time_ns() - cpu_ns) / 1e3
+        took_us, cpu_us = (
+            (time.perf_counter_ns() - began_ns) / 1e3,
+            (time.process_time_ns() - cpu_ns) / 1e3,
+        )
         if len(arrived) != 1 or not isinstance(arrived[0], FrameReceived):
             raise BenchError(f"a block was not answered: {arrived}")
         return MeasuredHop(took_us, cpu_us, float(arrived[0].frame.header))
@@ -87,23 +97,33 @@ def measure(ends: Sequence[MeasuredEnd], kib: int) -> HopSamples:
                 cpu_us[which].append(hop.sent_cpu_us + hop.received_cpu_us - received_cpu_us)
             received_cpu_us = hop.received_cpu_us
     return HopSamples(
-        kib=kib, connection_us=tuple(took_us[0]), ring_us=tuple(took_us[1]), connection_cpu_us=percentile(cpu_us[0], 50),
+        kib=kib,
+        connection_us=tuple(took_us[0]),
+        ring_us=tuple(took_us[1]),
+        connection_cpu_us=percentile(cpu_us[0], 50),
         ring_cpu_us=percentile(cpu_us[1], 50),
-    )  # fmt: skip
+    )
 
 
 def send(transport: str, sizes_kib: Sequence[int]) -> tuple[HopSamples, ...]:
     key = secrets.token_bytes(KEY_BYTES)
     command = [sys.executable, "-m", "fleet.lab.measure.span_hops_run", transport, RECEIVER]
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, preexec_fn=signalled_with_parent(signal.SIGKILL)
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=signalled_with_parent(signal.SIGKILL),
     ) as receiver:
         try:
             assert receiver.stdin is not None and receiver.stdout is not None
             receiver.stdin.write(f"{key.hex()}\n")
             receiver.stdin.flush()
             port = int(receiver.stdout.readline())
-            ends = [MeasuredEnd(port, key, "connection", None), MeasuredEnd(port, key, "ring", _blocks(transport))]
+            ends = [
+                MeasuredEnd(port, key, "connection", None),
+                MeasuredEnd(port, key, "ring", _blocks(transport)),
+            ]
             ends[1].use_ring()
             measured = tuple(measure(ends, kib) for kib in sizes_kib)
             for end in ends:
@@ -116,7 +136,9 @@ def send(transport: str, sizes_kib: Sequence[int]) -> tuple[HopSamples, ...]:
 def receive(transport: str) -> None:
     """Answer each block with the CPU time of this process so far, until the connections end."""
     arrivals = SpanArrivals(_blocks(transport))
-    listener = SpanListener(ADDRESS, arrivals=arrivals, key=bytes.fromhex(sys.stdin.readline()), own_name=RECEIVER)
+    listener = SpanListener(
+        ADDRESS, arrivals=arrivals, key=bytes.fromhex(sys.stdin.readline()), own_name=RECEIVER
+    )
     assert isinstance(listener.address, tuple), "a measurement of TCP"
     print(listener.address[1], flush=True)
     num_closed = 0
@@ -129,11 +151,17 @@ def receive(transport: str) -> None:
 
 
 def _blocks(transport: str) -> BlockReads:
-    return BlockReads(min_bytes=1, ring_bytes=RING_BYTES, reach=LOCAL if transport == HOST else Reach((LOOPBACK_DEVICE,)))
+    return BlockReads(
+        min_bytes=1,
+        ring_bytes=RING_BYTES,
+        reach=LOCAL if transport == HOST else Reach((LOOPBACK_DEVICE,)),
+    )
 
 
 if __name__ == "__main__":
     if sys.argv[2] == RECEIVER:
         receive(sys.argv[1])
     else:
-        sys.stdout.buffer.write(msgspec.json.encode(send(sys.argv[1], [int(kib) for kib in sys.argv[2:]])))
+        sys.stdout.buffer.write(
+            msgspec.json.encode(send(sys.argv[1], [int(kib) for kib in sys.argv[2:]]))
+        )

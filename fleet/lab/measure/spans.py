@@ -1,9 +1,11 @@
-"""Measurement of layer spans: one model in one process, and divided between two, in either direction; and the cost of a hop.
+"""Measurement of layer spans: one model in one process, and divided between two, in either
+direction; and the cost of a hop.
 
-Every process has a core of its own, and each arrangement of processes does the same work in turn, round by round, so that the
-speeds of a round can be compared also on a machine whose own speed changes. The ceiling of an arrangement is the computation of
-the passes that its engine formed: both processes compute their halves at the same time, or for one request, whose steps depend
-on each other, one after the other; nothing is received or sent.
+Every process has a core of its own, and each arrangement of processes does the same work in turn,
+round by round, so that the speeds of a round can be compared also on a machine whose own speed
+changes. The ceiling of an arrangement is the computation of the passes that its engine formed: both
+processes compute their halves at the same time, or for one request, whose steps depend on each
+other, one after the other; nothing is received or sent.
 """
 
 import os
@@ -16,14 +18,22 @@ from pathlib import Path
 import msgspec
 import yaml
 
+from fleet.config import FleetConfig
 from fleet.lab.measure.deployment import resolve_config
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.serving import Steps
 from fleet.lab.measure.spans_process import SpanGroup, SpanProcess, span_group
 from fleet.lab.measure.spans_protocol import Answer, Compute, SpanReply
-from fleet.lab.measure.spans_result import CEILINGS, FORWARD, ONE, REVERSE, SpanHops, SpansResult, SpanWork
-from fleet.config import FleetConfig
+from fleet.lab.measure.spans_result import (
+    CEILINGS,
+    FORWARD,
+    ONE,
+    REVERSE,
+    SpanHops,
+    SpansResult,
+    SpanWork,
+)
 from fleet.lab.report.background_load import BackgroundLoad
 
 GRAPH = "text"
@@ -62,9 +72,13 @@ FULL = SpansPlan(
         (Answer(num_requests=1, num_prompt=16, num_tokens=17), 15),
         (Answer(num_requests=32, num_prompt=16, num_tokens=33), 5),
     ),
-    num_hops=300, num_hop_rounds=5, num_workers=(1, 3),
-)  # fmt: skip
-"""254 million parameters, of which 189 million are in layers. The first token of an answer belongs to its prompt."""
+    num_hops=300,
+    num_hop_rounds=5,
+    num_workers=(1, 3),
+)
+"""254 million parameters, of which 189 million are in layers. The first token of an answer belongs
+to its prompt.
+"""
 SMALL = SpansPlan(
     size=SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000),
     works=(
@@ -72,12 +86,16 @@ SMALL = SpansPlan(
         (Answer(num_requests=1, num_prompt=16, num_tokens=9), 2),
         (Answer(num_requests=4, num_prompt=16, num_tokens=9), 1),
     ),
-    num_hops=0, num_hop_rounds=0, num_workers=(),
-)  # fmt: skip
+    num_hops=0,
+    num_hop_rounds=0,
+    num_workers=(),
+)
 
 
 def measure_spans(options: BenchOptions, steps: Steps) -> SpansResult:
-    """Measure the configured checkpoint, or else a random one that is written for the run. Raises: BenchError, ConfigError."""
+    """Measure the configured checkpoint, or else a random one that is written for the run. Raises:
+    BenchError, ConfigError.
+    """
     plan = SMALL if options.small else FULL
     with tempfile.TemporaryDirectory(prefix="fleet-bench-spans-") as folder:
         bench = _SpansBench(Path(folder), options, plan)
@@ -85,9 +103,14 @@ def measure_spans(options: BenchOptions, steps: Steps) -> SpansResult:
         hops = tuple(bench.measure_hops(number, steps) for number in plan.num_workers)
         works, equal = bench.measure_works(steps)
         return SpansResult(
-            model=bench.model, spans=bench.spans, works=works, hops=hops, num_equal=sum(equal), num_answers=len(equal),
+            model=bench.model,
+            spans=bench.spans,
+            works=works,
+            hops=hops,
+            num_equal=sum(equal),
+            num_answers=len(equal),
             others_cores=background_load.cores(),
-        )  # fmt: skip
+        )
 
 
 class _SpansBench:
@@ -121,27 +144,40 @@ class _SpansBench:
         self.model = f"{num_parameters / 1e6:.0f} million random parameters"
         return checkpoint
 
-    def _write(self, name: str, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None) -> Path:
+    def _write(
+        self, name: str, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None
+    ) -> Path:
         """Write the resolved configuration of an arrangement."""
         return write_config(self._folder / f"{name}.yaml", self._base, checkpoint, spans)
 
     def measure_works(self, steps: Steps) -> tuple[tuple[SpanWork, ...], list[bool]]:
-        """Measure prefill and decode; return them, and for each answer to a single request if it is that of one process."""
+        """Measure prefill and decode; return them, and for each answer to a single request if it is
+        that of one process.
+        """
         measured: list[SpanWork] = []
         equal: list[bool] = []
         with self._arrangements() as groups:
-            step = steps("rounds of prefill and decode", sum(1 + num_rounds for _, num_rounds in self._plan.works))
+            step = steps(
+                "rounds of prefill and decode",
+                sum(1 + num_rounds for _, num_rounds in self._plan.works),
+            )
             for work, num_rounds in self._plan.works:
                 Round(groups, shortened(work), step).measured()
                 rounds = [Round(groups, work, step).measured() for _ in range(num_rounds)]
-                speeds = {key: tuple(each.speeds[key] for each in rounds) for key in rounds[0].speeds}
+                speeds = {
+                    key: tuple(each.speeds[key] for each in rounds) for key in rounds[0].speeds
+                }
                 is_prefill = work.num_tokens == 1
                 measured.append(
                     SpanWork(
-                        name=f"prefill of {work.num_prompt}" if is_prefill else f"decode of {work.num_requests}",
-                        is_prefill=is_prefill, num_requests=work.num_requests, tokens_per_s=speeds,
+                        name=f"prefill of {work.num_prompt}"
+                        if is_prefill
+                        else f"decode of {work.num_requests}",
+                        is_prefill=is_prefill,
+                        num_requests=work.num_requests,
+                        tokens_per_s=speeds,
                     )
-                )  # fmt: skip
+                )
                 equal += [same for each in rounds for same in each.same if work.num_requests == 1]
         return tuple(measured), equal
 
@@ -158,7 +194,10 @@ class _SpansBench:
         step = steps(f"hops of {num_workers} workers", self._plan.num_hop_rounds)
         tiny = self._folder / f"tiny-{num_workers}"
         write_random(tiny, replace(SMALL.size, layers=num_workers + 1))
-        workers = tuple(f"{number}:{'output' if number == num_workers else number}" for number in range(1, num_workers + 1))
+        workers = tuple(
+            f"{number}:{'output' if number == num_workers else number}"
+            for number in range(1, num_workers + 1)
+        )
         file = self._write(f"hops-{num_workers}", tiny, ("0:0", workers))
         with span_group(f"hops-{num_workers}", file, num_workers, self._cores) as group:
             work = Answer(num_requests=1, num_prompt=1, num_tokens=self._plan.num_hops)
@@ -172,7 +211,9 @@ class _SpansBench:
 
 @dataclass(frozen=True, slots=True)
 class RoundSpeeds:
-    """Tokens per second by arrangement, ceilings included. `same`: for each divided arrangement, if its answers are the same."""
+    """Tokens per second by arrangement, ceilings included. `same`: for each divided arrangement, if
+    its answers are the same.
+    """
 
     speeds: dict[str, float]
     same: list[bool]
@@ -181,7 +222,9 @@ class RoundSpeeds:
 class Round:
     """One piece of work, done by each arrangement in turn."""
 
-    def __init__(self, groups: dict[str, SpanGroup], work: Answer, step: Callable[[], None]) -> None:
+    def __init__(
+        self, groups: dict[str, SpanGroup], work: Answer, step: Callable[[], None]
+    ) -> None:
         self._groups, self._work, self._step = groups, work, step
 
     def measured(self) -> RoundSpeeds:
@@ -190,7 +233,9 @@ class Round:
         for name, ceiling in CEILINGS.items():
             speeds[ceiling] = self._ceiling(self._groups[name], replies[name])
         self._step()
-        return RoundSpeeds(speeds, [replies[name].answers == replies[ONE].answers for name in CEILINGS])
+        return RoundSpeeds(
+            speeds, [replies[name].answers == replies[ONE].answers for name in CEILINGS]
+        )
 
     @property
     def _is_prefill(self) -> bool:
@@ -202,16 +247,19 @@ class Round:
         return reply.num_decoded / (reply.seconds - reply.prefill_s)
 
     def _ceiling(self, group: SpanGroup, reply: SpanReply) -> float:
-        """Compute the passes of prefill, or those of decode, in all processes: at the same time, if passes overlap."""
+        """Compute the passes of prefill, or those of decode, in all processes: at the same time, if
+        passes overlap.
+        """
         chosen = [
             number
             for number, extents in enumerate(reply.passes)
             if self._is_prefill or all(stop - start == 1 for _, start, stop in extents)
         ]
         command = Compute(
-            passes=tuple(reply.passes[number] for number in chosen), draws=tuple(reply.draws[number] for number in chosen),
+            passes=tuple(reply.passes[number] for number in chosen),
+            draws=tuple(reply.draws[number] for number in chosen),
             row_width=reply.row_width,
-        )  # fmt: skip
+        )
         num_rows = sum(stop - start for extents in command.passes for _, start, stop in extents)
         processes = [group.anchor, *group.workers]
         if self._is_prefill or self._work.num_requests > 1:
@@ -228,7 +276,9 @@ def _seconds_together(processes: Sequence[SpanProcess], command: Compute) -> lis
 def shortened(work: Answer) -> Answer:
     """Return a small part of the work, which warms up."""
     return msgspec.structs.replace(
-        work, num_prompt=min(work.num_prompt, WARM_UP_PROMPT), num_tokens=min(work.num_tokens, WARM_UP_TOKENS)
+        work,
+        num_prompt=min(work.num_prompt, WARM_UP_PROMPT),
+        num_tokens=min(work.num_tokens, WARM_UP_TOKENS),
     )
 
 
@@ -246,7 +296,8 @@ def halves(num_layers: int) -> tuple[str, str]:
 
 
 def divisible_config(options: BenchOptions, *own: str) -> FleetConfig:
-    """Return the configuration of the options, then of `own` ones; without a graph, that of a language model.
+    """Return the configuration of the options, then of `own` ones; without a graph, that of a
+    language model.
 
     Raises: ConfigError, BenchError.
     """
@@ -257,21 +308,33 @@ def divisible_config(options: BenchOptions, *own: str) -> FleetConfig:
     stages = config.graph_declaration().stages
     if len(stages) != 1 or not stages[0].span_builder:
         raise BenchError(
-            f"--spans needs a graph of one stage whose layers can be divided, and {config.graph} is none; "
-            f"add --set graph={GRAPH}", param="--spans",
-        )  # fmt: skip
+            "--spans needs a graph of one stage whose layers can be divided, and "
+            f"{config.graph} is none; "
+            f"add --set graph={GRAPH}",
+            param="--spans",
+        )
     return config
 
 
 def write_config(
-    file: Path, base: FleetConfig, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None, kv_pages: int = KV_PAGES
+    file: Path,
+    base: FleetConfig,
+    checkpoint: Path,
+    spans: tuple[str, tuple[str, ...]] | None,
+    kv_pages: int = KV_PAGES,
 ) -> Path:
-    """Write a configuration for one thread of each process. `spans`: the anchor's and the workers', None: not divided."""
+    """Write a configuration for one thread of each process. `spans`: the anchor's and the workers',
+    None: not divided.
+    """
     stage = base.graph_declaration().stages[0].name
     divided = {"anchor": spans[0], "workers": list(spans[1])} if spans is not None else None
     own = base.stage(stage).model_dump(mode="json")
     own |= {"spans": divided, "threads": 1, "max_batch": MAX_BATCH, "kv_pages": kv_pages}
-    resolved = {**base.model_dump(mode="json"), "checkpoint": str(checkpoint), "stages": {stage: own}}
+    resolved = {
+        **base.model_dump(mode="json"),
+        "checkpoint": str(checkpoint),
+        "stages": {stage: own},
+    }
     file.write_text(yaml.safe_dump(resolved, sort_keys=False))
     return file
 
@@ -282,9 +345,14 @@ def write_random(folder: Path, size: SpanModelSize) -> int:
     from fleet.models.causal_lm.sized import ModelSize, write_sized_checkpoint
 
     whole = ModelSize(
-        hidden=size.hidden, layers=size.layers, heads=size.hidden // 64, kv_heads=size.kv_heads, head_dim=128,
-        intermediate=3 * size.hidden, vocabulary=size.vocabulary,
-    )  # fmt: skip
+        hidden=size.hidden,
+        layers=size.layers,
+        heads=size.hidden // 64,
+        kv_heads=size.kv_heads,
+        head_dim=128,
+        intermediate=3 * size.hidden,
+        vocabulary=size.vocabulary,
+    )
     return write_sized_checkpoint(folder, whole) // 4
 
 

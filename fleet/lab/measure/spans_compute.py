@@ -1,4 +1,5 @@
-"""Computation in a process of the measurement of layer spans: answers by its engine, or passes of its own layers alone.
+"""Computation in a process of the measurement of layer spans: answers by its engine, or passes of
+its own layers alone.
 
 Legend: N rows of a pass, H hidden size.
 """
@@ -9,19 +10,19 @@ from typing import cast
 
 import torch
 
-from fleet.lab.measure.spans_protocol import Answer, Compute, ProcessMemory, SpanReply
-from fleet.lab.measure.spans_recording import RecordingChain
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN
-from fleet.spans.protocol.chain import RouteSlot
 from fleet.engine.torch.build import DTYPES
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.program import ProgramTask
-from fleet.spans.torch.model import SpanComputer, SpanLayers, last_rows
+from fleet.lab.measure.spans_protocol import Answer, Compute, ProcessMemory, SpanReply
+from fleet.lab.measure.spans_recording import RecordingChain
 from fleet.spans.anchor.passes import SpanProgram
+from fleet.spans.protocol.chain import RouteSlot
+from fleet.spans.torch.model import SpanComputer, SpanLayers, last_rows
 from fleet.stages.base import BuildOptions, BuiltStage
 
 WAIT_S = 1.0
@@ -48,7 +49,9 @@ class EngineRuns:
         """The span of an anchor."""
         if self._options.anchor is None:
             return None
-        return cast("SpanProgram[ProgramTask]", cast("LMEngine[ProgramTask]", self._built.engine).program).layers
+        return cast(
+            "SpanProgram[ProgramTask]", cast("LMEngine[ProgramTask]", self._built.engine).program
+        ).layers
 
     def answer(self, command: Answer) -> SpanReply:
         """Answer requests as a worker's loop does. Raises: FleetError if one fails."""
@@ -73,7 +76,10 @@ class EngineRuns:
                 answers[output.request_id] += output.arrays[TOKEN].tolist()
                 num_open -= output.final
             if not prefill_s and all(answers.values()):
-                prefill_s, num_early = time.perf_counter() - began_s, sum(map(len, answers.values()))
+                prefill_s, num_early = (
+                    time.perf_counter() - began_s,
+                    sum(map(len, answers.values())),
+                )
         seconds = time.perf_counter() - began_s
         reply = SpanReply(
             seconds=seconds,
@@ -85,9 +91,16 @@ class EngineRuns:
 
     def _request(self, command: Answer, number: int) -> RequestSpec:
         self._num_requests += 1
-        ids = tuple(FIRST_ID + (number + 7 * position) % NUM_IDS for position in range(command.num_prompt))
+        ids = tuple(
+            FIRST_ID + (number + 7 * position) % NUM_IDS for position in range(command.num_prompt)
+        )
         sampling = Sampling(max_tokens=command.num_tokens, ignore_eos=True)
-        return RequestSpec(id=RequestId(f"r{self._num_requests}"), graph="", prompt_ids=ids, sampling={self._stage: sampling})
+        return RequestSpec(
+            id=RequestId(f"r{self._num_requests}"),
+            graph="",
+            prompt_ids=ids,
+            sampling={self._stage: sampling},
+        )
 
     def compute(self, command: Compute) -> SpanReply:
         assert self._layers is not None, "not an anchor"
@@ -103,9 +116,12 @@ def compute_passes(layers: SpanLayers, command: Compute, options: BuildOptions) 
     dtype, width = DTYPES[options.dtype], command.row_width
     tables: dict[int, PageTable] = {}
     pool = KVPool(
-        layers.kv_shape, num_pages=options.kv_pages, page_size=options.page_size_tokens, dtype=dtype,
+        layers.kv_shape,
+        num_pages=options.kv_pages,
+        page_size=options.page_size_tokens,
+        dtype=dtype,
         device=torch.device(options.device),
-    )  # fmt: skip
+    )
     computer = SpanComputer(layers, pool, tiled=options.numerics == "invariant")
     stops: dict[int, int] = {}
     for extents in command.passes:
@@ -117,7 +133,9 @@ def compute_passes(layers: SpanLayers, command: Compute, options: BuildOptions) 
     all_rows_NH = torch.randn(most, width, dtype=dtype, device=pool.data.device)
     began_s = time.perf_counter()
     for extents, draws in zip(command.passes, command.draws, strict=True):
-        places = [Extent(table=tables[table], start=start, stop=stop) for table, start, stop in extents]
+        places = [
+            Extent(table=tables[table], start=start, stop=stop) for table, start, stop in extents
+        ]
         done = computer.run(all_rows_NH[: sum(place.num_rows for place in places)], places)
         if layers.span.has_output and any(draws):
             computer.head(last_rows(done.rows_NH, places, draws))
@@ -131,16 +149,20 @@ def measure_memory(checkpoint: Path, layers: SpanLayers | None) -> ProcessMemory
         weight.sum()
     status = _fields(Path("/proc/self/status").read_text())
     return ProcessMemory(
-        peak=status["VmHWM"], anonymous=status["RssAnon"], data=status["VmData"],
+        peak=status["VmHWM"],
+        anonymous=status["RssAnon"],
+        data=status["VmData"],
         weight_files=_resident_of_files(checkpoint.resolve()),
         weights=sum({weight.data_ptr(): weight.nbytes for weight in weights.values()}.values()),
-    )  # fmt: skip
+    )
 
 
 def _fields(text: str) -> dict[str, int]:
     """Return the sizes of a file of /proc, in bytes, by their names."""
     parts = (line.split() for line in text.splitlines())
-    return {words[0].removesuffix(":"): int(words[1]) * KIB for words in parts if words[2:] == ["kB"]}
+    return {
+        words[0].removesuffix(":"): int(words[1]) * KIB for words in parts if words[2:] == ["kB"]
+    }
 
 
 def _resident_of_files(folder: Path) -> int:

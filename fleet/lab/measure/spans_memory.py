@@ -1,7 +1,8 @@
-"""Measurement of a model that is too large for one process: spans of it answer within a memory limit that one process exceeds.
+"""Measurement of a model that is too large for one process: spans of it answer within a memory
+limit that one process exceeds.
 
-The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to which belong the files of weights as
-`transformers` maps them, in whole, whether or not they are resident.
+The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to which belong
+the files of weights as `transformers` maps them, in whole, whether or not they are resident.
 """
 
 import tempfile
@@ -14,22 +15,32 @@ from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.result import Result
 from fleet.lab.measure.serving import Steps
-from fleet.lab.measure.spans import SpanModelSize, divisible_config, usable_cores, write_config, write_random
+from fleet.lab.measure.spans import (
+    SpanModelSize,
+    divisible_config,
+    usable_cores,
+    write_config,
+    write_random,
+)
 from fleet.lab.measure.spans_process import SpanGroup, span_group
 from fleet.lab.measure.spans_protocol import Answer, ProcessMemory, ReadMemory
-from fleet.spans.protocol.plan import ModelSizes, SpanPlan, plan_spans
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.stats import Ratio
 from fleet.lab.report.tables import figure, table_of, titled
+from fleet.spans.protocol.plan import ModelSizes, SpanPlan, plan_spans
 
 LIMIT_SHARE = 0.65
 SLOW_TARGET, PLAN_TARGET = 0.5, 0.02
 MIB = 2**20
 BUFFER_BYTES = 432 * MIB
-"""Private writable memory of a process without layers: libraries, threads and the rows of passes (measured)."""
+"""Private writable memory of a process without layers: libraries, threads and the rows of passes
+(measured).
+"""
 KV_PAGES, MAX_PROMPT = 96, 1024
 LARGE = SpanModelSize(hidden=2048, layers=12, kv_heads=4, vocabulary=4096)
-"""696 million parameters: 2.8 GB in float32, so that libraries are a small part of what one process occupies."""
+"""696 million parameters: 2.8 GB in float32, so that libraries are a small part of what one process
+occupies.
+"""
 SMALL = SpanModelSize(hidden=64, layers=4, kv_heads=1, vocabulary=1000)
 WORK = Answer(num_requests=1, num_prompt=16, num_tokens=33)
 
@@ -48,12 +59,14 @@ class LimitedProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TooLargeResult(Result, frozen=True, kw_only=True):
-    """The columns of memory are weights as planned and as resident, what is resident beside files, the peak of what is resident,
-    and what counts for the limit.
+    """The columns of memory are weights as planned and as resident, what is resident beside files,
+    the peak of what is resident, and what counts for the limit.
 
-    `whole`: memory of one process without a limit. `lacking_bytes`: by which the plan of one process exceeds the limit.
+    `whole`: memory of one process without a limit. `lacking_bytes`: by which the plan of one
+    process exceeds the limit.
 
-    Units: speeds in tokens/s, of a single answer. `limited_speed`: of one process under the limit, 0 with its `failure`.
+    Units: speeds in tokens/s, of a single answer. `limited_speed`: of one process under the limit,
+    0 with its `failure`.
     """
 
     model: str
@@ -70,39 +83,62 @@ class TooLargeResult(Result, frozen=True, kw_only=True):
     def tables(self) -> list[Group]:
         table = table_of("MiB", "planned", "resident", "other", "peak", "limited")
         rows = [("one process, no limit", None, self.whole)]
-        rows += [(f"layers {each.span}", each.planned_bytes, each.memory) for each in self.processes]
+        rows += [
+            (f"layers {each.span}", each.planned_bytes, each.memory) for each in self.processes
+        ]
         for name, planned, memory in rows:
             values = (planned, memory.weight_files, memory.anonymous, memory.peak, memory.data)
-            table.add_row(name, *(figure(None if value is None else value / MIB) for value in values))
+            table.add_row(
+                name, *(figure(None if value is None else value / MIB) for value in values)
+            )
         speeds = table_of("", "tokens/s")
         speeds.add_row("one process, no limit", figure(self.whole_speed))
         speeds.add_row("one process, limited", figure(self.limited_speed or None))
         speeds.add_row("spans, limited", figure(self.spans_speed))
-        failed = f"one process with the limit fails: {self.failure}" if self.failure else "one process answers with the limit"
+        failed = (
+            f"one process with the limit fails: {self.failure}"
+            if self.failure
+            else "one process answers with the limit"
+        )
         lacking = f"the plan of one process exceeds it by {self.lacking_bytes / MIB:.0f} MiB"
         limit = f"limit of {self.limit_bytes / MIB:.0f} MiB a process (RLIMIT_DATA); {lacking}"
-        return [titled(f"{self.model}; {limit}", table), titled(f"speed of 1 request; {failed}", speeds)]
+        return [
+            titled(f"{self.model}; {limit}", table),
+            titled(f"speed of 1 request; {failed}", speeds),
+        ]
 
     def targets(self) -> list[Ratio]:
         most = max(each.deviation for each in self.processes)
         return [
             Ratio(
-                name="too large: plan of one process beyond the limit", value=self.lacking_bytes / MIB, target=1,
-                at_most=False, unit="MiB",
+                name="too large: plan of one process beyond the limit",
+                value=self.lacking_bytes / MIB,
+                target=1,
+                at_most=False,
+                unit="MiB",
             ),
             Ratio(
-                name="too large: one process / spans, both limited", value=self.limited_speed / self.spans_speed,
-                target=SLOW_TARGET, at_most=True,
+                name="too large: one process / spans, both limited",
+                value=self.limited_speed / self.spans_speed,
+                target=SLOW_TARGET,
+                at_most=True,
             ),
-            Ratio(name="too large: resident weights, off the plan by", value=most, target=PLAN_TARGET, at_most=True),
-        ]  # fmt: skip
+            Ratio(
+                name="too large: resident weights, off the plan by",
+                value=most,
+                target=PLAN_TARGET,
+                at_most=True,
+            ),
+        ]
 
     def background_loads(self) -> list[float | None]:
         return [self.others_cores]
 
 
 def measure_too_large(options: BenchOptions, steps: Steps) -> TooLargeResult:
-    """Measure one process without a limit, then one process and spans with a limit from its peak. Raises: BenchError."""
+    """Measure one process without a limit, then one process and spans with a limit from its peak.
+    Raises: BenchError.
+    """
     cores, step = usable_cores(), steps("a model too large for one process", 4)
     size = SMALL if options.small else LARGE
     with tempfile.TemporaryDirectory(prefix="fleet-bench-spans-") as name:
@@ -116,24 +152,41 @@ def measure_too_large(options: BenchOptions, steps: Steps) -> TooLargeResult:
         step()
         limit = int(LIMIT_SHARE * whole.peak)
         sizes = _sizes(folder / "model")
-        alone, plan = (plan_spans(sizes, limit, workers, anchor_is_last=False) for workers in ([], [limit]))
+        alone, plan = (
+            plan_spans(sizes, limit, workers, anchor_is_last=False) for workers in ([], [limit])
+        )
         limited_speed, failure = _limited_speed(whole_file, cores, limit)
         step()
         spans = [str(each.span) for each in plan.spans]
-        file = _config(folder / "spans.yaml", options, folder / "model", (spans[0], tuple(spans[1:])))
+        file = _config(
+            folder / "spans.yaml", options, folder / "model", (spans[0], tuple(spans[1:]))
+        )
         with span_group("spans", file, len(spans) - 1, cores, data_limit_bytes=limit) as group:
             spans_speed = _speed(group)
             memories = _memory(group)
         step()
         return TooLargeResult(
-            model=f"{num_parameters / 1e6:.0f} million random parameters", limit_bytes=limit, whole=whole,
-            whole_speed=whole_speed, lacking_bytes=alone.lacking_bytes, limited_speed=limited_speed, failure=failure,
-            processes=_processes(plan, sizes, memories), spans_speed=spans_speed, others_cores=background_load.cores(),
-        )  # fmt: skip
+            model=f"{num_parameters / 1e6:.0f} million random parameters",
+            limit_bytes=limit,
+            whole=whole,
+            whole_speed=whole_speed,
+            lacking_bytes=alone.lacking_bytes,
+            limited_speed=limited_speed,
+            failure=failure,
+            processes=_processes(plan, sizes, memories),
+            spans_speed=spans_speed,
+            others_cores=background_load.cores(),
+        )
 
 
-def _config(file: Path, options: BenchOptions, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None) -> Path:
-    base = divisible_config(options, f"limits.max_prompt_tokens={MAX_PROMPT}", f"limits.max_answer_tokens={MAX_PROMPT // 4}")
+def _config(
+    file: Path, options: BenchOptions, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None
+) -> Path:
+    base = divisible_config(
+        options,
+        f"limits.max_prompt_tokens={MAX_PROMPT}",
+        f"limits.max_answer_tokens={MAX_PROMPT // 4}",
+    )
     return write_config(file, base, checkpoint, spans, kv_pages=KV_PAGES)
 
 
@@ -164,10 +217,14 @@ def _sizes(checkpoint: Path) -> ModelSizes:
 
     from fleet.models.causal_lm.span_load import model_sizes
 
-    return model_sizes(checkpoint, torch.float32, num_positions=16 * KV_PAGES, buffer_bytes=BUFFER_BYTES)
+    return model_sizes(
+        checkpoint, torch.float32, num_positions=16 * KV_PAGES, buffer_bytes=BUFFER_BYTES
+    )
 
 
-def _processes(plan: SpanPlan, sizes: ModelSizes, memories: list[ProcessMemory]) -> tuple[LimitedProcess, ...]:
+def _processes(
+    plan: SpanPlan, sizes: ModelSizes, memories: list[ProcessMemory]
+) -> tuple[LimitedProcess, ...]:
     found: list[LimitedProcess] = []
     for each, memory in zip(plan.spans, memories, strict=True):
         num_layers = each.span.final - each.span.first + 1

@@ -1,4 +1,6 @@
-"""Processes of the measurement of layer spans, as the measurement holds them: started, asked, and ended. Knows no layers."""
+"""Processes of the measurement of layer spans, as the measurement holds them: started, asked, and
+ended. Knows no layers.
+"""
 
 import os
 import secrets
@@ -44,13 +46,19 @@ class SpanProcess:
         self.name, self._log = begin.name, log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
-                [*command, sys.executable, "-m", MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-                env={**os.environ, **PASSIVE_WAIT, **ONE_THREAD}, preexec_fn=signalled_with_parent(signal.SIGKILL),
-            )  # fmt: skip
+                [*command, sys.executable, "-m", MODULE],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **PASSIVE_WAIT, **ONE_THREAD},
+                preexec_fn=signalled_with_parent(signal.SIGKILL),
+            )
         self.send(begin)
 
     def send(self, command: SpanCommand) -> None:
-        """Send a command, whose reply is the next one. Raises: BenchError if the process has ended."""
+        """Send a command, whose reply is the next one. Raises: BenchError if the process has
+        ended.
+        """
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(msgspec.json.encode(command) + b"\n")
@@ -76,7 +84,9 @@ class SpanProcess:
 
     def _ended(self) -> BenchError:
         status = self._process.wait()
-        return BenchError(f"{self.name} ended with status {status}: {end_of(self._log) or 'it printed nothing'}")
+        return BenchError(
+            f"{self.name} ended with status {status}: {end_of(self._log) or 'it printed nothing'}"
+        )
 
     def stop(self) -> None:
         """End the process with its input; kill it if it does not end."""
@@ -92,7 +102,9 @@ class SpanProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanGroup:
-    """An anchor and its span workers, in the order of the layers; or one process with all layers and no worker."""
+    """An anchor and its span workers, in the order of the layers; or one process with all layers
+    and no worker.
+    """
 
     anchor: SpanProcess
     workers: Sequence[SpanProcess] = field(default_factory=list[SpanProcess])
@@ -100,10 +112,16 @@ class SpanGroup:
 
 @contextmanager
 def span_group(
-    name: str, config: Path, num_workers: int, cores: Sequence[int], *, data_limit_bytes: int | None = None,
+    name: str,
+    config: Path,
+    num_workers: int,
+    cores: Sequence[int],
+    *,
+    data_limit_bytes: int | None = None,
     places: Sequence[ProcessPlace] = (),
-) -> Iterator[SpanGroup]:  # fmt: skip
-    """Start processes on one of the cores each, in turn; stop them at the end of the block. Raises: BenchError.
+) -> Iterator[SpanGroup]:
+    """Start processes on one of the cores each, in turn; stop them at the end of the block. Raises:
+    BenchError.
 
     `places`: of the anchor and of each worker; here without them.
     """
@@ -111,14 +129,28 @@ def span_group(
     names = [name, *(f"{name}-worker-{number}" for number in range(1, num_workers + 1))]
     started: list[SpanProcess] = []
     try:
-        for number, (each, place) in enumerate(zip(names, places or [HERE] * len(names), strict=True)):
+        for number, (each, place) in enumerate(
+            zip(names, places or [HERE] * len(names), strict=True)
+        ):
             begin = Begin(
-                config=str(config), hosts_spans=number > 0, name=each, key=key, data_limit_bytes=data_limit_bytes,
-                core=cores[number % len(cores)] if cores else None, host=place.host,
-            )  # fmt: skip
+                config=str(config),
+                hosts_spans=number > 0,
+                name=each,
+                key=key,
+                data_limit_bytes=data_limit_bytes,
+                core=cores[number % len(cores)] if cores else None,
+                host=place.host,
+            )
             started.append(SpanProcess(begin, folder / f"{each}.log", place.command))
         replies = [process.receive() for process in started]
-        _connect(started, {each: reply.address for each, reply in zip(names, replies, strict=True) if reply.address})
+        _connect(
+            started,
+            {
+                each: reply.address
+                for each, reply in zip(names, replies, strict=True)
+                if reply.address
+            },
+        )
         yield SpanGroup(anchor=started[0], workers=started[1:])
     finally:
         for process in started:

@@ -1,4 +1,5 @@
-"""Messages between the measurement of layer spans and the processes that it starts: a line of JSON each.
+"""Messages between the measurement of layer spans and the processes that it starts: a line of JSON
+each.
 
 Loads no tensor library, nor does the measurement itself.
 """
@@ -7,7 +8,9 @@ import msgspec
 
 LOOPBACK = "127.0.0.1"
 Extents = tuple[tuple[int, int, int], ...]
-"""Rows of a pass: for each request the number of its table, the first position and the one after the last."""
+"""Rows of a pass: for each request the number of its table, the first position and the one after
+the last.
+"""
 
 
 class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -15,9 +18,11 @@ class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Begin(SpanCommand, frozen=True, kw_only=True):
-    """The first command. `config`: file of the resolved configuration; `hosts_spans`: the process is a span worker.
+    """The first command. `config`: file of the resolved configuration; `hosts_spans`: the process
+    is a span worker.
 
-    `key`: of the connections, hexadecimal. `host`: address at which a span worker listens. `core`: the only one to run on.
+    `key`: of the connections, hexadecimal. `host`: address at which a span worker listens. `core`:
+    the only one to run on.
     `data_limit_bytes`: of the process's private writable memory (RLIMIT_DATA).
     """
 
@@ -31,7 +36,9 @@ class Begin(SpanCommand, frozen=True, kw_only=True):
 
 
 class Connect(SpanCommand, frozen=True, kw_only=True):
-    """Addresses of span workers by name: of an anchor's route, in order; to a worker those that it may have to connect to."""
+    """Addresses of span workers by name: of an anchor's route, in order; to a worker those that it
+    may have to connect to.
+    """
 
     addresses: dict[str, tuple[str, int]]
 
@@ -45,9 +52,11 @@ class Answer(SpanCommand, frozen=True, kw_only=True):
 
 
 class Compute(SpanCommand, frozen=True, kw_only=True):
-    """Compute passes of rows of this width, one after another, with the own layers: nothing is received or sent.
+    """Compute passes of rows of this width, one after another, with the own layers: nothing is
+    received or sent.
 
-    Where the output head is, logits of each extent's last row are computed if it is in `draws`, which has a part for each pass.
+    Where the output head is, logits of each extent's last row are computed if it is in `draws`,
+    which has a part for each pass.
     """
 
     passes: tuple[Extents, ...]
@@ -63,7 +72,8 @@ AnyCommand = Begin | Connect | Answer | Compute | ReadMemory
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes. `peak`: of what was resident. Resident now: `anonymous` of no file, and `weight_files` of the checkpoint's files.
+    """Bytes. `peak`: of what was resident. Resident now: `anonymous` of no file, and `weight_files`
+    of the checkpoint's files.
 
     `data`: what counts for the limit. `weights`: of a span, as loaded.
     """
@@ -76,11 +86,13 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`error`: the command failed. `seconds`: of `Compute`, or from the start to the last token of `Answer`.
+    """`error`: the command failed. `seconds`: of `Compute`, or from the start to the last token of
+    `Answer`.
 
-    `prefill_s`: until every request has its first token; `num_decoded` tokens follow it. `hop_s`: for each pass of an anchor, the
-    time from its sending to its result, without the computation of the span workers; `sent_s`: when each was sent, by a clock of
-    the anchor. `passes`, `draws`: those it formed, of rows of `row_width`.
+    `prefill_s`: until every request has its first token; `num_decoded` tokens follow it. `hop_s`:
+    for each pass of an anchor, the time from its sending to its result, without the computation of
+    the span workers; `sent_s`: when each was sent, by a clock of the anchor. `passes`, `draws`:
+    those it formed, of rows of `row_width`.
     """
 
     seconds: float = 0.0

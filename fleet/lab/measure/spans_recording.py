@@ -6,14 +6,16 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from fleet.lab.measure.spans_protocol import Extents, SpanReply
-from fleet.spans.protocol.messages import SpanPass, SpanReport, SpanResult
 from fleet.spans.protocol.chain import DelegatingChain, SpanArrival, SpanChain
+from fleet.spans.protocol.messages import SpanPass, SpanReport, SpanResult
 
 US = 1e-6
 
 
 class RecordingChain(DelegatingChain):
-    """A chain that records each pass: its rows, and the time from its sending to its result without the workers' computation."""
+    """A chain that records each pass: its rows, and the time from its sending to its result without
+    the workers' computation.
+    """
 
     def __init__(self, chain: SpanChain, item_bytes: int) -> None:
         """`item_bytes`: of a number in a row."""
@@ -32,13 +34,24 @@ class RecordingChain(DelegatingChain):
     def recorded(self, reply: SpanReply) -> SpanReply:
         """Return a reply with what was recorded since `clear`."""
         return msgspec.structs.replace(
-            reply, passes=tuple(self.passes), draws=tuple(self.draws), row_width=self.row_width, hop_s=tuple(self.hop_s),
+            reply,
+            passes=tuple(self.passes),
+            draws=tuple(self.draws),
+            row_width=self.row_width,
+            hop_s=tuple(self.hop_s),
             sent_s=tuple(self.sent_s),
-        )  # fmt: skip
+        )
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
+    def send(
+        self,
+        message: SpanPass | SpanReport,
+        *rows: memoryview,
+        when_sent: Callable[[], None] | None = None,
+    ) -> None:
         if isinstance(message, SpanPass):
-            self.passes.append(tuple((extent.table, extent.start, extent.stop) for extent in message.extents))
+            self.passes.append(
+                tuple((extent.table, extent.start, extent.stop) for extent in message.extents)
+            )
             self.draws.append(tuple(extent.draws for extent in message.extents))
             num_rows = sum(extent.stop - extent.start for extent in message.extents)
             self.row_width = sum(part.nbytes for part in rows) // num_rows // self._item_bytes
@@ -51,6 +64,11 @@ class RecordingChain(DelegatingChain):
         now_s = time.perf_counter()
         for arrival in arrivals:
             result = arrival.message
-            if isinstance(result, SpanResult) and (sent_s := self._running_s.pop(result.number, None)) is not None:
-                self.hop_s.append(now_s - sent_s - US * sum(hop.computed_us for hop in result.times))
+            if (
+                isinstance(result, SpanResult)
+                and (sent_s := self._running_s.pop(result.number, None)) is not None
+            ):
+                self.hop_s.append(
+                    now_s - sent_s - US * sum(hop.computed_us for hop in result.times)
+                )
         return arrivals

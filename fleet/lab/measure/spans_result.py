@@ -1,4 +1,6 @@
-"""Result of the measurement of layer spans: the numbers, their tables and their targets. Measures nothing."""
+"""Result of the measurement of layer spans: the numbers, their tables and their targets. Measures
+nothing.
+"""
 
 import msgspec
 from rich.console import Group
@@ -10,7 +12,13 @@ from fleet.lab.report.tables import figure, table_of, titled
 
 ONE, FORWARD, REVERSE = "one process", "forward", "reverse"
 CEILINGS = {FORWARD: "forward, computation only", REVERSE: "reverse, computation only"}
-COLORS = {ONE: PLAYED, FORWARD: FLEET, REVERSE: MANY, CEILINGS[FORWARD]: OTHER, CEILINGS[REVERSE]: TWIN}
+COLORS = {
+    ONE: PLAYED,
+    FORWARD: FLEET,
+    REVERSE: MANY,
+    CEILINGS[FORWARD]: OTHER,
+    CEILINGS[REVERSE]: TWIN,
+}
 GAIN_TARGET, SHARE_TARGET, SINGLE_TARGET, HOP_TARGET_MS = 1.5, 0.85, 1.05, 0.3
 
 
@@ -29,7 +37,9 @@ class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
         return percentile(self.tokens_per_s[arrangement], 50)
 
     def relative(self, arrangement: str, other: str) -> float:
-        """Return the median over the rounds of a speed relative to that of another arrangement in the same round."""
+        """Return the median over the rounds of a speed relative to that of another arrangement in
+        the same round.
+        """
         pairs = zip(self.tokens_per_s[arrangement], self.tokens_per_s[other], strict=True)
         return percentile([own / others for own, others in pairs], 50)
 
@@ -43,9 +53,11 @@ class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
-    """Passes of one request through `num_workers` span workers, each from its sending to its result, without the computation.
+    """Passes of one request through `num_workers` span workers, each from its sending to its
+    result, without the computation.
 
-    `rounds_s`: of each round of passes. The one with the lowest median counts: other processes only add to it.
+    `rounds_s`: of each round of passes. The one with the lowest median counts: other processes only
+    add to it.
     """
 
     num_workers: int
@@ -61,7 +73,9 @@ class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpansResult(Result, frozen=True, kw_only=True):
-    """`num_equal` of `num_answers` answers are the same as those of one process. `others_cores`: background load."""
+    """`num_equal` of `num_answers` answers are the same as those of one process. `others_cores`:
+    background load.
+    """
 
     model: str
     spans: str
@@ -83,7 +97,10 @@ class SpansResult(Result, frozen=True, kw_only=True):
         table = table_of("ms per hop", "p50", "p95", "passes")
         for each in self.hops:
             table.add_row(
-                each.name, figure(each.hop_ms(50)), figure(each.hop_ms(95)), f"{len(each.rounds_s)} x {len(each.rounds_s[0])}"
+                each.name,
+                figure(each.hop_ms(50)),
+                figure(each.hop_ms(95)),
+                f"{len(each.rounds_s)} x {len(each.rounds_s[0])}",
             )
         return titled("passes of a tiny model beyond its computation, the quietest round", table)
 
@@ -91,14 +108,22 @@ class SpansResult(Result, frozen=True, kw_only=True):
         return [self._draw]
 
     def targets(self) -> list[Ratio]:
-        ratios = [ratio for work in self.works for direction in CEILINGS for ratio in _ratios(work, direction)]
+        ratios = [
+            ratio
+            for work in self.works
+            for direction in CEILINGS
+            for ratio in _ratios(work, direction)
+        ]
         hops = [
             Ratio(
-                name=f"hop, {each.name}, p50", value=each.hop_ms(50), target=HOP_TARGET_MS, at_most=True,
+                name=f"hop, {each.name}, p50",
+                value=each.hop_ms(50),
+                target=HOP_TARGET_MS,
+                at_most=True,
                 unit="ms",
             )
             for each in self.hops
-        ]  # fmt: skip
+        ]
         return [*ratios, *hops, differing(self.num_equal, self.num_answers)]
 
     def background_loads(self) -> list[float | None]:
@@ -107,7 +132,9 @@ class SpansResult(Result, frozen=True, kw_only=True):
     def _draw(self, axes: Axes) -> None:
         width = 0.8 / len(COLORS)
         for number, (name, color) in enumerate(COLORS.items()):
-            places = [place + (number - len(COLORS) / 2) * width for place in range(len(self.works))]
+            places = [
+                place + (number - len(COLORS) / 2) * width for place in range(len(self.works))
+            ]
             speeds = [work.relative(name, ONE) for work in self.works]
             axes.bar(places, speeds, width, color=color, label=name, align="edge")
         axes.set_xticks(range(len(self.works)), [work.name for work in self.works])
@@ -119,10 +146,15 @@ class SpansResult(Result, frozen=True, kw_only=True):
 def _ratios(work: SpanWork, direction: str) -> list[Ratio]:
     if work.num_requests == 1 and not work.is_prefill:
         name = f"{work.name}, {direction}: time / one process"
-        return [Ratio(name=name, value=1 / work.gain(direction), target=SINGLE_TARGET, at_most=True)]
+        return [
+            Ratio(name=name, value=1 / work.gain(direction), target=SINGLE_TARGET, at_most=True)
+        ]
     share = Ratio(
-        name=f"{work.name}, {direction} / ceiling", value=work.share(direction), target=SHARE_TARGET, at_most=False
-    )  # fmt: skip
+        name=f"{work.name}, {direction} / ceiling",
+        value=work.share(direction),
+        target=SHARE_TARGET,
+        at_most=False,
+    )
     if not work.is_prefill:
         return [share]
     name = f"{work.name}, {direction} / one process"

@@ -1,4 +1,5 @@
-"""A process of the measurement of layer spans, as a script: one process with all layers, an anchor, or a span worker.
+"""A process of the measurement of layer spans, as a script: one process with all layers, an anchor,
+or a span worker.
 
 Its commands are lines on standard input, its replies lines on standard output. Knows no model.
 """
@@ -14,17 +15,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.spans_protocol import Answer, AnyCommand, Begin, Compute, Connect, ReadMemory, SpanReply
 from fleet.config import load_config
 from fleet.core.errors import FleetError
-from fleet.process.gc_freeze import freeze_gc
 from fleet.core.ids import WorkerId
-from fleet.spans.protocol.layers import LayerSpan
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.spans_protocol import (
+    Answer,
+    AnyCommand,
+    Begin,
+    Compute,
+    Connect,
+    ReadMemory,
+    SpanReply,
+)
+from fleet.process.gc_freeze import freeze_gc
+from fleet.spans.anchor.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
-from fleet.spans.anchor.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
+from fleet.spans.protocol.layers import LayerSpan
 
 if TYPE_CHECKING:
     from fleet.stages.base import BuiltSpan
@@ -48,7 +57,9 @@ class MeasuredStage:
         self._stage = self._config.graph_declaration().stages[0].name
         checkpoint = Path(self._config.checkpoint)
         self._options = build_options(self._config, self._stage, checkpoint)
-        self._runs = EngineRuns(build_stage(self._config, self._stage, checkpoint), self._stage, self._options)
+        self._runs = EngineRuns(
+            build_stage(self._config, self._stage, checkpoint), self._stage, self._options
+        )
         freeze_gc()
 
     def reply(self, command: AnyCommand) -> SpanReply:
@@ -66,20 +77,36 @@ class MeasuredStage:
                 raise BenchError("the process has begun")
 
     def _connect(self, addresses: Mapping[str, tuple[str, int]]) -> None:
-        """Give each worker its place in a route, and leave the chain for the engine. Raises: BenchError."""
-        from fleet.lab.measure.spans_recording import RecordingChain
+        """Give each worker its place in a route, and leave the chain for the engine. Raises:
+        BenchError.
+        """
         from fleet.engine.torch.build import DTYPES
+        from fleet.lab.measure.spans_recording import RecordingChain
 
-        spans, anchor, slot = self._config.stage(self._stage).spans, self._options.anchor, self._runs.route
+        spans, anchor, slot = (
+            self._config.stage(self._stage).spans,
+            self._options.anchor,
+            self._runs.route,
+        )
         assert spans is not None and anchor is not None, "not an anchor"
         hops = [
-            RouteHop(worker=WorkerId(name), address=address, key=bytes.fromhex(self._begin.key), span=str(span))
+            RouteHop(
+                worker=WorkerId(name),
+                address=address,
+                key=bytes.fromhex(self._begin.key),
+                span=str(span),
+            )
             for (name, address), span in zip(addresses.items(), spans.worker_spans, strict=True)
         ]
         terms = RouteTerms(
-            generation=GENERATION, lineage=GENERATION, num_pages=slot.num_pages, page_size=slot.page_size,
-            returned=anchor.returned, wire_dtype=anchor.wire_dtype, keep_bytes=anchor.keep_bytes,
-        )  # fmt: skip
+            generation=GENERATION,
+            lineage=GENERATION,
+            num_pages=slot.num_pages,
+            page_size=slot.page_size,
+            returned=anchor.returned,
+            wire_dtype=anchor.wire_dtype,
+            keep_bytes=anchor.keep_bytes,
+        )
         try:
             chain = set_up_route(WorkerId(self._begin.name), hops, terms)
         except RouteFailure as failure:
@@ -97,7 +124,14 @@ class NamedNeighbours:
 
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
         address = self.addresses[worker]
-        return dial(address, key=self._key, own_name=self._own_name, purpose=purpose, arrivals=self._arrivals, timeout_s=DIAL_S)
+        return dial(
+            address,
+            key=self._key,
+            own_name=self._own_name,
+            purpose=purpose,
+            arrivals=self._arrivals,
+            timeout_s=DIAL_S,
+        )
 
 
 class MeasuredSpanWorker:
@@ -105,10 +139,10 @@ class MeasuredSpanWorker:
 
     def __init__(self, begin: Begin) -> None:
         from fleet.engine.torch.build import open_device
-        from fleet.stages.builders import span_builder
-        from fleet.spans.host.loaded import LoadedSpans
-        from fleet.worker.main import build_options
         from fleet.spans.host.hosting import SpanHosting
+        from fleet.spans.host.loaded import LoadedSpans
+        from fleet.stages.builders import span_builder
+        from fleet.worker.main import build_options
 
         config, key = load_config(Path(begin.config)), bytes.fromhex(begin.key)
         self._checkpoint = Path(config.checkpoint)
@@ -120,9 +154,16 @@ class MeasuredSpanWorker:
         self._commands: queue.SimpleQueue[AnyCommand | None] = queue.SimpleQueue()
         self._neighbours = NamedNeighbours(key, begin.name, self._arrivals)
         options = self._options
-        where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
+        where = open_device(
+            device=options.device,
+            dtype=options.dtype,
+            numerics=options.numerics,
+            threads=options.threads,
+        )
         self._hosting = SpanHosting(where, LoadedSpans(self._load), self._neighbours, lambda: None)
-        self.listener = SpanListener(begin.host, arrivals=self._arrivals, key=key, own_name=begin.name)
+        self.listener = SpanListener(
+            begin.host, arrivals=self._arrivals, key=key, own_name=begin.name
+        )
 
     def _load(self, span: LayerSpan) -> "BuiltSpan":
         self._loaded = self._build(self._options, span)

@@ -1,7 +1,8 @@
-"""Measurement of speculation: one stage in one process answers questions with each drafter in turn, round by round.
+"""Measurement of speculation: one stage in one process answers questions with each drafter in turn,
+round by round.
 
-Before, a draft head is trained on answers to other questions, and the table of served answers is filled with them. Each numerics
-has a process of its own.
+Before, a draft head is trained on answers to other questions, and the table of served answers is
+filled with them. Each numerics has a process of its own.
 """
 
 import tempfile
@@ -12,25 +13,37 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from fleet.lab.measure.deployment import resolve_config
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.options import BenchOptions
-from fleet.lab.measure.reference import run_script
-from fleet.lab.measure.serving import Steps, local_checkpoint
-from fleet.lab.measure.speculation_result import DraftedRuns, HeadWork, SpeculationResult, SpeculationWork, TrainedHead
 from fleet.config import FleetConfig
 from fleet.config.values import AUTO
 from fleet.core.ids import new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.drafts.figures.speculation import EAGLE3
 from fleet.graphs import Stage
+from fleet.lab.measure.deployment import resolve_config
+from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.reference import run_script
+from fleet.lab.measure.serving import Steps, local_checkpoint
+from fleet.lab.measure.speculation_result import (
+    DraftedRuns,
+    HeadWork,
+    SpeculationResult,
+    SpeculationWork,
+    TrainedHead,
+)
 from fleet.lab.pocket.corpus.dialogue import Split
 from fleet.lab.pocket.corpus.generate import dialogues
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
 
 MODULE, HEAD_MODULE = "fleet.lab.measure.speculation_run", "fleet.lab.measure.speculation_head"
 SEED, NUM_LINES = 1, 100
-TRAINING = ("engine=torch", "numerics=fast", "training.enabled=true", "training.window_samples=8", "training.batch_samples=8")
+TRAINING = (
+    "engine=torch",
+    "numerics=fast",
+    "training.enabled=true",
+    "training.window_samples=8",
+    "training.batch_samples=8",
+)
 """Settings of the training process, whose stage answers and captures while the head is trained."""
 
 
@@ -56,11 +69,20 @@ FULL = SpeculationPlan(
     num_rounds=6,
     numerics=("fast", "invariant"),
 )
-SMALL = SpeculationPlan(train_s=4, num_taught=8, num_asked=4, num_tokens=12, batches=(1, 4), num_rounds=1, numerics=("fast",))
+SMALL = SpeculationPlan(
+    train_s=4,
+    num_taught=8,
+    num_asked=4,
+    num_tokens=12,
+    batches=(1, 4),
+    num_rounds=1,
+    numerics=("fast",),
+)
 
 
 def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResult:
-    """Measure the stage that verifies drafts of the deployment; the checkpoint may be any that it serves.
+    """Measure the stage that verifies drafts of the deployment; the checkpoint may be any that it
+    serves.
 
     Raises: ConfigError; BenchError for a graph without such a stage.
     """
@@ -69,15 +91,21 @@ def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResul
     graph = config.graph_declaration()
     stage = next((stage for stage in graph.stages if stage.verifies_drafts), None)
     if stage is None:
-        raise BenchError(f"--speculation needs a stage that verifies drafts, and {config.graph} has none", param="--speculation")
+        raise BenchError(
+            f"--speculation needs a stage that verifies drafts, and {config.graph} has none",
+            param="--speculation",
+        )
     shipped = graph.shipped_folder()
-    checkpoint = shipped if config.checkpoint == AUTO and shipped is not None else local_checkpoint(config)
+    checkpoint = (
+        shipped if config.checkpoint == AUTO and shipped is not None else local_checkpoint(config)
+    )
     frontend = load_frontend(graph.frontend, checkpoint, config.limits)
     work = SpeculationWork(
         taught=_requests(config, stage, frontend, plan, "train", plan.num_taught),
         asked=_requests(config, stage, frontend, plan, "held_out", plan.num_asked),
-        batches=plan.batches, num_rounds=plan.num_rounds,
-    )  # fmt: skip
+        batches=plan.batches,
+        num_rounds=plan.num_rounds,
+    )
     loads = list[float | None]()
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
         folder, own = Path(name), (*options.overrides, f"checkpoint={checkpoint}")
@@ -86,19 +114,31 @@ def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResul
         head = HeadWork(taught=work.taught, held_out=work.asked, seconds=plan.train_s)
         step = steps("training of a draft head", NUM_LINES)
         trained, load = run_script(
-            HEAD_MODULE, [*given, "--head", str(folder / "head")], msgspec.json.encode(head), TrainedHead, step
-        )  # fmt: skip
+            HEAD_MODULE,
+            [*given, "--head", str(folder / "head")],
+            msgspec.json.encode(head),
+            TrainedHead,
+            step,
+        )
         loads.append(load)
         runs = list[DraftedRuns]()
         for numerics in plan.numerics:
             step = steps(f"speculation, {numerics}", 1 + sum(map(work.rounds_of, work.batches)))
-            drafting = (*own, f"numerics={numerics}", f"stages.{stage.name}.speculation.head={folder / 'head'}",
-                        f"stages.{stage.name}.speculation.drafter={EAGLE3}")  # fmt: skip
+            drafting = (
+                *own,
+                f"numerics={numerics}",
+                f"stages.{stage.name}.speculation.head={folder / 'head'}",
+                f"stages.{stage.name}.speculation.drafter={EAGLE3}",
+            )
             given = _resolved(options.config, drafting, folder / f"{numerics}.yaml")
-            result, load = run_script(MODULE, given, msgspec.json.encode(work), tuple[DraftedRuns, ...], step)
+            result, load = run_script(
+                MODULE, given, msgspec.json.encode(work), tuple[DraftedRuns, ...], step
+            )
             runs += result
             loads.append(load)
-    return SpeculationResult(model=checkpoint.name, head=trained, runs=tuple(runs), others_cores=tuple(loads))
+    return SpeculationResult(
+        model=checkpoint.name, head=trained, runs=tuple(runs), others_cores=tuple(loads)
+    )
 
 
 def _resolved(config_file: Path | None, overrides: Sequence[str], file: Path) -> list[str]:
@@ -109,19 +149,32 @@ def _resolved(config_file: Path | None, overrides: Sequence[str], file: Path) ->
 
 
 def _requests(
-    config: FleetConfig, stage: Stage, frontend: Frontend, plan: SpeculationPlan, split: Split, count: int
+    config: FleetConfig,
+    stage: Stage,
+    frontend: Frontend,
+    plan: SpeculationPlan,
+    split: Split,
+    count: int,
 ) -> tuple[RequestSpec, ...]:
-    """Prepare questions of Pocket's corpus, greedily answered; `held_out` ones share none with `train`."""
+    """Prepare questions of Pocket's corpus, greedily answered; `held_out` ones share none with
+    `train`.
+    """
     graph = config.graph_declaration()
     text = tuple(edge for edge, kind in graph.media.items() if kind == "text")
     sampling = {stage.name: Sampling(max_tokens=plan.num_tokens)}
     specs: list[RequestSpec] = []
     for dialogue in dialogues(split, count, SEED):
         messages = tuple(
-            Message(role=turn.role, content=TextPart(text=turn.text, where="messages")) for turn in dialogue.turns[:-1]
+            Message(role=turn.role, content=TextPart(text=turn.text, where="messages"))
+            for turn in dialogue.turns[:-1]
         )
         chat = ChatRequest(
-            id=new_request_id(), graph=graph.name, messages=messages, outputs=text, sampling=sampling, spoken=False
-        )  # fmt: skip
+            id=new_request_id(),
+            graph=graph.name,
+            messages=messages,
+            outputs=text,
+            sampling=sampling,
+            spoken=False,
+        )
         specs.append(frontend.prepare(chat)[0])
     return tuple(specs)

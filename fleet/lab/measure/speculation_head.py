@@ -1,6 +1,8 @@
-"""Training of a draft head in one process, as a script: from the answers of the stage that is measured. Knows no model.
+"""Training of a draft head in one process, as a script: from the answers of the stage that is
+measured. Knows no model.
 
-The stage answers and captures in one thread while the trainer fits in another, as long as the time lasts.
+The stage answers and captures in one thread while the trainer fits in another, as long as the time
+lasts.
 """
 
 import argparse
@@ -12,18 +14,18 @@ from pathlib import Path
 import msgspec
 import torch
 
-from fleet.lab.measure.engine_answers import answer
-from fleet.lab.measure.speculation_result import HeadWork, TrainedHead
 from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
-from fleet.engine.base import EngineOutput
-from fleet.graphs.training import TRAINED, TRAINER
 from fleet.drafts.eagle3.files import save_head
-from fleet.stages.base import BuiltStage
 from fleet.drafts.trainer.captured import sample_of
 from fleet.drafts.trainer.engine import TrainerEngine
 from fleet.drafts.trainer.online import build_online_training
 from fleet.drafts.trainer.samples import DraftSample
+from fleet.engine.base import EngineOutput
+from fleet.graphs.training import TRAINED, TRAINER
+from fleet.lab.measure.engine_answers import answer
+from fleet.lab.measure.speculation_result import HeadWork, TrainedHead
+from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
 
 BATCH = 16
@@ -49,16 +51,21 @@ def train(config: FleetConfig, work: HeadWork, folder: Path) -> TrainedHead:
                 return
             yield sample
 
-    _, loader, run = build_online_training(trainer, trainer.settings, produce, capacity=2 * trainer.settings.window_samples)
+    _, loader, run = build_online_training(
+        trainer, trainer.settings, produce, capacity=2 * trainer.settings.window_samples
+    )
     run()
     while not progress.report():
         trainer.train_window()
     counts = trainer.evaluate(held_out)
     save_head(trainer.head, folder)
     return TrainedHead(
-        windows=trainer.num_windows, samples=len(trainer.buffer) + trainer.buffer.num_dropped, refused=loader.num_refused,
-        seconds=time.monotonic() - began_s, held_out=counts.simulated_acceptance_length,
-    )  # fmt: skip
+        windows=trainer.num_windows,
+        samples=len(trainer.buffer) + trainer.buffer.num_dropped,
+        refused=loader.num_refused,
+        seconds=time.monotonic() - began_s,
+        held_out=counts.simulated_acceptance_length,
+    )
 
 
 class _Progress:
@@ -81,7 +88,9 @@ def _samples(built: BuiltStage, specs: Sequence[RequestSpec]) -> Iterator[DraftS
     for first in range(0, len(specs), BATCH):
         some = specs[first : first + BATCH]
         for spec, ids in zip(some, answer(built, some, BATCH), strict=True):
-            yield _capture(built, msgspec.structs.replace(spec, given=tuple(ids), outputs=(TRAINED,)))
+            yield _capture(
+                built, msgspec.structs.replace(spec, given=tuple(ids), outputs=(TRAINED,))
+            )
 
 
 def _capture(built: BuiltStage, spec: RequestSpec) -> DraftSample:
@@ -107,14 +116,26 @@ def _outputs(built: BuiltStage) -> Iterator[EngineOutput]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Train a draft head from answers, for a given time.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="resolved configuration")
-    parser.add_argument("--head", type=Path, required=True, metavar="FOLDER", help="the folder to write")
-    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and seconds")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: windows, samples, acceptance")
+    parser = argparse.ArgumentParser(
+        description="Train a draft head from answers, for a given time."
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="resolved configuration"
+    )
+    parser.add_argument(
+        "--head", type=Path, required=True, metavar="FOLDER", help="the folder to write"
+    )
+    parser.add_argument(
+        "--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and seconds"
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON: windows, samples, acceptance"
+    )
     options = parser.parse_args()
     work = msgspec.json.decode(options.requests.read_bytes(), type=HeadWork)
-    options.out.write_bytes(msgspec.json.encode(train(load_config(options.config), work, options.head)))
+    options.out.write_bytes(
+        msgspec.json.encode(train(load_config(options.config), work, options.head))
+    )
     return 0
 
 

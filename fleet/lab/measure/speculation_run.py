@@ -1,4 +1,6 @@
-"""One stage in one process, as a script: answers the same requests with each drafter, and times each run. Knows no model."""
+"""One stage in one process, as a script: answers the same requests with each drafter, and times
+each run. Knows no model.
+"""
 
 import argparse
 import sys
@@ -10,11 +12,8 @@ from pathlib import Path
 import msgspec
 import torch
 
-from fleet.lab.measure.engine_answers import Answers, answer
-from fleet.lab.measure.speculation_result import DraftedRuns, SpeculationWork
 from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
-from fleet.drafts.figures.speculation import EAGLE3, NGRAM, OFF, SUFFIX, SpeculationFigures
 from fleet.drafts.drafters import (
     NUM_PROMPT_IDS,
     AnswerTable,
@@ -24,14 +23,19 @@ from fleet.drafts.drafters import (
     NgramDrafter,
     Proposer,
 )
-from fleet.engine.torch.lm_engine import LMEngine
+from fleet.drafts.figures.speculation import EAGLE3, NGRAM, OFF, SUFFIX, SpeculationFigures
 from fleet.drafts.speculation import Speculation
+from fleet.engine.torch.lm_engine import LMEngine
+from fleet.lab.measure.engine_answers import Answers, answer
+from fleet.lab.measure.speculation_result import DraftedRuns, SpeculationWork
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
 
 
 class ReadDrafter(MatchingDrafter):
-    """Reads a table of served answers and adds none, so that no round profits from the one before."""
+    """Reads a table of served answers and adds none, so that no round profits from the one
+    before.
+    """
 
     def __init__(self, table: AnswerTable) -> None:
         super().__init__()
@@ -54,7 +58,10 @@ class _Runs:
 def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]:
     stage = next(stage for stage in config.graph_declaration().stages if stage.verifies_drafts)
     torch.set_num_threads(config.stage(stage.name).threads)
-    built, table = build_stage(config, stage.name, Path(config.checkpoint)), AnswerTable(sys.maxsize)
+    built, table = (
+        build_stage(config, stage.name, Path(config.checkpoint)),
+        AnswerTable(sys.maxsize),
+    )
     assert isinstance(built.engine, LMEngine), "the engine torch"
     for spec, its in zip(work.taught, answer(built, work.taught, max(work.batches)), strict=True):
         table.add([*spec.prompt_ids[-NUM_PROMPT_IDS:], *its])
@@ -69,7 +76,9 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
         runs = {name: _Runs() for name in (OFF, *drafters)}
         speculation.use(OFF)
         expected = answer(built, work.asked, batch)
-        _run_round(built, speculation, work.asked, batch, {name: _Runs() for name in runs}, expected)
+        _run_round(
+            built, speculation, work.asked, batch, {name: _Runs() for name in runs}, expected
+        )
         for number in range(work.rounds_of(batch)):
             in_turn = dict(reversed(runs.items())) if number % 2 else runs
             _run_round(built, speculation, work.asked, batch, in_turn, expected)
@@ -79,9 +88,13 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
 
 
 def _run_round(
-    built: BuiltStage, speculation: Speculation, asked: Sequence[RequestSpec], batch: int, runs: dict[str, _Runs],
+    built: BuiltStage,
+    speculation: Speculation,
+    asked: Sequence[RequestSpec],
+    batch: int,
+    runs: dict[str, _Runs],
     expected: Answers,
-) -> None:  # fmt: skip
+) -> None:
     """Answer with each drafter in turn, and compare the answers with `expected`."""
     for name, one in runs.items():
         speculation.use(name)
@@ -97,20 +110,37 @@ def _reported(numerics: str, drafter: str, batch: int, runs: _Runs) -> DraftedRu
     num_draws = sum(one.num_draws for one in runs.figures)
     drafted = [sum(counts) for counts in zip(*(one.drafted for one in runs.figures), strict=True)]
     accepted = [sum(counts) for counts in zip(*(one.accepted for one in runs.figures), strict=True)]
-    total = SpeculationFigures(drafter=drafter, num_draws=num_draws, drafted=tuple(drafted), accepted=tuple(accepted))
+    total = SpeculationFigures(
+        drafter=drafter, num_draws=num_draws, drafted=tuple(drafted), accepted=tuple(accepted)
+    )
     return DraftedRuns(
-        numerics=numerics, drafter=drafter, batch=batch, tokens_per_s=tuple(runs.tokens_per_s),
-        acceptance_length=total.acceptance_length or 1.0, shares=total.shares, num_equal=runs.num_equal,
+        numerics=numerics,
+        drafter=drafter,
+        batch=batch,
+        tokens_per_s=tuple(runs.tokens_per_s),
+        acceptance_length=total.acceptance_length or 1.0,
+        shares=total.shares,
+        num_equal=runs.num_equal,
         num_answers=runs.num_answers,
-    )  # fmt: skip
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Answer requests with each drafter, and time the runs.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="resolved configuration")
-    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and batches")
+    parser = argparse.ArgumentParser(
+        description="Answer requests with each drafter, and time the runs."
+    )
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="JSON: speeds and counts of each drafter and batch"
+        "--config", type=Path, required=True, metavar="FILE", help="resolved configuration"
+    )
+    parser.add_argument(
+        "--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and batches"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON: speeds and counts of each drafter and batch",
     )
     options = parser.parse_args()
     work = msgspec.json.decode(options.requests.read_bytes(), type=SpeculationWork)

@@ -1,4 +1,5 @@
-"""A ring of processes that pass messages of given sizes around, over plain TCP, as a script: the time of the network itself.
+"""A ring of processes that pass messages of given sizes around, over plain TCP, as a script: the
+time of the network itself.
 
 Its arguments are one JSON object, `RingPlace`. Knows no layers.
 """
@@ -14,7 +15,8 @@ RETRY_S = 0.05
 
 
 class RingPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of one process: its address, that of the next one, and how many bytes arrive and are sent in each round.
+    """Place of one process: its address, that of the next one, and how many bytes arrive and are
+    sent in each round.
 
     `begins`: it begins every round, and prints the rounds' times in seconds, as JSON.
     """
@@ -28,7 +30,9 @@ class RingPlace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def run_rounds(place: RingPlace) -> list[float]:
-    """Take part in every round; return their times. Raises: OSError if a process does not connect, or ends early."""
+    """Take part in every round; return their times. Raises: OSError if a process does not connect,
+    or ends early.
+    """
     message, buffer, times = bytes(place.num_sent), bytearray(place.num_received), list[float]()
     with socket.create_server(place.own) as server:
         server.settimeout(CONNECT_S)

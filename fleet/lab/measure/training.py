@@ -1,8 +1,10 @@
-"""Measurement of training beside answers: what captures cost the answers, and what an exchange of the draft head does.
+"""Measurement of training beside answers: what captures cost the answers, and what an exchange of
+the draft head does.
 
-Rounds of the same answers, in turn such as clients exclude from captures and such as the gateway captures a share of. At first
-every sample is held out, so that the trainer receives and stores but computes nothing; a second fleet trains, on the same cores.
-There two versions of the head are then exchanged again and again, while answers are drafted with them.
+Rounds of the same answers, in turn such as clients exclude from captures and such as the gateway
+captures a share of. At first every sample is held out, so that the trainer receives and stores but
+computes nothing; a second fleet trains, on the same cores. There two versions of the head are then
+exchanged again and again, while answers are drafted with them.
 """
 
 import asyncio
@@ -17,6 +19,9 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
+from fleet.control.client import FleetClient
+from fleet.control.embedded import embedded_url
+from fleet.drafts.figures.speculation import EAGLE3
 from fleet.lab.measure import processes
 from fleet.lab.measure.answer_timing import time_answer
 from fleet.lab.measure.deployment import RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
@@ -27,9 +32,6 @@ from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.prompts import PROMPTS
 from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
 from fleet.lab.measure.training_result import CapturedRounds, TrainingCosts
-from fleet.control.client import FleetClient
-from fleet.control.embedded import embedded_url
-from fleet.drafts.figures.speculation import EAGLE3
 from fleet.lab.report.background_load import BackgroundLoad
 
 T = TypeVar("T")
@@ -41,7 +43,9 @@ NUM_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Amounts of work. `num_answers`: of a round; `exchanges`: one each second. `share`: of the answers, for captures."""
+    """Amounts of work. `num_answers`: of a round; `exchanges`: one each second. `share`: of the
+    answers, for captures.
+    """
 
     num_rounds: int
     num_answers: int
@@ -54,27 +58,45 @@ SMALL = TrainingPlan(num_rounds=1, num_answers=8, exchanges=3, share=1.0)
 
 
 def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
-    """Measure two fleets that are started for it. Raises: BenchError, ConfigError, ApiError if a request fails."""
+    """Measure two fleets that are started for it. Raises: BenchError, ConfigError, ApiError if a
+    request fails.
+    """
     plan = SMALL if options.small else FULL
     main = resolve_config(options.config, options.overrides).graph_declaration().main_stage.name
-    common = (*options.overrides, "training.enabled=true", f"training.share={plan.share}",
-              f"stages.{main}.speculation.drafter={EAGLE3}")  # fmt: skip
+    common = (
+        *options.overrides,
+        "training.enabled=true",
+        f"training.share={plan.share}",
+        f"stages.{main}.speculation.drafter={EAGLE3}",
+    )
     rounds, loads = list[CapturedRounds](), list[float | None]()
     undisturbed, exchanging = list[float](), list[float]()
     for own in (IDLE, TRAINING):
-        started = steps(f"starting a fleet whose trainer {'is idle' if own is IDLE else 'trains'}", 1)
+        started = steps(
+            f"starting a fleet whose trainer {'is idle' if own is IDLE else 'trains'}", 1
+        )
         with own_fleet(options.config, (*common, *own)) as target:
             started()
             load, background = _AnswerLoad(target, options.concurrency), BackgroundLoad()
-            step = steps("answers, in turn without captures and with them", 2 * plan.num_rounds * plan.num_answers)
+            step = steps(
+                "answers, in turn without captures and with them",
+                2 * plan.num_rounds * plan.num_answers,
+            )
             rounds.append(load.capture_rounds(plan, step, trains=own is TRAINING))
             if own is TRAINING:
-                undisturbed, exchanging = load.exchange(plan, steps("exchanges of the head", plan.exchanges))
+                undisturbed, exchanging = load.exchange(
+                    plan, steps("exchanges of the head", plan.exchanges)
+                )
             loads.append(background.cores())
     return TrainingCosts(
-        share=plan.share, concurrency=options.concurrency, rounds=tuple(rounds), undisturbed_s=tuple(undisturbed),
-        exchanging_s=tuple(exchanging), exchanges=plan.exchanges, others_cores=tuple(loads),
-    )  # fmt: skip
+        share=plan.share,
+        concurrency=options.concurrency,
+        rounds=tuple(rounds),
+        undisturbed_s=tuple(undisturbed),
+        exchanging_s=tuple(exchanging),
+        exchanges=plan.exchanges,
+        others_cores=tuple(loads),
+    )
 
 
 class RunCall(Protocol):
@@ -91,17 +113,28 @@ class _AnswerLoad:
         self._model = target.api.model()
 
     def _body(self, number: int, num_tokens: int, *, store: bool) -> bytes:
-        bounds, prompt = stage_bounds(self._target.config, num_tokens, FRAMES), f"{number}. {PROMPTS[number % len(PROMPTS)]}"
-        return encode_call(self._model, prompt, self._target.config, bounds, media=("text",), store=store)
+        bounds, prompt = (
+            stage_bounds(self._target.config, num_tokens, FRAMES),
+            f"{number}. {PROMPTS[number % len(PROMPTS)]}",
+        )
+        return encode_call(
+            self._model, prompt, self._target.config, bounds, media=("text",), store=store
+        )
 
-    def capture_rounds(self, plan: TrainingPlan, step: Callable[[], None], *, trains: bool) -> CapturedRounds:
-        works = {name: [self._body(number, TOKENS, store=store) for number in range(plan.num_answers)]
-                 for name, store in (("plain", False), ("captured", True))}  # fmt: skip
+    def capture_rounds(
+        self, plan: TrainingPlan, step: Callable[[], None], *, trains: bool
+    ) -> CapturedRounds:
+        works = {
+            name: [self._body(number, TOKENS, store=store) for number in range(plan.num_answers)]
+            for name, store in (("plain", False), ("captured", True))
+        }
         speeds: dict[str, list[float]] = {name: [] for name in works}
         with _fleet_client(self._target) as run:
 
             def one_round(name: str, bodies: Sequence[bytes], advance: Callable[[], None]) -> float:
-                tokens_per_s = run_phase(name, self._target.api, bodies, self._concurrency, advance).tokens_per_s
+                tokens_per_s = run_phase(
+                    name, self._target.api, bodies, self._concurrency, advance
+                ).tokens_per_s
                 _await_captures(run)
                 return tokens_per_s
 
@@ -112,17 +145,27 @@ class _AnswerLoad:
                     speeds[name].append(one_round(name, works[name], step))
             after = run(lambda client: client.training.counts())
         return CapturedRounds(
-            trains=trains, plain=tuple(speeds["plain"]), captured=tuple(speeds["captured"]),
-            captures=after["acknowledged"] - before["acknowledged"], shed=after["shed"] - before["shed"],
-        )  # fmt: skip
+            trains=trains,
+            plain=tuple(speeds["plain"]),
+            captured=tuple(speeds["captured"]),
+            captures=after["acknowledged"] - before["acknowledged"],
+            shed=after["shed"] - before["shed"],
+        )
 
-    def exchange(self, plan: TrainingPlan, step: Callable[[], None]) -> tuple[list[float], list[float]]:
-        """Return gaps of answers without exchanges, and with one each second between two versions that are trained before."""
+    def exchange(
+        self, plan: TrainingPlan, step: Callable[[], None]
+    ) -> tuple[list[float], list[float]]:
+        """Return gaps of answers without exchanges, and with one each second between two versions
+        that are trained before.
+        """
         for number in (1, 2):
             self._train(f"bench {number}")
         stop, began_s, versions = threading.Event(), time.perf_counter(), (1, 2)
         with ThreadPoolExecutor(self._concurrency) as pool, _fleet_client(self._target) as run:
-            streams = [pool.submit(self._stream, number, stop, began_s) for number in range(self._concurrency)]
+            streams = [
+                pool.submit(self._stream, number, stop, began_s)
+                for number in range(self._concurrency)
+            ]
             try:
                 run(lambda client: client.training.promote(versions[-1]))
                 time.sleep(3.0)
@@ -130,7 +173,11 @@ class _AnswerLoad:
                 time.sleep(plan.exchanges)
                 middle_s = time.perf_counter() - began_s
                 for number in range(plan.exchanges):
-                    run(lambda client, version=versions[number % 2]: client.training.promote(version))
+                    run(
+                        lambda client, version=versions[number % 2]: client.training.promote(
+                            version
+                        )
+                    )
                     step()
                     time.sleep(1.0)
                 ends_s = time.perf_counter() - began_s
@@ -144,28 +191,47 @@ class _AnswerLoad:
         """Request one long answer after another until `stop` is set."""
         gaps, at = list[Gap](), number
         while not stop.is_set():
-            gaps += gaps_of(time_answer(0, self._target.api.record_chat(self._body(at, LONG_TOKENS, store=False)), began_s))
+            gaps += gaps_of(
+                time_answer(
+                    0,
+                    self._target.api.record_chat(self._body(at, LONG_TOKENS, store=False)),
+                    began_s,
+                )
+            )
             at += self._concurrency
         return gaps
 
     def _train(self, name: str) -> None:
-        """Train on a few answers, and make a version. Raises: BenchError with the end of its output."""
-        log, pool = self._target.config.data_dir / "train.log", self._target.config.data_dir / "pool.jsonl"
-        lines = ({"prompt": prompt, "answer": f"{name}: {prompt}"} for prompt in PROMPTS[:NUM_SAMPLES])
+        """Train on a few answers, and make a version. Raises: BenchError with the end of its
+        output.
+        """
+        log, pool = (
+            self._target.config.data_dir / "train.log",
+            self._target.config.data_dir / "pool.jsonl",
+        )
+        lines = (
+            {"prompt": prompt, "answer": f"{name}: {prompt}"} for prompt in PROMPTS[:NUM_SAMPLES]
+        )
         pool.write_bytes(b"\n".join(map(msgspec.json.encode, lines)))
         command = [*processes.FLEET, "train", "--pool", str(pool), "--name", name]
         config = ["--config", str(self._target.config.data_dir / RESOLVED_NAME)]
-        process = processes.start([*command, *config], processes.own_environment(), log, signal.SIGTERM)
+        process = processes.start(
+            [*command, *config], processes.own_environment(), log, signal.SIGTERM
+        )
         if process.wait(TRAIN_S) != 0:
             raise BenchError(f"`fleet train` failed:\n{processes.end_of(log)}")
 
 
 def _await_captures(run: RunCall) -> None:
-    """Wait until the captures of a round have ended, so that the next round is not slower for them. Raises: BenchError."""
+    """Wait until the captures of a round have ended, so that the next round is not slower for them.
+    Raises: BenchError.
+    """
     deadline_s = time.monotonic() + CAPTURES_S
     while num_live := run(lambda client: client.telemetry.num_live()):
         if time.monotonic() > deadline_s:
-            raise BenchError(f"{num_live} captures have not ended {CAPTURES_S:.0f} s after the last answer")
+            raise BenchError(
+                f"{num_live} captures have not ended {CAPTURES_S:.0f} s after the last answer"
+            )
         time.sleep(0.05)
 
 
@@ -173,7 +239,9 @@ def _await_captures(run: RunCall) -> None:
 def _fleet_client(target: TargetFleet) -> Iterator[RunCall]:
     """Yield a function that runs calls of a client of the fleet."""
     with asyncio.Runner() as runner:
-        client = runner.run(FleetClient.connect(embedded_url(target.config.redis_data_dir), target.config))
+        client = runner.run(
+            FleetClient.connect(embedded_url(target.config.redis_data_dir), target.config)
+        )
 
         def run(call: Callable[[FleetClient], Awaitable[T]]) -> T:
             async def awaited() -> T:

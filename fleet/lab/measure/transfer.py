@@ -1,4 +1,6 @@
-"""Transfer benchmark: tensor reads between two processes, from a few rows to those of a long prompt."""
+"""Transfer benchmark: tensor reads between two processes, from a few rows to those of a long
+prompt.
+"""
 
 from rich.console import Group
 

@@ -1,6 +1,7 @@
 """The slow twin of the fleet: the same stages in one process, without Redis or transfers.
 
-The fleet's answers are compared with the twin's. It only moves items from stage to stage, as the graph says.
+The fleet's answers are compared with the twin's. It only moves items from stage to stage, as the
+graph says.
 """
 
 import math
@@ -40,7 +41,9 @@ class TwinChunk:
 
 @dataclass(slots=True, kw_only=True)
 class _Chunker:
-    """One edge of one request: groups items by policy, never across a change of the consumer's walk."""
+    """One edge of one request: groups items by policy, never across a change of the consumer's
+    walk.
+    """
 
     edge: Edge
     policy: ChunkPolicy
@@ -65,7 +68,10 @@ class _Chunker:
 
     def _release(self, *, final: bool) -> tuple[Walk, Arrays, bool]:
         names = sorted({name for arrays in self.items for name in arrays})
-        joined = {name: np.concatenate([arrays[name] for arrays in self.items if name in arrays]) for name in names}
+        joined = {
+            name: np.concatenate([arrays[name] for arrays in self.items if name in arrays])
+            for name in names
+        }
         self.items = []
         self.num_chunks += 1
         return self.walk, joined, final
@@ -87,22 +93,34 @@ class SlowTwin:
     `errors`: by request that failed; the other requests continue.
     """
 
-    def __init__(self, graph: Graph, built: Mapping[StageName, BuiltStage], policy: Policy = declared_policy) -> None:
+    def __init__(
+        self, graph: Graph, built: Mapping[StageName, BuiltStage], policy: Policy = declared_policy
+    ) -> None:
         self._graph, self._built, self._policy = graph, built, policy
         self._run: _TwinRun | None = None
         self.errors: dict[RequestId, FleetError] = {}
 
-    def run(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None) -> Answers:
-        """Run every request to its end; return the chunks of each edge, those without arrays left out."""
-        answers: Answers = {spec.id: {edge.name: [] for edge in self._edges(spec)} for spec in specs}
+    def run(
+        self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None
+    ) -> Answers:
+        """Run every request to its end; return the chunks of each edge, those without arrays left
+        out.
+        """
+        answers: Answers = {
+            spec.id: {edge.name: [] for edge in self._edges(spec)} for spec in specs
+        }
         for chunk in self.stream(specs, blobs):
             if chunk.arrays:
                 answers[chunk.request][chunk.edge].append(chunk.arrays)
         return answers
 
-    def stream(self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None) -> Iterator[TwinChunk]:
+    def stream(
+        self, specs: Sequence[RequestSpec], blobs: Mapping[RequestId, bytes] | None = None
+    ) -> Iterator[TwinChunk]:
         """Run every request, and yield the chunks as they are released."""
-        run = self._run = _TwinRun(adapters={}, chunkers={}, open_edges=set(), began_s=time.perf_counter())
+        run = self._run = _TwinRun(
+            adapters={}, chunkers={}, open_edges=set(), began_s=time.perf_counter()
+        )
         for spec in specs:
             self._open(run, spec, (blobs or {}).get(spec.id))
         while run.open_edges:
@@ -119,14 +137,22 @@ class SlowTwin:
         assert self._run is not None, "no stream is open"
         for stage in self._built.values():
             stage.engine.abort(request)
-        self._run.open_edges = {(edge, other) for edge, other in self._run.open_edges if other != request}
+        self._run.open_edges = {
+            (edge, other) for edge, other in self._run.open_edges if other != request
+        }
 
     def _ready_stages(self, run: _TwinRun) -> list[StageName]:
-        """Return the stages that can compute now, of those with span workers also after a wait for their passes."""
+        """Return the stages that can compute now, of those with span workers also after a wait for
+        their passes.
+        """
         ready = [name for name, stage in self._built.items() if stage.engine.is_ready()]
-        waiting = [stage.engine for stage in self._built.values() if stage.engine.due_in_s() < math.inf]
+        waiting = [
+            stage.engine for stage in self._built.values() if stage.engine.due_in_s() < math.inf
+        ]
         if not ready and not waiting:
-            raise AssertionError(f"no stage is ready, and these edges have not ended: {sorted(run.open_edges)}")
+            raise AssertionError(
+                f"no stage is ready, and these edges have not ended: {sorted(run.open_edges)}"
+            )
         if not ready:
             for engine in waiting:
                 engine.await_pass(AWAIT_S)
@@ -137,14 +163,20 @@ class SlowTwin:
 
     def _open(self, run: _TwinRun, spec: RequestSpec, blob: bytes | None) -> None:
         for edge in self._edges(spec):
-            first_walk = self._graph.stage(edge.target).walks[0] if edge.target in self._built else Walk("")
-            run.chunkers[edge.name, spec.id] = _Chunker(edge=edge, policy=self._policy(edge), walk=first_walk)
+            first_walk = (
+                self._graph.stage(edge.target).walks[0] if edge.target in self._built else Walk("")
+            )
+            run.chunkers[edge.name, spec.id] = _Chunker(
+                edge=edge, policy=self._policy(edge), walk=first_walk
+            )
             run.open_edges.add((edge.name, spec.id))
         for name in self._graph.stages_for(spec.outputs):
             if name in self._built and spec.id not in self.errors:
                 self._submit(run, name, spec, blob)
 
-    def _submit(self, run: _TwinRun, name: StageName, spec: RequestSpec, blob: bytes | None) -> None:
+    def _submit(
+        self, run: _TwinRun, name: StageName, spec: RequestSpec, blob: bytes | None
+    ) -> None:
         stage = self._built[name]
         try:
             adapter = run.adapters[name, spec.id] = stage.adapter(spec, blob)
@@ -179,10 +211,14 @@ class SlowTwin:
         chunker = run.chunkers[item.edge, request]
         for walk, arrays, final in chunker.offer(item):
             at_s = time.perf_counter() - run.began_s
-            yield TwinChunk(at_s=at_s, request=request, edge=item.edge, walk=walk, arrays=arrays, final=final)
+            yield TwinChunk(
+                at_s=at_s, request=request, edge=item.edge, walk=walk, arrays=arrays, final=final
+            )
             target = chunker.edge.target
             if target in self._built:
-                for piece in run.adapters[target, request].consume(item.edge, walk, arrays, final=final):
+                for piece in run.adapters[target, request].consume(
+                    item.edge, walk, arrays, final=final
+                ):
                     self._built[target].engine.feed(request, piece)
         if item.final:
             run.open_edges.discard((item.edge, request))

@@ -1,4 +1,5 @@
-"""The slow twin as a script: the fleet's stages in one process, one request at a time, timed. Knows no model.
+"""The slow twin as a script: the fleet's stages in one process, one request at a time, timed. Knows
+no model.
 
 The difference to the fleet's times is the cost of separate processes.
 """
@@ -12,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from fleet.lab.measure.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
 from fleet.config import FleetConfig, load_config
 from fleet.core.request import RequestSpec
+from fleet.lab.measure.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
 
 if TYPE_CHECKING:
     from fleet.lab.measure.twin import SlowTwin
@@ -36,18 +37,29 @@ def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
     twin = SlowTwin(graph, built, config.policy_of)
     load_s = time.perf_counter() - began_s
     for index in range(work.warm_up):
-        _answer(twin, config, msgspec.structs.replace(work.requests[0], id=f"warm-up-{index}"), rate_hz=1)
+        _answer(
+            twin,
+            config,
+            msgspec.structs.replace(work.requests[0], id=f"warm-up-{index}"),
+            rate_hz=1,
+        )
     answers: list[ReferenceAnswer] = []
     for spec in work.requests:
         answers.append(_answer(twin, config, spec, rate_hz=work.sample_rate_hz))
         print(f"{len(answers)}/{len(work.requests)}", flush=True)
     options = build_options(config, graph.stages[0].name, checkpoint)
     return ReferenceResult(
-        answers=tuple(answers), load_s=load_s, num_threads=work.num_threads[0], device=options.device, dtype=options.dtype
+        answers=tuple(answers),
+        load_s=load_s,
+        num_threads=work.num_threads[0],
+        device=options.device,
+        dtype=options.dtype,
     )
 
 
-def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz: int) -> ReferenceAnswer:
+def _answer(
+    twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz: int
+) -> ReferenceAnswer:
     """Run one request. Raises: FleetError if a stage fails it."""
     media = config.graph_declaration().media
     ids: list[int] = []
@@ -66,15 +78,31 @@ def _answer(twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz
     if spec.id in twin.errors:
         raise twin.errors[spec.id]
     return ReferenceAnswer(
-        seconds=last_s, first_audio_s=first_audio_s, num_samples=num_samples, sample_rate_hz=rate_hz, answer_ids=tuple(ids)
+        seconds=last_s,
+        first_audio_s=first_audio_s,
+        num_samples=num_samples,
+        sample_rate_hz=rate_hz,
+        answer_ids=tuple(ids),
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Run requests with all stages in one process, and time each.")
-    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="resolved configuration")
-    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their bounds")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: duration and samples of each")
+    parser = argparse.ArgumentParser(
+        description="Run requests with all stages in one process, and time each."
+    )
+    parser.add_argument(
+        "--config", type=Path, required=True, metavar="FILE", help="resolved configuration"
+    )
+    parser.add_argument(
+        "--requests",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON: requests and their bounds",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON: duration and samples of each"
+    )
     options = parser.parse_args()
     work = msgspec.json.decode(options.requests.read_bytes(), type=ReferenceWork)
     options.out.write_bytes(msgspec.json.encode(run(load_config(options.config), work)))

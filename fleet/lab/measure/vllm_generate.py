@@ -1,4 +1,6 @@
-"""vLLM's own `LLM.generate` in this process, with the settings of a stage of Fleet. Its prompts and answers are token ids."""
+"""vLLM's own `LLM.generate` in this process, with the settings of a stage of Fleet. Its prompts and
+answers are token ids.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -9,7 +11,8 @@ from fleet.stages.base import BuildOptions
 
 def make_generate(options: BuildOptions) -> Callable[[Sequence[RequestSpec]], list[list[int]]]:
     """Load the model, and return a function that answers requests together."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # one process, as the torch engine is; vLLM has no other switch
+    # one process, as the torch engine is; vLLM has no other switch
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams
 
@@ -37,6 +40,9 @@ def make_generate(options: BuildOptions) -> Callable[[Sequence[RequestSpec]], li
             for spec in specs
             for sampling in spec.sampling.values()
         ]
-        return [list(output.outputs[0].token_ids) for output in llm.generate(prompts, params, use_tqdm=False)]
+        return [
+            list(output.outputs[0].token_ids)
+            for output in llm.generate(prompts, params, use_tqdm=False)
+        ]
 
     return generate

@@ -1,7 +1,9 @@
-"""Voice benchmark: spoken questions over `/v1/realtime`, sent in real time, and the wait for the answer.
+"""Voice benchmark: spoken questions over `/v1/realtime`, sent in real time, and the wait for the
+answer.
 
-Voice to voice is measured on this client's clock: from the moment at which the last voiced sample was sent to the moment at which
-the first voiced sample of the answer plays, without a playback buffer. Knows no stage.
+Voice to voice is measured on this client's clock: from the moment at which the last voiced sample
+was sent to the moment at which the first voiced sample of the answer plays, without a playback
+buffer. Knows no stage.
 """
 
 import threading
@@ -33,8 +35,8 @@ from fleet.lab.client.realtime import (
 )
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.result import Result, summary_table
-from fleet.processing.voice_onset import FirstVoicedClock
 from fleet.lab.report.stats import Ratio, Summary, summarise
+from fleet.processing.voice_onset import FirstVoicedClock
 
 SILENCE_MS = 500
 """Silence that ends a turn. Source: OpenAI's default."""
@@ -61,8 +63,8 @@ Samples = NDArray[np.int16]
 class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One question and its answer.
 
-    `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are on this client's clock; `parts` are the
-    fleet's report of its share of the former.
+    `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are on this
+    client's clock; `parts` are the fleet's report of its share of the former.
     """
 
     question: str
@@ -75,7 +77,9 @@ class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceResult(Result, frozen=True, kw_only=True):
-    """`silence_ms`: the session's end-of-turn silence, which is part of every `voice_to_voice_ms`."""
+    """`silence_ms`: the session's end-of-turn silence, which is part of every
+    `voice_to_voice_ms`.
+    """
 
     model: str
     silence_ms: int
@@ -96,21 +100,29 @@ class VoiceResult(Result, frozen=True, kw_only=True):
         return summarise([turn.first_audio_ms for turn in self.turns])
 
     def part_ms(self, name: str) -> Summary | None:
-        return summarise([part.ms for turn in self.turns for part in turn.parts if part.name == name])
+        return summarise(
+            [part.ms for turn in self.turns for part in turn.parts if part.name == name]
+        )
 
     @property
     def part_names(self) -> list[str]:
         return list(dict.fromkeys(part.name for turn in self.turns for part in turn.parts))
 
     def tables(self) -> list[Group]:
-        """The parts are the fleet's report on its own clock; they need not add up to the client's wait."""
+        """The parts are the fleet's report on its own clock; they need not add up to the client's
+        wait.
+        """
         rows = [
             ("voice to voice (first voiced sample plays)", self.voice_to_voice_ms),
             (f"without {self.silence_ms} ms of silence", self.fleet_ms),
             ("first audio received, voiced or not", self.first_audio_ms),
             *((f"  {name}", self.part_ms(name)) for name in self.part_names),
         ]
-        return [summary_table(f"{len(self.turns)} spoken turns of one session with {self.model}", "ms", rows)]
+        return [
+            summary_table(
+                f"{len(self.turns)} spoken turns of one session with {self.model}", "ms", rows
+            )
+        ]
 
     def targets(self) -> list[Ratio]:
         """Check the median of voice to voice without the end-of-turn silence."""
@@ -151,7 +163,9 @@ def spoken_questions(api: ApiClient, model: str, count: int) -> list[SpokenQuest
         samples, _ = soundfile.read(BytesIO(file), dtype="int16")
         spoken = _until_last_voiced(samples)
         if not len(spoken):
-            raise BenchError(f"the fleet speaks {text!r} as silence; name recordings with --wav", param="--wav")
+            raise BenchError(
+                f"the fleet speaks {text!r} as silence; name recordings with --wav", param="--wav"
+            )
         questions.append(SpokenQuestion(name=text, samples=spoken.astype("<i2")))
     return questions
 
@@ -162,8 +176,11 @@ def _until_last_voiced(samples: np.ndarray) -> np.ndarray:
     return samples[: voiced[-1] + 1] if len(voiced) else samples[:0]
 
 
-def measure_voice(api: ApiClient, questions: Sequence[SpokenQuestion], turns: int, step: Callable[[], None]) -> VoiceResult:
-    """Measure `turns` turns of one session, cycling through the questions, after one turn of warm-up.
+def measure_voice(
+    api: ApiClient, questions: Sequence[SpokenQuestion], turns: int, step: Callable[[], None]
+) -> VoiceResult:
+    """Measure `turns` turns of one session, cycling through the questions, after one turn of
+    warm-up.
 
     Raises: ApiError, BenchError.
     """
@@ -221,7 +238,9 @@ class EventReader:
         threading.Thread(target=self._receive, daemon=True).start()
 
     def wait(self, event_type: str, remedy: str = "") -> tuple[float, RealtimeEvent]:
-        """Return the session's first event of a type, and its arrival. Raises: ApiError, BenchError."""
+        """Return the session's first event of a type, and its arrival. Raises: ApiError,
+        BenchError.
+        """
         with self._more:
             self._more.wait_for(lambda: self._first(event_type) or self._ended, TIMEOUT_S)
             if self._error is not None:
@@ -264,14 +283,23 @@ class _Conversation:
         self._session, self._events = session, EventReader(session)
 
     def open(self) -> None:
-        detection = {"type": "server_vad", "threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": SILENCE_MS}
+        detection = {
+            "type": "server_vad",
+            "threshold": 0.5,
+            "prefix_padding_ms": 300,
+            "silence_duration_ms": SILENCE_MS,
+        }
         self._session.send(update_audio_input(turn_detection=detection))
         self._events.wait("session.updated")
 
     def ask(self, question: SpokenQuestion) -> VoiceTurn:
         """Speak, then send silence until the answer has arrived. Raises: ApiError, BenchError."""
-        lead_in_s = self._session.speak(bytes(BYTES_PER_S * LEAD_IN_MS // 1000), time.perf_counter())
-        spoken_s = sent_s = last_audio_s = self._session.speak(question.samples.tobytes(), lead_in_s)
+        lead_in_s = self._session.speak(
+            bytes(BYTES_PER_S * LEAD_IN_MS // 1000), time.perf_counter()
+        )
+        spoken_s = sent_s = last_audio_s = self._session.speak(
+            question.samples.tobytes(), lead_in_s
+        )
         answer = _Answer(FirstVoicedClock(PCM_RATE_HZ))
         while answer.response is None:
             sent_s = self._session.speak(bytes(BLOCK_BYTES), sent_s)
@@ -280,7 +308,8 @@ class _Conversation:
                 last_audio_s = at_s if event.type == "response.output_audio.delta" else last_audio_s
             if sent_s > last_audio_s + TIMEOUT_S:
                 raise BenchError(
-                    f"no answer to {question.name!r} within {TIMEOUT_S:g} s; if it was not detected as speech, name recordings "
+                    f"no answer to {question.name!r} within {TIMEOUT_S:g} s; if it was not "
+                    "detected as speech, name recordings "
                     "with --wav"
                 )
         return self._turn(question.name, answer, spoken_s)
@@ -293,7 +322,9 @@ class _Conversation:
         if answer.first_s is None:
             raise BenchError(f"the answer to {name!r} has no audio")
         if answer.voiced.at_s is None:
-            raise BenchError(f"the answer to {name!r} is silent: none of its {answer.num_bytes} bytes is voiced")
+            raise BenchError(
+                f"the answer to {name!r} is silent: none of its {answer.num_bytes} bytes is voiced"
+            )
         return VoiceTurn(
             question=name,
             request=answer.request,

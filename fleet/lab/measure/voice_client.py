@@ -1,7 +1,8 @@
-"""One of many concurrent voice sessions, as a page or a program has it: an open microphone, and audio played as it arrives.
+"""One of many concurrent voice sessions, as a page or a program has it: an open microphone, and
+audio played as it arrives.
 
-Speech is encoded before the measurement, and received events are decoded no further than needed, since 50 sessions share one
-event loop. Knows no stage and no process.
+Speech is encoded before the measurement, and received events are decoded no further than needed,
+since 50 sessions share one event loop. Knows no stage and no process.
 """
 
 import asyncio
@@ -56,10 +57,14 @@ class EncodedSpeech:
 
     @staticmethod
     def of(questions: Sequence[SpokenQuestion], *, console: bool) -> "EncodedSpeech":
-        """Encode for the console's socket, which takes PCM, or for the API's, which takes events with base64."""
+        """Encode for the console's socket, which takes PCM, or for the API's, which takes events
+        with base64.
+        """
         block_ms = BLOCK_MS if console else PROGRAM_BLOCK_MS
         size = BYTES_PER_S * block_ms // 1000
-        noise = np.random.default_rng(1).integers(-NOISE, NOISE, NOISE_BLOCKS * size // BYTES_PER_SAMPLE)
+        noise = np.random.default_rng(1).integers(
+            -NOISE, NOISE, NOISE_BLOCKS * size // BYTES_PER_SAMPLE
+        )
 
         def encode(pcm: bytes) -> tuple[str | bytes, ...]:
             blocks = [pcm[start : start + size] for start in range(0, len(pcm), size)]
@@ -76,11 +81,26 @@ class EncodedSpeech:
 class VoiceClient:
     """One session. Events: `opened` once it is admitted, `left` once it is closed."""
 
-    def __init__(self, url: str, headers: dict[str, str], speech: EncodedSpeech, model: str, *, console: bool, seed: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        headers: dict[str, str],
+        speech: EncodedSpeech,
+        model: str,
+        *,
+        console: bool,
+        seed: int,
+    ) -> None:
         self.opened, self.left = asyncio.Event(), asyncio.Event()
         self.position: int | None = None
         self.opened_s = self.left_s = 0.0
-        self._url, self._headers, self._speech, self._model, self._console = url, headers, speech, model, console
+        self._url, self._headers, self._speech, self._model, self._console = (
+            url,
+            headers,
+            speech,
+            model,
+            console,
+        )
         self._random = random.Random(seed)
         self._updated = asyncio.Event()
         self._done = asyncio.Event()
@@ -97,10 +117,14 @@ class VoiceClient:
         self._mic_late_ms: list[float] = []
 
     async def run(self, num_turns: int, begin: asyncio.Event) -> SessionResult:
-        """Open a session, wait for `begin`, and take so many turns. An error ends it early and is part of the result."""
+        """Open a session, wait for `begin`, and take so many turns. An error ends it early and is
+        part of the result.
+        """
         fault = ""
         try:
-            async with connect(self._url, additional_headers=self._headers, max_size=None, compression=None) as socket:
+            async with connect(
+                self._url, additional_headers=self._headers, max_size=None, compression=None
+            ) as socket:
                 await self._converse(socket, num_turns, begin)
                 self.left_s = time.perf_counter()
         except InvalidStatus as error:
@@ -110,9 +134,16 @@ class VoiceClient:
         except (OSError, WebSocketException, ApiError, BenchError) as error:
             fault = str(error) or type(error).__name__
         self.left.set()
-        return SessionResult(console=self._console, turns=tuple(self._turns), mic_late_ms=tuple(self._mic_late_ms), fault=fault)
+        return SessionResult(
+            console=self._console,
+            turns=tuple(self._turns),
+            mic_late_ms=tuple(self._mic_late_ms),
+            fault=fault,
+        )
 
-    async def _converse(self, socket: ClientConnection, num_turns: int, begin: asyncio.Event) -> None:
+    async def _converse(
+        self, socket: ClientConnection, num_turns: int, begin: asyncio.Event
+    ) -> None:
         turns = asyncio.create_task(self._take_turns(socket, num_turns, begin))
         tasks = {turns, asyncio.create_task(self._receive(socket))}
         try:
@@ -124,7 +155,9 @@ class VoiceClient:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take_turns(self, socket: ClientConnection, num_turns: int, begin: asyncio.Event) -> None:
+    async def _take_turns(
+        self, socket: ClientConnection, num_turns: int, begin: asyncio.Event
+    ) -> None:
         await self.opened.wait()
         await socket.send(self._settings())
         await asyncio.wait_for(self._updated.wait(), TIMEOUT_S)
@@ -165,14 +198,20 @@ class VoiceClient:
         self._voiced, self._playback, self._parts = FirstVoicedClock(PCM_RATE_HZ), None, ()
 
     def _settings(self) -> str:
-        """Return the settings of the Voice page on the console's socket, where the user's speech is transcribed too."""
-        settings: dict[str, object] = {"turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS}}
+        """Return the settings of the Voice page on the console's socket, where the user's speech is
+        transcribed too.
+        """
+        settings: dict[str, object] = {
+            "turn_detection": {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
+        }
         if self._console:
             settings["transcription"] = {"model": self._model}
         return update_audio_input(**settings)
 
     async def _send_microphone(self, socket: ClientConnection) -> None:
-        """Send each block once it would have been recorded; every session has its own phase, as microphones do."""
+        """Send each block once it would have been recorded; every session has its own phase, as
+        microphones do.
+        """
         block_s = self._speech.block_ms / 1e3
         due_s = time.perf_counter() + self._random.uniform(0, block_s)
         number = 0
@@ -193,7 +232,12 @@ class VoiceClient:
     async def _report_playhead(self, socket: ClientConnection) -> None:
         """Report the playhead at the rate of the Voice page, while audio plays."""
         now_s, playback = time.perf_counter(), self._playback
-        if not self._console or playback is None or now_s - self._played_sent_s < PLAYED_EVERY_S or now_s > playback.ends_s:
+        if (
+            not self._console
+            or playback is None
+            or now_s - self._played_sent_s < PLAYED_EVERY_S
+            or now_s > playback.ends_s
+        ):
             return
         self._played_sent_s = now_s
         samples = max(0, playback.num_samples - int((playback.ends_s - now_s) * PCM_RATE_HZ))
@@ -202,7 +246,10 @@ class VoiceClient:
     async def _receive(self, socket: ClientConnection) -> None:
         async for frame in socket:
             if isinstance(frame, bytes):
-                self._receive_audio((len(frame) - SERIAL_BYTES) // BYTES_PER_SAMPLE, lambda frame=frame: frame[SERIAL_BYTES:])
+                self._receive_audio(
+                    (len(frame) - SERIAL_BYTES) // BYTES_PER_SAMPLE,
+                    lambda frame=frame: frame[SERIAL_BYTES:],
+                )
             else:
                 self._on_event(decode_event(frame))
 

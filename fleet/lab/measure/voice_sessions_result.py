@@ -15,7 +15,8 @@ from fleet.lab.report.tables import NONE, figure, table_of, titled
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One question and its answer.
 
-    `late_ms`: for each piece of audio but the first, its arrival after the moment at which it was due; negative if early.
+    `late_ms`: for each piece of audio but the first, its arrival after the moment at which it was
+    due; negative if early.
     `parts`: the fleet's report of its share of the wait.
     """
 
@@ -27,7 +28,9 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One session. `fault`: the error that ended it early, or "". `mic_late_ms`: delay of each block that this client sent."""
+    """One session. `fault`: the error that ended it early, or "". `mic_late_ms`: delay of each
+    block that this client sent.
+    """
 
     console: bool
     turns: tuple[SessionTurn, ...]
@@ -38,7 +41,8 @@ class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
 class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
     """The session beyond the limit.
 
-    `position`: its place in the queue, None if none was reported. `early`: admitted before another session had left.
+    `position`: its place in the queue, None if none was reported. `early`: admitted before another
+    session had left.
     `admitted_ms`: time from the first leave to its admission, None if it was not admitted.
     """
 
@@ -48,13 +52,26 @@ class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
     answered: bool
 
     def line(self) -> str:
-        place = "got no queue position" if self.position is None else f"got queue position {self.position}"
-        when = "was admitted too early" if self.early else f"was admitted {figure(self.admitted_ms)} ms after another had left"
-        return f"the session beyond the limit {place}, {when}, and was {'answered' if self.answered else 'not answered'}"
+        place = (
+            "got no queue position"
+            if self.position is None
+            else f"got queue position {self.position}"
+        )
+        when = (
+            "was admitted too early"
+            if self.early
+            else f"was admitted {figure(self.admitted_ms)} ms after another had left"
+        )
+        return (
+            f"the session beyond the limit {place}, {when}, and was "
+            f"{'answered' if self.answered else 'not answered'}"
+        )
 
 
 class VoiceSessionsResult(Result, frozen=True, kw_only=True):
-    """`cores`: CPU of each process of the fleet in `seconds` with all sessions active; `client_cores`: of this process."""
+    """`cores`: CPU of each process of the fleet in `seconds` with all sessions active;
+    `client_cores`: of this process.
+    """
 
     model: str
     engine: str
@@ -101,7 +118,10 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
 
     def tables(self) -> Iterator[Group | Text]:
         console = sum(session.console for session in self.sessions)
-        sessions = f"{len(self.sessions)} concurrent voice sessions, {console} of them on the console's socket"
+        sessions = (
+            f"{len(self.sessions)} concurrent voice sessions, {console} of them on the "
+            "console's socket"
+        )
         table = table_of("ms", "p50", "p95", "p99", "max")
         for name, samples in (
             (f"voice to voice, without {self.silence_ms} ms of silence", self.fleet_ms),
@@ -110,7 +130,10 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
             ("microphones of this client late", self.mic_late_ms),
         ):
             if summary := summarise(samples):
-                table.add_row(name, *map(figure, (summary.p50, summary.p95, percentile(samples, 99), summary.high)))
+                table.add_row(
+                    name,
+                    *map(figure, (summary.p50, summary.p95, percentile(samples, 99), summary.high)),
+                )
         table.add_section()
         table.add_row("underruns", figure(self.underruns))
         for fault in dict.fromkeys(self.faults):
@@ -123,20 +146,48 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
             cores.add_row(name, f"{used:.2f}")
         cores.add_section()
         cores.add_row("this client", f"{self.client_cores:.2f}")
-        cores.add_row("background load", f"{self.others_cores:.2f}" if self.others_cores is not None else NONE)
+        cores.add_row(
+            "background load", f"{self.others_cores:.2f}" if self.others_cores is not None else NONE
+        )
         yield titled(f"{self.seconds:.1f} s", cores)
 
     def targets(self) -> list[Ratio]:
-        """Check that no playback underruns, every question is answered, and the session beyond the limit is queued."""
+        """Check that no playback underruns, every question is answered, and the session beyond the
+        limit is queued.
+        """
         count, queued = len(self.sessions), self.queued
         unanswered = count * self.wanted_turns - len(self.turns)
         ratios = [
-            Ratio(name=f"underruns of {count} voice sessions", value=self.underruns, target=0, at_most=True, unit="underruns"),
-            Ratio(name="questions not answered", value=unanswered, target=0, at_most=True, unit="questions"),
+            Ratio(
+                name=f"underruns of {count} voice sessions",
+                value=self.underruns,
+                target=0,
+                at_most=True,
+                unit="underruns",
+            ),
+            Ratio(
+                name="questions not answered",
+                value=unanswered,
+                target=0,
+                at_most=True,
+                unit="questions",
+            ),
         ]
         if queued is not None:
-            admitted = queued.position == 1 and not queued.early and queued.admitted_ms is not None and queued.answered
-            ratios.append(Ratio(name="extra session queued, then admitted", value=float(admitted), target=1, at_most=False))
+            admitted = (
+                queued.position == 1
+                and not queued.early
+                and queued.admitted_ms is not None
+                and queued.answered
+            )
+            ratios.append(
+                Ratio(
+                    name="extra session queued, then admitted",
+                    value=float(admitted),
+                    target=1,
+                    at_most=False,
+                )
+            )
         return ratios
 
     def background_loads(self) -> list[float | None]:

@@ -1,4 +1,6 @@
-"""Bytes of weights that a computation reads, counted operation by operation: of the experts of a layer only those chosen."""
+"""Bytes of weights that a computation reads, counted operation by operation: of the experts of a
+layer only those chosen.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,9 +16,11 @@ GROUPED = "grouped_mm"
 
 
 class WeightReads(TorchDispatchMode):
-    """Counts while it is entered. A weight that is read twice counts twice: the larger ones do not fit a cache.
+    """Counts while it is entered. A weight that is read twice counts twice: the larger ones do not
+    fit a cache.
 
-    `is_weight` returns True for weights and their views. Entering it slows every operation, and reads values of the device.
+    `is_weight` returns True for weights and their views. Entering it slows every operation, and
+    reads values of the device.
     """
 
     def __init__(self, is_weight: Callable[[Tensor], bool]) -> None:
@@ -34,7 +38,9 @@ class WeightReads(TorchDispatchMode):
         given = dict(kwargs or {})
         out = func(*args, **given)
         if not func.is_view:
-            self.num_bytes += self._bytes_read(func.overloadpacket.__name__, (*args, *given.values()), out)
+            self.num_bytes += self._bytes_read(
+                func.overloadpacket.__name__, (*args, *given.values()), out
+            )
         return out
 
     def _bytes_read(self, operation: str, given: Sequence[Any], out: Any) -> int:
@@ -50,7 +56,9 @@ class WeightReads(TorchDispatchMode):
 
 
 def _share_of_groups(tensors: Sequence[Tensor]) -> float:
-    """Return the share of a grouped product's matrices that have rows. Its last tensor, int32, has the end of each one's rows."""
+    """Return the share of a grouped product's matrices that have rows. Its last tensor, int32, has
+    the end of each one's rows.
+    """
     (ends,) = (tensor for tensor in tensors if tensor.dtype == torch.int32)
     sizes = ends.diff(prepend=ends.new_zeros(1))
     return (sizes > 0).float().mean().item()

@@ -1,7 +1,9 @@
-"""Export of the trained parts to one folder that `transformers` and Fleet load like any other Qwen3-Omni.
+"""Export of the trained parts to one folder that `transformers` and Fleet load like any other
+Qwen3-Omni.
 
-Weights are stored in half precision and computed in single precision: half the download, and no audible loss. Weights that are
-never trained (the vision tower) stay as initialized from the seed. Independent of how the parts are trained.
+Weights are stored in half precision and computed in single precision: half the download, and no
+audible loss. Weights that are never trained (the vision tower) stay as initialized from the seed.
+Independent of how the parts are trained.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,10 +16,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.models.qwen3_omni.tiny_tokenizer import write_json
 from fleet.lab.pocket import shape
 from fleet.lab.pocket.shape import Json
 from fleet.lab.pocket.tokenizer import write_files
+from fleet.models.qwen3_omni.tiny_tokenizer import write_json
 
 PLACES: Mapping[str, Mapping[str, str]] = {
     "thinker": {"model.": "thinker.model.language_model.", "lm_head.": "thinker.lm_head."},
@@ -25,19 +27,31 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "talker": {"talker.": "talker."},
     "codec": {"": "code2wav."},
 }
-"""Part -> prefix of its names -> their prefix in the model. Names with other prefixes are used in training only."""
+"""Part -> prefix of its names -> their prefix in the model. Names with other prefixes are used in
+training only.
+"""
 
 EXAMPLES = (
-    "what is your name", "what is seven plus five", "what day comes after monday", "what is the opposite of hot",
-    "what colour is the sky", "spell horse", "say the green boat is near the bridge", "what is the capital of france",
+    "what is your name",
+    "what is seven plus five",
+    "what day comes after monday",
+    "what is the opposite of hot",
+    "what colour is the sky",
+    "spell horse",
+    "say the green boat is near the bridge",
+    "what is the capital of france",
     "my name is anna",
-)  # fmt: skip
+)
 """Questions to try the checkpoint with, one of most kinds."""
 
 
 def _sampling(prefix: str, max_new_tokens: int) -> Json:
     """Return the sampling of one of the two language stages for requests that set none: greedy."""
-    return {f"{prefix}do_sample": False, f"{prefix}max_new_tokens": max_new_tokens, f"{prefix}repetition_penalty": 1.0}
+    return {
+        f"{prefix}do_sample": False,
+        f"{prefix}max_new_tokens": max_new_tokens,
+        f"{prefix}repetition_penalty": 1.0,
+    }
 
 
 GENERATION_CONFIG: Mapping[str, Any] = {
@@ -46,11 +60,14 @@ GENERATION_CONFIG: Mapping[str, Any] = {
     **_sampling("", max_new_tokens=128),
     **_sampling("talker_", max_new_tokens=375),
 }
-"""Content of generation_config.json. The Talker's limit of half a minute is far longer than any answer."""
+"""Content of generation_config.json. The Talker's limit of half a minute is far longer than any
+answer.
+"""
 
 
 def export(parts: Mapping[str, Path], out_dir: Path) -> Path:
-    """Write the folder (created if absent) from the weight file of each part, and return it; equal inputs give equal bytes.
+    """Write the folder (created if absent) from the weight file of each part, and return it; equal
+    inputs give equal bytes.
 
     Raises: ConfigError if a file is missing, or not of Pocket's shape.
     """
@@ -62,14 +79,21 @@ def export(parts: Mapping[str, Path], out_dir: Path) -> Path:
 
 
 def part_of(folder: Path, part: str) -> dict[str, Tensor]:
-    """Return the weights of one part of an exported folder, in single precision, with the names that its training uses.
+    """Return the weights of one part of an exported folder, in single precision, with the names
+    that its training uses.
 
     Raises: ConfigError if the folder holds no weights.
     """
     if not (folder / "model.safetensors").is_file():
-        raise ConfigError(f"{folder} holds no model.safetensors; name a folder that `fleet pocket train` wrote", param="start")
-    transformers: Any = import_module("transformers")  # maps the stored names to the model's newer ones
-    model = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, use_safetensors=True)
+        raise ConfigError(
+            f"{folder} holds no model.safetensors; name a folder that `fleet pocket train` wrote",
+            param="start",
+        )
+    # maps the stored names to the model's newer ones
+    transformers: Any = import_module("transformers")
+    model = transformers.Qwen3OmniMoeForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True
+    )
     return {
         prefix + name.removeprefix(target): value.contiguous()
         for prefix, target in PLACES[part].items()
@@ -79,34 +103,47 @@ def part_of(folder: Path, part: str) -> dict[str, Tensor]:
 
 
 def _initial_model() -> Any:
-    transformers: Any = import_module("transformers")  # takes seconds to import, and its types are incomplete
+    # takes seconds to import, and its types are incomplete
+    transformers: Any = import_module("transformers")
     config = transformers.Qwen3OmniMoeConfig.from_dict(shape.model_config())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.SEED)
         model = transformers.Qwen3OmniMoeForConditionalGeneration(config)
         for layer in model.talker.model.layers:
-            # transformers 5.23 initializes only the Thinker's experts; these are uninitialized memory.
+            # transformers 5.23 initializes only the Thinker's experts; these are uninitialized
+            # memory.
             for weight in layer.mlp.experts.parameters():
-                torch.nn.init.normal_(weight, std=config.talker_config.text_config.initializer_range)
+                torch.nn.init.normal_(
+                    weight, std=config.talker_config.text_config.initializer_range
+                )
     model.thinker.model.language_model.embed_tokens.weight.data.copy_(shape.text_table())
     return model
 
 
 @torch.no_grad()
 def _fill(model: Any, part: str, file: Path) -> None:
-    """Copy the file's weights into the model. Raises: ConfigError if names or sizes are not those of the part."""
+    """Copy the file's weights into the model. Raises: ConfigError if names or sizes are not those
+    of the part.
+    """
     wanted: dict[str, Tensor] = {
-        name: value for name, value in model.state_dict().items() if name.startswith(tuple(PLACES[part].values()))
+        name: value
+        for name, value in model.state_dict().items()
+        if name.startswith(tuple(PLACES[part].values()))
     }
     trained = dict(_renamed_weights(part, file))
     for name, value in wanted.items():
         if name not in trained or trained[name].shape != value.shape:
             found = tuple(trained[name].shape) if name in trained else "nothing"
-            raise ConfigError(f"{file}: {name} must be {tuple(value.shape)}, found {found}; train {part} again", param="parts")
+            raise ConfigError(
+                f"{file}: {name} must be {tuple(value.shape)}, found {found}; train {part} again",
+                param="parts",
+            )
         value.copy_(trained[name])
     extra = sorted(trained.keys() - wanted.keys())
     if extra:
-        raise ConfigError(f"{file}: Pocket's {part} has no {extra[0]}; train {part} again", param="parts")
+        raise ConfigError(
+            f"{file}: Pocket's {part} has no {extra[0]}; train {part} again", param="parts"
+        )
 
 
 def _renamed_weights(part: str, file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -122,7 +159,8 @@ def _write(model: Any, out_dir: Path) -> None:
     out_dir.mkdir(parents=True, exist_ok=True)
     _halve(model)
     model.save_pretrained(out_dir)
-    (out_dir / "model.safetensors").chmod(0o644)  # `save_pretrained` writes it with mode 0600, unlike the other files
+    # `save_pretrained` writes it with mode 0600, unlike the other files
+    (out_dir / "model.safetensors").chmod(0o644)
     # `save_pretrained` writes the config without the keys that only vLLM reads.
     write_json(out_dir / "config.json", shape.model_config())
     write_json(out_dir / "generation_config.json", GENERATION_CONFIG)
@@ -135,4 +173,6 @@ def _halve(model: Any) -> None:
     model.half()
     for name, value in model.state_dict().items():
         if not bool(torch.isfinite(value).all()):
-            raise ConfigError(f"{name} is not finite in half precision; train its part again", param="parts")
+            raise ConfigError(
+                f"{name} is not finite in half precision; train its part again", param="parts"
+            )

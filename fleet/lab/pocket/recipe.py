@@ -1,7 +1,9 @@
-"""Training recipe of Pocket, from the corpus to a checkpoint folder: steps in order, each resumable and runnable alone.
+"""Training recipe of Pocket, from the corpus to a checkpoint folder: steps in order, each resumable
+and runnable alone.
 
-A finished step is quick to run again: existing data is reused, and a finished training stops immediately. `STEPS` has the
-dependencies; the language stages, the codec and the audio tower share only the model's configuration, so their order is free.
+A finished step is quick to run again: existing data is reused, and a finished training stops
+immediately. `STEPS` has the dependencies; the language stages, the codec and the audio tower share
+only the model's configuration, so their order is free.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,10 +23,12 @@ SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeOptions:
-    """Options of a run. `folder`: data and trained parts. `device`: torch device of the trainings, such as cuda.
+    """Options of a run. `folder`: data and trained parts. `device`: torch device of the trainings,
+    such as cuda.
 
-    `share` scales the steps of each training: less than 1 tests the recipe, with worse results. `start`: an exported folder from
-    whose weights the trainings start, of the same shape and, for codec and Talker, the same codebook.
+    `share` scales the steps of each training: less than 1 tests the recipe, with worse results.
+    `start`: an exported folder from whose weights the trainings start, of the same shape and, for
+    codec and Talker, the same codebook.
     """
 
     folder: Path = DEFAULT_FOLDER
@@ -42,7 +46,9 @@ class RecipeOptions:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
             cause = str(error).splitlines()[0]
-            raise BadInput(f"device: {self.device!r} is not available ({cause}); use cpu", param="device") from error
+            raise BadInput(
+                f"device: {self.device!r} is not available ({cause}); use cpu", param="device"
+            ) from error
 
     @property
     def speech(self) -> Path:
@@ -63,7 +69,9 @@ class RecipeOptions:
         return schedule.scaled(self.share)
 
     def keep_start(self, part: str, name: str) -> None:
-        """If the training `name` has no result, use the weights of `part` in `start` as its result."""
+        """If the training `name` has no result, use the weights of `part` in `start` as its
+        result.
+        """
         from safetensors.torch import save_file
 
         from fleet.lab.pocket.export import part_of
@@ -76,7 +84,14 @@ class RecipeOptions:
         from fleet.lab.pocket.export import PLACES, part_of
 
         start = part_of(self.start, part.name) if self.start and part.name in PLACES else None
-        train(part, self.parts, schedule.warm() if start else schedule, seed=shape.SEED, start=start, device=self.device)
+        train(
+            part,
+            self.parts,
+            schedule.warm() if start else schedule,
+            seed=shape.SEED,
+            start=start,
+            device=self.device,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +133,10 @@ def _codec(work: RecipeOptions) -> None:
     from fleet.lab.pocket.train import codec
 
     book = Codebook.load(work.speech / CODEBOOK)
-    work.train(codec.Codec(book, *codec.load_examples(work.speech, book), seed=shape.SEED), work.scaled(codec.SCHEDULE))
+    work.train(
+        codec.Codec(book, *codec.load_examples(work.speech, book), seed=shape.SEED),
+        work.scaled(codec.SCHEDULE),
+    )
 
 
 def _talker(work: RecipeOptions) -> None:
@@ -135,12 +153,16 @@ def _hearing(work: RecipeOptions) -> None:
 
 
 def _joint(work: RecipeOptions) -> None:
-    """Train Thinker and tower together; a part that was not trained here has the weights of `start`."""
+    """Train Thinker and tower together; a part that was not trained here has the weights of
+    `start`.
+    """
     from fleet.lab.pocket.train import joint
 
     for part in ("thinker", "hearing"):
         work.keep_start(part, part)
-    work.train(joint.JointPart(work.recordings, work.parts, shape.SEED), work.scaled(joint.SCHEDULE))
+    work.train(
+        joint.JointPart(work.recordings, work.parts, shape.SEED), work.scaled(joint.SCHEDULE)
+    )
 
 
 def _export(work: RecipeOptions) -> None:
@@ -160,8 +182,16 @@ STEPS: Final[Mapping[str, Step]] = {
     "codec": Step(description="trains codes to audio", run=_codec, after=("speech",)),
     "talker": Step(description="trains text to codes", run=_talker, after=("speech",)),
     "hearing": Step(description="trains audio to letters", run=_hearing, after=("recordings",)),
-    "joint": Step(description="trains the answers to spoken questions", run=_joint, after=("recordings", "thinker", "hearing")),
-    "export": Step(description="writes the folder of the checkpoint", run=_export, after=("codec", "talker", "joint")),
+    "joint": Step(
+        description="trains the answers to spoken questions",
+        run=_joint,
+        after=("recordings", "thinker", "hearing"),
+    ),
+    "export": Step(
+        description="writes the folder of the checkpoint",
+        run=_export,
+        after=("codec", "talker", "joint"),
+    ),
 }
 
 
@@ -172,7 +202,9 @@ def run_steps(work: RecipeOptions, names: Sequence[str] = ()) -> None:
     """
     unknown = [name for name in names if name not in STEPS]
     if unknown:
-        raise BadInput(f"step: {unknown[0]!r} is unknown; use some of {', '.join(STEPS)}", param="step")
+        raise BadInput(
+            f"step: {unknown[0]!r} is unknown; use some of {', '.join(STEPS)}", param="step"
+        )
     torch.set_num_threads(work.threads)
     for name, step in STEPS.items():
         if not names or name in names:

@@ -1,8 +1,8 @@
 """Sizes, ids and voices that all parts of Pocket share.
 
-Parts can be trained in parallel: both language stages read text through one embedding that is initialized from a seed and never
-trained (`text_table`), and the codes are fixed before any training. No MLP chooses among experts: at this size a mixture costs
-more than it gains.
+Parts can be trained in parallel: both language stages read text through one embedding that is
+initialized from a seed and never trained (`text_table`), and the codes are fixed before any
+training. No MLP chooses among experts: at this size a mixture costs more than it gains.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fleet.models.qwen3_omni import tiny_config
-from fleet.models.qwen3_omni.tiny_config import Json
 from fleet.lab.pocket.corpus import SYMBOLS
 from fleet.lab.pocket.teacher import Voice
+from fleet.models.qwen3_omni import tiny_config
+from fleet.models.qwen3_omni.tiny_config import Json
 
 SEED: Final = 7
 FRAME_S: Final = 0.08
@@ -24,20 +24,42 @@ NUM_CODE_GROUPS: Final = 8
 """Seven residual codebooks of the spectrum, then the number of glottal cycles in the frame."""
 CODEBOOK_SIZE: Final = 512
 LEAD_FRAMES: Final = 4
-"""Silent frames before the first word, so that text (one symbol per frame) stays ahead of speech."""
+"""Silent frames before the first word, so that text (one symbol per frame) stays ahead of
+speech.
+"""
 VOICES: Final[Mapping[str, Voice]] = {
     "chelsie": Voice(name="en-us+f5", rate_wpm=140, pitch=50, pitch_range=40),
     "ethan": Voice(name="en-us", rate_wpm=140, pitch=85, pitch_range=40),
 }
-"""Speakers and the teacher's voice of each, with a pitch that whole cycles per frame represent within a semitone."""
+"""Speakers and the teacher's voice of each, with a pitch that whole cycles per frame represent
+within a semitone.
+"""
 
 SPECIALS: Final = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|says|>",
-    "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>",
-    "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>",
-)  # fmt: skip
-"""Special symbols, with the ids after `SYMBOLS`. A turn is `<|im_start|> role <|says|> text <|im_end|>`, without separators."""
-TOKEN_ID: Final[Mapping[str, int]] = {name: len(SYMBOLS) + index for index, name in enumerate(SPECIALS)}
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|system|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|says|>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<|audio_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+)
+"""Special symbols, with the ids after `SYMBOLS`. A turn is `<|im_start|> role <|says|> text
+<|im_end|>`, without separators.
+"""
+TOKEN_ID: Final[Mapping[str, int]] = {
+    name: len(SYMBOLS) + index for index, name in enumerate(SPECIALS)
+}
 VOCAB_SIZE: Final = 80
 
 HIDDEN: Final = 256
@@ -45,7 +67,9 @@ HIDDEN: Final = 256
 HEAD_DIM: Final = 64
 ROPE_THETA: Final = 10_000.0
 CONTROL_IDS: Final = 1024
-"""Number of the Talker's last ids, which `generate` never draws, except its end: the codes are before them."""
+"""Number of the Talker's last ids, which `generate` never draws, except its end: the codes are
+before them.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +92,34 @@ CODEC_IDS: Final = CodecIds()
 
 
 def text_table() -> Tensor:
-    """Return the Thinker's embedding, which the Talker shares: [VOCAB_SIZE, HIDDEN] of float32, the same on every machine."""
-    return torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(SEED)).half().float()
+    """Return the Thinker's embedding, which the Talker shares: [VOCAB_SIZE, HIDDEN] of float32, the
+    same on every machine.
+    """
+    return (
+        torch.randn(VOCAB_SIZE, HIDDEN, generator=torch.Generator().manual_seed(SEED))
+        .half()
+        .float()
+    )
 
 
 def model_config() -> Json:
     """Return the content of config.json: the keys of the tiny checkpoint with Pocket's sizes.
 
-    Only the Talker's layers must have experts, so they have one, whose weight is always 1. The multimodal rotary embedding equals
-    the plain one without images. The vision tower is the smallest that the architecture allows: Pocket reads no images, and
-    its weights are untrained.
+    Only the Talker's layers must have experts, so they have one, whose weight is always 1. The
+    multimodal rotary embedding equals the plain one without images. The vision tower is the
+    smallest that the architecture allows: Pocket reads no images, and its weights are untrained.
     """
     roles = {role: TOKEN_ID[f"<|{role}|>"] for role in ("system", "user", "assistant")}
     config = tiny_config.model_config({**TOKEN_ID, **roles})
-    thinker: Json = {"audio_config": _AUDIO_TOWER, "text_config": _thinker(), "vision_config": _VISION_TOWER}
-    return tiny_config.resized(config, {"code2wav_config": _CODE2WAV, "talker_config": _talker(), "thinker_config": thinker})
+    thinker: Json = {
+        "audio_config": _AUDIO_TOWER,
+        "text_config": _thinker(),
+        "vision_config": _VISION_TOWER,
+    }
+    return tiny_config.resized(
+        config,
+        {"code2wav_config": _CODE2WAV, "talker_config": _talker(), "thinker_config": thinker},
+    )
 
 
 def _decoder(*, num_layers: int, intermediate_size: int, vocab_size: int) -> Json:
@@ -114,7 +151,9 @@ def _thinker() -> Json:
 
 
 def _talker() -> Json:
-    text = _decoder(num_layers=5, intermediate_size=768, vocab_size=CODEBOOK_SIZE + CONTROL_IDS) | _experts(size=640)
+    text = _decoder(
+        num_layers=5, intermediate_size=768, vocab_size=CODEBOOK_SIZE + CONTROL_IDS
+    ) | _experts(size=640)
     predictor = _decoder(num_layers=2, intermediate_size=512, vocab_size=CODEBOOK_SIZE)
     return {
         "accept_hidden_layer": 3,

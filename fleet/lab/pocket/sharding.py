@@ -1,6 +1,8 @@
-"""Data sets in shards, each built in a fresh process, because espeak-ng carries its phase from text to text.
+"""Data sets in shards, each built in a fresh process, because espeak-ng carries its phase from text
+to text.
 
-So a shard is the same in every run, and a build that was killed resumes with the missing shards. Knows no contents.
+So a shard is the same in every run, and a build that was killed resumes with the missing shards.
+Knows no contents.
 """
 
 import multiprocessing
@@ -13,14 +15,18 @@ from tqdm import tqdm
 
 
 def build_missing(name: str, make: Callable[[int], None], files: list[Path], workers: int) -> None:
-    """Build each shard whose file is missing: `make` gets its number. `name`: on the progress bar."""
+    """Build each shard whose file is missing: `make` gets its number. `name`: on the progress
+    bar.
+    """
     missing = [shard for shard, file in enumerate(files) if not file.exists()]
     if not missing:
         return
     files[0].parent.mkdir(parents=True, exist_ok=True)
     with multiprocessing.get_context("spawn").Pool(workers, maxtasksperchild=1) as pool:
         built = pool.imap_unordered(make, missing, chunksize=1)
-        for _ in tqdm(built, total=len(files), initial=len(files) - len(missing), desc=name, unit="shard"):
+        for _ in tqdm(
+            built, total=len(files), initial=len(files) - len(missing), desc=name, unit="shard"
+        ):
             pass
 
 

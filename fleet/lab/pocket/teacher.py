@@ -1,7 +1,8 @@
 """The teacher: espeak-ng, which synthesizes speech with the start of every word.
 
-espeak-ng has one state per process: syntheses are serialized, and the phase of the voice carries over from text to text. So the
-samples are reproducible only for the same texts in the same order from the start of a process.
+espeak-ng has one state per process: syntheses are serialized, and the phase of the voice carries
+over from text to text. So the samples are reproducible only for the same texts in the same order
+from the start of a process.
 Source: speak_lib.h of espeak-ng 1.51.
 """
 
@@ -28,16 +29,19 @@ _SYNCHRONOUS, _DONT_EXIT = 2, 0x8000
 _RATE, _PITCH, _PITCH_RANGE = 1, 3, 4
 _BY_CHARACTER, _UTF8, _WITH_PHONEMES = 1, 1, 0x100
 _END_OF_EVENTS, _WORD = 0, 1
-# Spelled words: "c a t". Otherwise "a" is the article, which espeak-ng pronounces differently from the letter.
+# Spelled words: "c a t". Otherwise "a" is the article, which espeak-ng pronounces differently from
+# the letter.
 _SPELLED = re.compile(r"\b[a-z](?: [a-z]){2,}\b|\ba$")
 _LETTER_A = "[[eI]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voice:
-    """A voice of espeak-ng. `name`: a file that `espeak-ng --voices=en` lists, with an optional variant: `en-us`, `en-us+f3`.
+    """A voice of espeak-ng. `name`: a file that `espeak-ng --voices=en` lists, with an optional
+    variant: `en-us`, `en-us+f3`.
 
-    Units: `rate_wpm` words per minute (80..450); `pitch` and `pitch_range` 0..99, 50 is the voice's default.
+    Units: `rate_wpm` words per minute (80..450); `pitch` and `pitch_range` 0..99, 50 is the voice's
+    default.
     """
 
     name: str = "en-us"
@@ -88,7 +92,10 @@ class Teacher:
 
     def speak(self, text: str, voice: Voice | None = None) -> SynthesizedSpeech:
         """Synthesize a text that is normalized by `spoken`; the samples are not trimmed."""
-        words = [_LETTER_A if is_letter else word for word, is_letter in zip(text.split(), letters_a(text), strict=True)]
+        words = [
+            _LETTER_A if is_letter else word
+            for word, is_letter in zip(text.split(), letters_a(text), strict=True)
+        ]
         if not words:
             return SynthesizedSpeech(samples=np.zeros(0, np.float32), word_starts_s=())
         samples, events = self._engine.synthesise(" ".join(words), voice or Voice())
@@ -102,7 +109,9 @@ class Teacher:
 
 
 def letters_a(text: str) -> list[bool]:
-    """Return True for each word that is the letter A: in a spelled word, or as the last word, where no article can be."""
+    """Return True for each word that is the letter A: in a spelled word, or as the last word, where
+    no article can be.
+    """
     spelled = [match.span() for match in _SPELLED.finditer(text)]
     begins = _begins(text.split())
     return [
@@ -114,14 +123,17 @@ def letters_a(text: str) -> list[bool]:
 def word_starts(words: Sequence[str], events: Sequence[tuple[int, int]], end: int) -> list[float]:
     """Return the sample at which each word starts, from events (character, sample).
 
-    espeak-ng has one event for some pairs of words ("of the"); the start of the second is interpolated by letters.
+    espeak-ng has one event for some pairs of words ("of the"); the start of the second is
+    interpolated by letters.
     """
     begins = _begins(words)
     anchors = {0: 0}
     for position, sample in events:
         anchors.setdefault(begins[bisect_right(begins, position) - 1], sample)
     known = sorted(anchors) + [begins[-1] + len(words[-1]) + 1]
-    return np.interp(begins, known, np.maximum.accumulate([*(anchors[begin] for begin in known[:-1]), end])).tolist()
+    return np.interp(
+        begins, known, np.maximum.accumulate([*(anchors[begin] for begin in known[:-1]), end])
+    ).tolist()
 
 
 def _begins(words: Sequence[str]) -> list[int]:
@@ -130,7 +142,9 @@ def _begins(words: Sequence[str]) -> list[int]:
 
 @cache
 def _engine(libraries: tuple[str, ...]) -> "_Engine":
-    """Return the process's only engine: initialising espeak-ng again would drop the callback of the first."""
+    """Return the process's only engine: initialising espeak-ng again would drop the callback of the
+    first.
+    """
     return _Engine(_library(libraries))
 
 
@@ -140,7 +154,9 @@ def _library(names: Sequence[str]) -> ctypes.CDLL:
             return ctypes.CDLL(name)
         except OSError:
             continue
-    raise ConfigError(f"espeak-ng, the teacher's voice, is not installed; run `{INSTALL}`", param="teacher")
+    raise ConfigError(
+        f"espeak-ng, the teacher's voice, is not installed; run `{INSTALL}`", param="teacher"
+    )
 
 
 class _Engine:
@@ -153,26 +169,49 @@ class _Engine:
         self._callback = _Callback(self._receive)
         self.rate_hz = int(library.espeak_Initialize(_SYNCHRONOUS, 0, None, _DONT_EXIT))
         if self.rate_hz <= 0:
-            raise ConfigError(f"espeak-ng finds no voices (espeak-ng-data); run `{INSTALL}`", param="teacher")
+            raise ConfigError(
+                f"espeak-ng finds no voices (espeak-ng-data); run `{INSTALL}`", param="teacher"
+            )
         library.espeak_SetSynthCallback(self._callback)
 
-    def synthesise(self, text: str, voice: Voice) -> tuple[NDArray[np.int16], list[tuple[int, int]]]:
-        """Return the samples, and (character, sample) of every word event; characters count from 0."""
+    def synthesise(
+        self, text: str, voice: Voice
+    ) -> tuple[NDArray[np.int16], list[tuple[int, int]]]:
+        """Return the samples, and (character, sample) of every word event; characters count
+        from 0.
+        """
         encoded = text.encode() + b"\0"
         with self._lock:
             self._blocks, self._events = [], []
             self._set(voice)
             failed = self._library.espeak_Synth(
-                encoded, ctypes.c_size_t(len(encoded)), 0, _BY_CHARACTER, 0, _UTF8 | _WITH_PHONEMES, None, None
+                encoded,
+                ctypes.c_size_t(len(encoded)),
+                0,
+                _BY_CHARACTER,
+                0,
+                _UTF8 | _WITH_PHONEMES,
+                None,
+                None,
             )
             if failed or not self._blocks:
-                raise ConfigError(f"espeak-ng failed to synthesize {text!r} in the voice {voice.name!r}", param="teacher")
+                raise ConfigError(
+                    f"espeak-ng failed to synthesize {text!r} in the voice {voice.name!r}",
+                    param="teacher",
+                )
             return np.concatenate(self._blocks), self._events
 
     def _set(self, voice: Voice) -> None:
         if self._library.espeak_SetVoiceByName(voice.name.encode()):
-            raise ConfigError(f"espeak-ng has no voice {voice.name!r}; `espeak-ng --voices` lists them", param="voice.name")
-        for parameter, value in ((_RATE, voice.rate_wpm), (_PITCH, voice.pitch), (_PITCH_RANGE, voice.pitch_range)):
+            raise ConfigError(
+                f"espeak-ng has no voice {voice.name!r}; `espeak-ng --voices` lists them",
+                param="voice.name",
+            )
+        for parameter, value in (
+            (_RATE, voice.rate_wpm),
+            (_PITCH, voice.pitch),
+            (_PITCH_RANGE, voice.pitch_range),
+        ):
             self._library.espeak_SetParameter(parameter, value, 0)
 
     def _receive(self, block: int | None, num_samples: int, events: int) -> int:

@@ -1,7 +1,7 @@
 """Pocket's tokenizer, chat template and processor files, in the formats of `transformers`.
 
-The tokenizer encodes typed text like the corpus's `encode(spoken(text))`, by rules alone. Names of symbols in tokenizer.json:
-`a` begins a word, `##a` continues one.
+The tokenizer encodes typed text like the corpus's `encode(spoken(text))`, by rules alone. Names of
+symbols in tokenizer.json: `a` begins a word, `##a` continues one.
 """
 
 from collections.abc import Iterator
@@ -10,14 +10,15 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files, write_tokenizer_config
 from fleet.lab.pocket.corpus import SYMBOLS
 from fleet.lab.pocket.corpus.text import ACCENT, SIGNS, number
 from fleet.lab.pocket.shape import SPECIALS, TOKEN_ID
+from fleet.models.qwen3_omni.tiny_tokenizer import write_processor_files, write_tokenizer_config
 
 CONTINUATION = "##"
 
-# Each role is one special symbol; system messages are dropped, because Pocket was not trained on instructions.
+# Each role is one special symbol; system messages are dropped, because Pocket was not trained on
+# instructions.
 CHAT_TEMPLATE = """\
 {%- for message in messages if message.role in ('user', 'assistant') -%}
 {{- '<|im_start|><|' + message.role + '|><|says|>' -}}
@@ -47,10 +48,13 @@ CHAT_TEMPLATE = """\
 def build_tokenizer() -> Tokenizer:
     """Build the tokenizer, with the ids of `shape`."""
     vocabulary = {_piece(symbol): index for index, symbol in enumerate(SYMBOLS)}
-    # Without merges each letter is a token, in a time that grows with the length of the text. WordPiece would look up every
-    # part of a word. No letter is unknown: the normalizer removes everything else.
+    # Without merges each letter is a token, in a time that grows with the length of the text.
+    # WordPiece would look up every part of a word. No letter is unknown: the normalizer removes
+    # everything else.
     tokenizer = Tokenizer(BPE(vocabulary, [], continuing_subword_prefix=CONTINUATION))
-    tokenizer.normalizer = normalizers.Sequence([_plain_letters(), *_spoken_signs(), *_word_boundaries()])
+    tokenizer.normalizer = normalizers.Sequence(
+        [_plain_letters(), *_spoken_signs(), *_word_boundaries()]
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     # The first piece keeps its mark if the ids start within a word.
     tokenizer.decoder = decoders.Sequence(
@@ -63,10 +67,14 @@ def build_tokenizer() -> Tokenizer:
 
 
 def write_files(out_dir: Path) -> None:
-    """Write the tokenizer, the chat template and the processor's configuration to the checkpoint's folder."""
+    """Write the tokenizer, the chat template and the processor's configuration to the checkpoint's
+    folder.
+    """
     build_tokenizer().save(str(out_dir / "tokenizer.json"))
     config = {"model_max_length": 4096, "tokenizer_class": "PreTrainedTokenizerFast"}
-    write_tokenizer_config(out_dir, {TOKEN_ID[name]: name for name in SPECIALS}, config, CHAT_TEMPLATE)
+    write_tokenizer_config(
+        out_dir, {TOKEN_ID[name]: name for name in SPECIALS}, config, CHAT_TEMPLATE
+    )
     write_processor_files(out_dir)
 
 
@@ -86,12 +94,16 @@ def _plain_letters() -> normalizers.Normalizer:
 
 
 def _spoken_signs() -> Iterator[normalizers.Normalizer]:
-    """Yield the rules that write signs and numbers in words, digit by digit, because a rule's replacement is a fixed text."""
+    """Yield the rules that write signs and numbers in words, digit by digit, because a rule's
+    replacement is a fixed text.
+    """
     yield from (_rule(sign, f" {word} ") for sign, word in SIGNS.items())
     yield _rule("(?<=[0-9])(?=[0-9]{3})|(?<=[0-9]{2})(?=[0-9]{2})|(?<=[0-9]{3})(?=[0-9])", " ")
     yield _rule("(?<![0-9])0+(?=[0-9])", "")
     for digit in range(1, 10):
-        yield _rule(f"{digit}(00(?![0-9])|0(?=[1-9](?![0-9]))|(?=[1-9][0-9]))", f" {number(100 * digit)} ")
+        yield _rule(
+            f"{digit}(00(?![0-9])|0(?=[1-9](?![0-9]))|(?=[1-9][0-9]))", f" {number(100 * digit)} "
+        )
     for value in range(10, 20):
         yield _rule(str(value), f" {number(value)} ")
     for digit in range(2, 10):
@@ -101,9 +113,12 @@ def _spoken_signs() -> Iterator[normalizers.Normalizer]:
 
 
 def _word_boundaries() -> Iterator[normalizers.Normalizer]:
-    """Yield the rules that split words at all other characters; an apostrophe is a letter only within a word."""
+    """Yield the rules that split words at all other characters; an apostrophe is a letter only
+    within a word.
+    """
     yield _rule("[^a-z']", " ")
-    # The second lookbehind changes no match: without it, a run of apostrophes is read again from each of them.
+    # The second lookbehind changes no match: without it, a run of apostrophes is read again from
+    # each of them.
     yield _rule("(?<![a-z'])'+|(?<!')'+(?![a-z'])", "")
 
 

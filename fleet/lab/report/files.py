@@ -9,10 +9,15 @@ from fleet.core.errors import BadInput
 
 
 def check_report_folders(**paths: Path | None) -> None:
-    """Check that the folder of each report file exists, by option name. Raises: BadInput naming the option."""
+    """Check that the folder of each report file exists, by option name. Raises: BadInput naming the
+    option.
+    """
     for option, path in paths.items():
         if path is not None and not path.absolute().parent.is_dir():
-            raise BadInput(f"--{option} {path}: there is no folder {path.absolute().parent}; create it", param=f"--{option}")
+            raise BadInput(
+                f"--{option} {path}: there is no folder {path.absolute().parent}; create it",
+                param=f"--{option}",
+            )
 
 
 def write_json(report: msgspec.Struct | dict[str, Any], path: Path) -> None:

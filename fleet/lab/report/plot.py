@@ -14,7 +14,13 @@ Panel = Callable[[Axes], None]
 
 @contextmanager
 def saved_figure(
-    path: Path, rows: int, columns: int, size_inches: tuple[float, float], *, dpi: int = DPI, **layout: Any
+    path: Path,
+    rows: int,
+    columns: int,
+    size_inches: tuple[float, float],
+    *,
+    dpi: int = DPI,
+    **layout: Any,
 ) -> Iterator[tuple[Any, list[Axes]]]:
     """Yield a figure and its axes, row by row; write it to `path` at the end of the block."""
     import matplotlib
@@ -23,7 +29,9 @@ def saved_figure(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(rows, columns, figsize=size_inches, squeeze=False, layout="constrained", **layout)
+    figure, axes = pyplot.subplots(
+        rows, columns, figsize=size_inches, squeeze=False, layout="constrained", **layout
+    )
     try:
         yield figure, list(axes.flat)
         figure.savefig(path, dpi=dpi)
@@ -31,13 +39,18 @@ def saved_figure(
         pyplot.close(figure)
 
 
-def draw_panels(panels: Sequence[Panel], path: Path, title: str, panel_inches: tuple[float, float]) -> None:
+def draw_panels(
+    panels: Sequence[Panel], path: Path, title: str, panel_inches: tuple[float, float]
+) -> None:
     """Draw panels in two columns. Without panels no file is written."""
     if not panels:
         return
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    with saved_figure(path, rows, columns, (panel_inches[0] * columns, panel_inches[1] * rows)) as (figure, axes):
+    with saved_figure(path, rows, columns, (panel_inches[0] * columns, panel_inches[1] * rows)) as (
+        figure,
+        axes,
+    ):
         for panel, place in zip(panels, axes, strict=False):
             panel(place)
         for place in axes[len(panels) :]:

@@ -4,7 +4,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 
 class Meter:
@@ -15,10 +22,14 @@ class Meter:
 
     def say(self, line: str) -> None:
         """Print a line that stays."""
-        self._progress.console.print(f"{self._command}: {line}", highlight=False, soft_wrap=True, markup=False)
+        self._progress.console.print(
+            f"{self._command}: {line}", highlight=False, soft_wrap=True, markup=False
+        )
 
     def counted(self, label: str, total: int | None) -> Callable[[int], None]:
-        """Begin a bar, of an unknown length if `total` is None; the returned function advances it, from any thread."""
+        """Begin a bar, of an unknown length if `total` is None; the returned function advances it,
+        from any thread.
+        """
         if not self._progress.console.is_terminal:
             self.say(label if total is None else f"{label} ({total})")
         task = self._progress.add_task(label, total=total)
@@ -34,9 +45,18 @@ class Meter:
 def meter(command: str) -> Iterator[Meter]:
     """Show the progress of a command, such as `fleet bench`, until the end of the block."""
     console = Console(stderr=True)
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # The display redraws on a thread of its own: seldom, since it shares the cores with the measurement.
-    with Progress(*columns, console=console, refresh_per_second=2, disable=not console.is_terminal) as progress:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    # The display redraws on a thread of its own: seldom, since it shares the cores with the
+    # measurement.
+    with Progress(
+        *columns, console=console, refresh_per_second=2, disable=not console.is_terminal
+    ) as progress:
         yield Meter(progress, command)
 
 

@@ -17,7 +17,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """A number and its target. `at_most`: the number must not exceed the target; else it must reach it."""
+    """A number and its target. `at_most`: the number must not exceed the target; else it must reach
+    it.
+    """
 
     name: str
     value: float

@@ -29,7 +29,10 @@ def figure(value: float | None) -> str:
 
 def target_cells(target: float, unit: str, *, at_most: bool, met: bool | None) -> tuple[str, str]:
     """Return the cells of a target and of its verdict."""
-    return f"{'<=' if at_most else '>='} {target:g}{unit}", "[green]met[/]" if met else "[red]missed[/]"
+    return (
+        f"{'<=' if at_most else '>='} {target:g}{unit}",
+        "[green]met[/]" if met else "[red]missed[/]",
+    )
 
 
 def bar_of(share: float, width: int = 10) -> str:

@@ -1,1 +1,3 @@
-"""Any causal language model of `transformers`, run unmodified on paged KV through its attention interface."""
+"""Any causal language model of `transformers`, run unmodified on paged KV through its attention
+interface.
+"""

@@ -1,4 +1,6 @@
-"""Loading of a checkpoint as a model of `transformers`, or a one-line refusal. Knows no rows and no pages."""
+"""Loading of a checkpoint as a model of `transformers`, or a one-line refusal. Knows no rows and no
+pages.
+"""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -15,51 +17,85 @@ from fleet.models.causal_lm.paged import NAME, register
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 LOAD_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError,
-    SafetensorError, StrictDataclassError,
-)  # fmt: skip
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    SafetensorError,
+    StrictDataclassError,
+)
 """Errors that `transformers` raises for an unexpected folder or model."""
 
 
 @contextmanager
-def refusing(folder: Path, what: str, fix: str = "give a checkpoint of another architecture") -> Generator[None]:
-    """Convert errors of the model's own code to a ConfigError of one line; `what` names the failed operation."""
+def refusing(
+    folder: Path, what: str, fix: str = "give a checkpoint of another architecture"
+) -> Generator[None]:
+    """Convert errors of the model's own code to a ConfigError of one line; `what` names the failed
+    operation.
+    """
     try:
         yield
     except LOAD_ERRORS as error:
         cause = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"checkpoint {folder}: {what}: {cause}; {fix}", param="checkpoint") from error
+        raise ConfigError(
+            f"checkpoint {folder}: {what}: {cause}; {fix}", param="checkpoint"
+        ) from error
 
 
 def read_config(folder: Path) -> PretrainedConfig:
-    """Read the configuration. Raises: ConfigError unless every layer in it is an attention layer."""
+    """Read the configuration. Raises: ConfigError unless every layer in it is an attention
+    layer.
+    """
     with refusing(folder, "no config.json that can be read", "fetch it again"):
-        config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder, trust_remote_code=False)).get_text_config()
+        config = cast(
+            PretrainedConfig, AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        ).get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     if not kinds <= KNOWN_LAYERS:
         unknown = ", ".join(sorted(kinds - KNOWN_LAYERS))
-        raise ConfigError(f"checkpoint {folder}: layers of kind {unknown} cannot be served", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint {folder}: layers of kind {unknown} cannot be served", param="checkpoint"
+        )
     return config
 
 
 def load_model(
-    folder: Path, kind: str, dtype: torch.dtype, *, weights: Path | None = None, model_class: type[PreTrainedModel] | None = None,
+    folder: Path,
+    kind: str,
+    dtype: torch.dtype,
+    *,
+    weights: Path | None = None,
+    model_class: type[PreTrainedModel] | None = None,
     config: PretrainedConfig | None = None,
-) -> PreTrainedModel:  # fmt: skip
-    """Load the model of a checkpoint, or one of `model_class` from a folder with a part of its `weights`.
+) -> PreTrainedModel:
+    """Load the model of a checkpoint, or one of `model_class` from a folder with a part of its
+    `weights`.
 
     Raises: ConfigError unless `transformers` supports it and the folder has all its weights.
     """
     register()
     with refusing(folder, f"{kind} cannot be loaded", "fetch it again, or give another"):
         loaded = (model_class or AutoModelForCausalLM).from_pretrained(
-            weights or folder, dtype=dtype, attn_implementation=NAME, output_loading_info=True, use_safetensors=True,
-            trust_remote_code=False, config=config,
-        )  # fmt: skip
+            weights or folder,
+            dtype=dtype,
+            attn_implementation=NAME,
+            output_loading_info=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            config=config,
+        )
     model, report = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
     missing = sorted(report["missing_keys"])
     if missing:
         raise ConfigError(
-            f"checkpoint {folder}: lacks {len(missing)} weights of {kind}: {missing[0]}, ...; fetch it again", param="checkpoint"
+            f"checkpoint {folder}: lacks {len(missing)} weights of {kind}: {missing[0]}, ...; "
+            "fetch it again",
+            param="checkpoint",
         )
     return model.eval()

@@ -5,7 +5,9 @@ from torch import Tensor, nn
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Replace every RMS norm of the model whose results torch's own one reproduces. They share the weight."""
+    """Replace every RMS norm of the model whose results torch's own one reproduces. They share the
+    weight.
+    """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             fused = _fused(child)
@@ -22,7 +24,11 @@ def _fused(norm: nn.Module) -> nn.RMSNorm | None:
     fused = nn.RMSNorm(weight.shape, eps=eps, device=weight.device, dtype=weight.dtype)
     fused.weight = weight
     # Rows of several sizes; some variants add 1 to the weight, or divide by something else.
-    rows = torch.linspace(-3.0, 5.0, 4 * weight.numel(), device=weight.device).view(4, *weight.shape).to(weight.dtype)
+    rows = (
+        torch.linspace(-3.0, 5.0, 4 * weight.numel(), device=weight.device)
+        .view(4, *weight.shape)
+        .to(weight.dtype)
+    )
     rows[1] *= 100.0
     rows[2] /= 100.0
     with torch.inference_mode():

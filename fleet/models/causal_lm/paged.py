@@ -1,6 +1,8 @@
-"""The attention function of `transformers` modules: it attends through the pass's pages instead of a cache.
+"""The attention function of `transformers` modules: it attends through the pass's pages instead of
+a cache.
 
-Source: transformers 5.23, `AttentionInterface`. `transformers` builds no mask for an unknown implementation, as required.
+Source: transformers 5.23, `AttentionInterface`. `transformers` builds no mask for an unknown
+implementation, as required.
 Legend: N rows, h query heads, k key/value heads, d head size.
 """
 
@@ -16,9 +18,15 @@ NAME = "fleet_paged"
 LAYOUT = "fleet_layout"
 """Keyword that carries the pass's layout from a model's `forward` to its attention."""
 IGNORED_KEYWORDS = {
-    "dropout", "is_causal", "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values",
-    "position_ids", "use_cache",
-}  # fmt: skip
+    "dropout",
+    "is_causal",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "past_key_values",
+    "position_ids",
+    "use_cache",
+}
 """Keywords without effect here: nothing is trained, and rows attend to pages."""
 
 
@@ -41,16 +49,21 @@ def paged_attention(
     fleet_layout: Layout | None = None,
     **others: object,
 ) -> tuple[Tensor, None]:
-    """Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]. `s_aux` [h] are attention sinks.
+    """Shapes: query [1, h, N, d], key and value [1, k, N, d] -> [1, N, h, d]. `s_aux` [h] are
+    attention sinks.
 
     Raises: ValueError for keywords that would change the result and are not supported.
     """
     if fleet_layout is None:
         raise ValueError("it does not hand keywords down to its attention")
-    unknown = [name for name, value in others.items() if value is not None and name not in IGNORED_KEYWORDS]
+    unknown = [
+        name for name, value in others.items() if value is not None and name not in IGNORED_KEYWORDS
+    ]
     unknown += ["attention_mask"] if attention_mask is not None else []
     if unknown or others.get("is_causal", getattr(module, "is_causal", True)) is False:
-        raise ValueError(f"its attention asks for {', '.join(unknown) or 'what comes later in the text'}")
+        raise ValueError(
+            f"its attention asks for {', '.join(unknown) or 'what comes later in the text'}"
+        )
     if key.shape != value.shape:
         raise ValueError("its keys and values differ in size")
     q_Nhd, kv_Nkd = query[0].transpose(0, 1), torch.cat([key[0], value[0]]).transpose(0, 1)
@@ -65,7 +78,9 @@ def register() -> None:
 
 
 class BodyStub(nn.Module):
-    """Replaces a causal model's body, so that the model's own code runs its head on hidden rows computed elsewhere."""
+    """Replaces a causal model's body, so that the model's own code runs its head on hidden rows
+    computed elsewhere.
+    """
 
     @property
     def decoder(self) -> "BodyStub":

@@ -21,7 +21,9 @@ from fleet.models.causal_lm.rope import read_scaling, rope_types
 NEAR, MANY_POSITIONS = 16, 4096
 """A position, and the number of positions of models that state none."""
 TOLERANCE = 0.05
-"""Tolerance relative to the largest number: rounding errors are far smaller, differences in meaning far larger."""
+"""Tolerance relative to the largest number: rounding errors are far smaller, differences in meaning
+far larger.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,11 @@ class ProbeLayout:
 
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         k_Nkd, v_Nkd = kv_Nkd.chunk(2, dim=1)
-        self.calls.append(AttentionCall(layer=layer, num_kv_heads=k_Nkd.shape[1], q_Nhd=q_Nhd, window=params.window))
+        self.calls.append(
+            AttentionCall(
+                layer=layer, num_kv_heads=k_Nkd.shape[1], q_Nhd=q_Nhd, window=params.window
+            )
+        )
         groups = q_Nhd.shape[1] // k_Nkd.shape[1]
         k_Nhd, v_Nhd = k_Nkd.repeat_interleave(groups, 1), v_Nkd.repeat_interleave(groups, 1)
         turned_Nhd = F.normalize(q_Nhd + k_Nhd, dim=-1) * v_Nhd.norm(dim=-1, keepdim=True)
@@ -58,7 +64,8 @@ class ProbeLayout:
 def probe(config: PretrainedConfig, parts: Parts, device: torch.device) -> KVShape:
     """Return the size of a position's keys and values.
 
-    Raises: ValueError naming the part of the model that cannot be served, or the model's own errors.
+    Raises: ValueError naming the part of the model that cannot be served, or the model's own
+    errors.
     """
     ids = torch.tensor([config.vocab_size // 2, config.vocab_size // 3], device=device)
     first, second = torch.arange(2, device=device), torch.tensor([1, 0], device=device)
@@ -91,11 +98,13 @@ def _check_far_rows(config: PretrainedConfig, parts: Parts, rows_2H: Tensor) -> 
     last_2H = parts.body(rows_2H.flip(0), layout)
     together = [last_2H, *(call.q_Nhd for call in layout.calls)]
     for at, wanted in enumerate(reversed(alone)):
-        if not all(_is_close(both[at : at + 1], own) for both, own in zip(together, wanted, strict=True)):
+        if not all(
+            _is_close(both[at : at + 1], own) for both, own in zip(together, wanted, strict=True)
+        ):
             raise ValueError(
                 "other positions of the pass change its rows, as if its rotary embeddings "
                 f"({rope_types(config)}) were scaled by the longest text of a batch"
-            )  # fmt: skip
+            )
 
 
 def _far_positions(config: PretrainedConfig) -> tuple[int, int]:
@@ -110,7 +119,9 @@ def _far_positions(config: PretrainedConfig) -> tuple[int, int]:
 def _shape_of(config: PretrainedConfig, calls: Sequence[AttentionCall]) -> KVShape:
     num_layers = int(config.num_hidden_layers)
     if sorted(one.layer for one in calls) != list(range(num_layers)):
-        raise ValueError(f"its {num_layers} layers make {len(calls)} calls of transformers' attention interface")
+        raise ValueError(
+            f"its {num_layers} layers make {len(calls)} calls of transformers' attention interface"
+        )
     _check_windows(config, [one.window for one in calls])
     sizes = {(one.num_kv_heads, one.q_Nhd.shape[-1]) for one in calls}
     if len(sizes) > 1:
@@ -120,12 +131,16 @@ def _shape_of(config: PretrainedConfig, calls: Sequence[AttentionCall]) -> KVSha
 
 
 def _check_windows(config: PretrainedConfig, windows: Sequence[int | None]) -> None:
-    """Check the sliding window, which some architectures pass in the mask only, and no mask is built here."""
+    """Check the sliding window, which some architectures pass in the mask only, and no mask is
+    built here.
+    """
     window = getattr(config, "sliding_window", None)
     if not window or window >= getattr(config, "max_position_embeddings", window + 1):
         return
     kinds: Sequence[str] = getattr(config, "layer_types", None) or ()
-    wanted = kinds.count("sliding_attention") if kinds else getattr(config, "use_sliding_window", True)
+    wanted = (
+        kinds.count("sliding_attention") if kinds else getattr(config, "use_sliding_window", True)
+    )
     if sum(one is not None for one in windows) < int(wanted):
         raise ValueError("it does not pass its sliding window to its attention")
 

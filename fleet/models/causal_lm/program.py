@@ -15,9 +15,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from fleet.core.errors import BadInput, ConfigError
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, draw_drafted, history_of
+from fleet.engine.torch.answer import (
+    AnsweringTask,
+    TokenAnswer,
+    draw_answers,
+    draw_drafted,
+    history_of,
+)
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, joined_keys
 from fleet.engine.torch.program import Forwarded
@@ -27,6 +32,7 @@ from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
 from fleet.models.causal_lm.rope import read_scaling
 from fleet.models.causal_lm.span_load import load_span
+from fleet.spans.protocol.layers import LayerSpan
 
 SALT = zlib.crc32(b"lm")
 ID_BITS = 32
@@ -55,7 +61,9 @@ class CausalTask(AnsweringTask):
     def rows(self, start: int, stop: int) -> Tensor:
         return self._rows.cut(start, stop)
 
-    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
+    def on_computed(
+        self, start: int, stop: int, tapped_NH: Tensor | None
+    ) -> Sequence[EngineOutput]:
         return self.answer.take_replayed() if self.answer is not None else ()
 
     @property
@@ -83,7 +91,10 @@ def check_experts(config: PretrainedConfig, *, tiled: bool) -> None:
     """Raises: ConfigError for experts where numerics are invariant."""
     if tiled and (getattr(config, "num_experts", 0) or getattr(config, "num_local_experts", 0)):
         kind = config.model_type
-        raise ConfigError(f"numerics: invariant is not available for {kind}, which has experts; use fast", param="numerics")
+        raise ConfigError(
+            f"numerics: invariant is not available for {kind}, which has experts; use fast",
+            param="numerics",
+        )
 
 
 class CausalProgram:
@@ -95,9 +106,15 @@ class CausalProgram:
     tapped_width = 0
 
     def __init__(
-        self, config: PretrainedConfig, end_ids: frozenset[int], embed_tokens: Callable[[Tensor], Tensor],
-        head: Callable[[Tensor], Tensor], *, device: torch.device, tiled: bool,
-    ) -> None:  # fmt: skip
+        self,
+        config: PretrainedConfig,
+        end_ids: frozenset[int],
+        embed_tokens: Callable[[Tensor], Tensor],
+        head: Callable[[Tensor], Tensor],
+        *,
+        device: torch.device,
+        tiled: bool,
+    ) -> None:
         self._device, self._tiled, self.end_ids = device, tiled, end_ids
         self._embed_tokens, self._head = embed_tokens, head
         self._num_ids, self.rope = int(config.vocab_size), read_scaling(config)
@@ -108,10 +125,14 @@ class CausalProgram:
     def embed(self, ids: np.ndarray) -> Tensor:
         """Embed ids. Raises: BadInput for unknown ones."""
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= self._num_ids:
-            raise BadInput(f"prompt_ids: empty, or an id outside 0..{self._num_ids - 1}", param="messages")
+            raise BadInput(
+                f"prompt_ids: empty, or an id outside 0..{self._num_ids - 1}", param="messages"
+            )
         return self._embed_tokens(torch.from_numpy(ids).to(self._device))
 
-    def draw(self, tasks: Sequence[CausalTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw(
+        self, tasks: Sequence[CausalTask], last_SH: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         return self.draw_from(tasks, self._head(last_SH))
 
     def draft_rows(self, ids: Sequence[int]) -> Tensor:
@@ -125,31 +146,50 @@ class CausalProgram:
     ) -> Sequence[Sequence[EngineOutput]]:
         return draw_drafted(tasks, drafts, logits_RV, self._embed_tokens, one_by_one=self._tiled)
 
-    def draw_from(self, tasks: Sequence[CausalTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw_from(
+        self, tasks: Sequence[CausalTask], logits_SV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         return draw_answers(tasks, logits_SV, self._embed_tokens, one_by_one=self._tiled)
 
 
 class CausalLM(CausalProgram):
-    """Any architecture whose attention goes through `transformers`' attention interface, in every layer.
+    """Any architecture whose attention goes through `transformers`' attention interface, in every
+    layer.
 
     Raises: ConfigError for those that do not, and for experts where numerics are invariant.
     """
 
-    def __init__(self, folder: Path, end_ids: frozenset[int], *, device: torch.device, dtype: torch.dtype, tiled: bool) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        end_ids: frozenset[int],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        tiled: bool,
+    ) -> None:
         config, self._folder = read_config(folder), folder
         kind = config.model_type
         check_experts(config, tiled=tiled)
         model = load_model(folder, kind, dtype)
-        with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller checkpoint"):
+        with refusing(
+            folder,
+            f"{kind} cannot be put on {device}",
+            "give the stage another device, or a smaller checkpoint",
+        ):
             cast(nn.Module, model).to(device)
             fuse_norms(model)
         with refusing(folder, f"{kind} cannot be served"):
             self._parts = Parts(model)
             self.kv_shape = probe(config, self._parts, device)
-        super().__init__(config, end_ids, self._parts.embed, self._parts.head, device=device, tiled=tiled)
+        super().__init__(
+            config, end_ids, self._parts.embed, self._parts.head, device=device, tiled=tiled
+        )
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[CausalTask]) -> Forwarded:
-        return Forwarded(last_NH=self._parts.body(rows_NH, layout), features_NT=self._parts.features())
+        return Forwarded(
+            last_NH=self._parts.body(rows_NH, layout), features_NT=self._parts.features()
+        )
 
     def read_features(self, layers: Sequence[int]) -> None:
         with refusing(self._folder, "a draft head cannot read its layers"):
@@ -157,7 +197,8 @@ class CausalLM(CausalProgram):
 
 
 class CausalAnchor(CausalProgram):
-    """The anchor of a model whose other layers are in span workers. `with_head`: it has the output head in either topology.
+    """The anchor of a model whose other layers are in span workers. `with_head`: it has the output
+    head in either topology.
 
     Raises: as `load_span`.
     """
@@ -165,14 +206,25 @@ class CausalAnchor(CausalProgram):
     taps_elsewhere = False
 
     def __init__(
-        self, folder: Path, end_ids: frozenset[int], span: LayerSpan, *, device: torch.device, dtype: torch.dtype, tiled: bool,
+        self,
+        folder: Path,
+        end_ids: frozenset[int],
+        span: LayerSpan,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        tiled: bool,
         with_head: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         config = read_config(folder)
         check_experts(config, tiled=tiled)
-        self.layers = load_span(folder, span, dtype, with_embedding=True, with_head=with_head, device=device)
+        self.layers = load_span(
+            folder, span, dtype, with_embedding=True, with_head=with_head, device=device
+        )
         self.kv_shape, self.num_layers = self.layers.kv_shape, int(config.num_hidden_layers)
-        super().__init__(config, end_ids, self.layers.embed, self.layers.head, device=device, tiled=tiled)
+        super().__init__(
+            config, end_ids, self.layers.embed, self.layers.head, device=device, tiled=tiled
+        )
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[CausalTask]) -> Forwarded:
         raise AssertionError("the anchor has a span of the layers only")

@@ -98,7 +98,9 @@ def read_scaling(config: PretrainedConfig) -> RopeScaling | None:
     return RopeScaling(
         limits=tuple(sorted(limits)),
         exact_above=exact_above,
-        recomputed_above=getattr(config, original, None) if config.model_type in RECOMPUTING else None,
+        recomputed_above=getattr(config, original, None)
+        if config.model_type in RECOMPUTING
+        else None,
     )
 
 
@@ -209,5 +211,5 @@ def _grouped(lengths: Iterable[int], device: torch.device) -> tuple[Sequence[_Sc
     alike = [
         _ScaledRows(length=length, rows=torch.tensor(rows, device=device))
         for length, rows in rows_of.items()
-    ]  # fmt: skip
+    ]
     return alike, torch.cat([each.rows for each in alike]).argsort()

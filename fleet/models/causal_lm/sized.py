@@ -1,4 +1,5 @@
-"""Random causal language models (Qwen3, dense) of a given size, for measurements: written shard by shard, of any size.
+"""Random causal language models (Qwen3, dense) of a given size, for measurements: written shard by
+shard, of any size.
 
 Their answers are noise; the time that a pass takes does not depend on the values of weights.
 """
@@ -36,32 +37,54 @@ class ModelSize:
 
 
 def write_sized_checkpoint(folder: Path, size: ModelSize, seed: int = 0) -> int:
-    """Write a checkpoint with random weights into `folder` (created if absent); return the bytes of its weights."""
+    """Write a checkpoint with random weights into `folder` (created if absent); return the bytes of
+    its weights.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     ids = tokenizer.get_vocab()
     config = Qwen3Config(
-        vocab_size=max(size.vocabulary, tokenizer.get_vocab_size()), hidden_size=size.hidden,
-        intermediate_size=size.intermediate, num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads, head_dim=size.head_dim, max_position_embeddings=size.positions,
-        tie_word_embeddings=False, eos_token_id=ids["<|im_end|>"], pad_token_id=ids["<|endoftext|>"],
-        architectures=["Qwen3ForCausalLM"], dtype="float32",
-    )  # fmt: skip
+        vocab_size=max(size.vocabulary, tokenizer.get_vocab_size()),
+        hidden_size=size.hidden,
+        intermediate_size=size.intermediate,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_dim,
+        max_position_embeddings=size.positions,
+        tie_word_embeddings=False,
+        eos_token_id=ids["<|im_end|>"],
+        pad_token_id=ids["<|endoftext|>"],
+        architectures=["Qwen3ForCausalLM"],
+        dtype="float32",
+    )
     config.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"})
+    write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"},
+    )
     with torch.device("meta"):
-        shapes = {name: tuple(weight.shape) for name, weight in Qwen3ForCausalLM(config).state_dict().items()}
+        shapes = {
+            name: tuple(weight.shape)
+            for name, weight in Qwen3ForCausalLM(config).state_dict().items()
+        }
     return _write_weights(folder, shapes, torch.Generator().manual_seed(seed))
 
 
-def _write_weights(folder: Path, shapes: dict[str, tuple[int, ...]], generator: torch.Generator) -> int:
+def _write_weights(
+    folder: Path, shapes: dict[str, tuple[int, ...]], generator: torch.Generator
+) -> int:
     """Write weights in files of about `SHARD_BYTES`, of which one at a time is in memory."""
     file_of: dict[str, str] = {}
     shard: dict[str, Tensor] = {}
     total = 0
     for number, (name, shape) in enumerate(shapes.items(), start=1):
-        shard[name] = torch.ones(shape) if len(shape) == 1 else torch.empty(shape).normal_(0, STD, generator=generator)
+        shard[name] = (
+            torch.ones(shape)
+            if len(shape) == 1
+            else torch.empty(shape).normal_(0, STD, generator=generator)
+        )
         total += 4 * prod(shape)
         if number < len(shapes) and sum(weight.nbytes for weight in shard.values()) < SHARD_BYTES:
             continue

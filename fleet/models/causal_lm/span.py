@@ -1,7 +1,8 @@
 """A span of a causal model's layers: what it computes, by the model's own code.
 
-The other layers keep their places in the model's own loop, without weights, since some architectures choose positions or masks by
-the place. The layer before the span inserts the rows that another process computed, the one after it takes the span's rows out.
+The other layers keep their places in the model's own loop, without weights, since some
+architectures choose positions or masks by the place. The layer before the span inserts the rows
+that another process computed, the one after it takes the span's rows out.
 Legend: N rows, H hidden size, V vocabulary.
 """
 
@@ -13,21 +14,27 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import AttentionParams, Layout
-from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.models.causal_lm.paged import LAYOUT, BodyStub
 from fleet.models.causal_lm.rope import Rotaries, read_scaling
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.torch.model import SpanLayers, SpanRows
 
 
 class SkippedLayer(nn.Module):
-    """A layer of another span: returns its input, or `inserted` if it is set, and records its input as `seen`."""
+    """A layer of another span: returns its input, or `inserted` if it is set, and records its input
+    as `seen`.
+    """
 
     def __init__(self, layer: nn.Module, *, returns_tuple: bool) -> None:
         super().__init__()
         # The loop reads attributes of a layer, such as its kind of attention.
-        self.__dict__ |= {name: value for name, value in vars(layer).items() if not name.startswith("_") and name != "training"}
+        self.__dict__ |= {
+            name: value
+            for name, value in vars(layer).items()
+            if not name.startswith("_") and name != "training"
+        }
         self._returns_tuple = returns_tuple
         self.inserted: Tensor | None = None
         self.seen: Tensor | None = None
@@ -39,7 +46,9 @@ class SkippedLayer(nn.Module):
 
 
 class Unloaded(nn.Module):
-    """A part before the first or after the last layer that the span does not need: its result is not used."""
+    """A part before the first or after the last layer that the span does not need: its result is
+    not used.
+    """
 
     def forward(self, given: Tensor, *_args: object, **_: object) -> Tensor:
         return given if given.dim() == 3 else torch.zeros(1, device=given.device)
@@ -66,13 +75,22 @@ class SpanLayout:
 class SpanModel(SpanLayers):
     """The loaded span, and what it computes.
 
-    The span from layer 0 has what runs before it, learned positions for example, the one with the output head the final norm too.
+    The span from layer 0 has what runs before it, learned positions for example, the one with the
+    output head the final norm too.
     """
 
     def __init__(
-        self, model: PreTrainedModel, layers: nn.ModuleList, span: LayerSpan, kv_shape: KVShape, *, returns_tuple: bool
+        self,
+        model: PreTrainedModel,
+        layers: nn.ModuleList,
+        span: LayerSpan,
+        kv_shape: KVShape,
+        *,
+        returns_tuple: bool,
     ) -> None:
-        """`layers`: all of the model's, those of other spans as `SkippedLayer`. `kv_shape`: of the span's layers."""
+        """`layers`: all of the model's, those of other spans as `SkippedLayer`. `kv_shape`: of the
+        span's layers.
+        """
         self.model, self._span, self._kv_shape = model, span, kv_shape
         self._name, self._stub = model.base_model_prefix, BodyStub()
         self._body = cast(nn.Module, getattr(model, self._name))
@@ -80,7 +98,10 @@ class SpanModel(SpanLayers):
         self._layers = layers
         self._own = list(layers)
         self._skipped = [
-            layer if isinstance(layer, SkippedLayer) else SkippedLayer(layer, returns_tuple=returns_tuple) for layer in self._own
+            layer
+            if isinstance(layer, SkippedLayer)
+            else SkippedLayer(layer, returns_tuple=returns_tuple)
+            for layer in self._own
         ]
         self._embedding = model.get_input_embeddings()
         self._left: Tensor | None = None
@@ -88,7 +109,9 @@ class SpanModel(SpanLayers):
         self._own[-1].register_forward_hook(self._note_left)
         setattr(model, self._name, self._stub)
 
-    def _note_left(self, _layer: nn.Module, _given: object, result: Tensor | tuple[Tensor, ...]) -> None:
+    def _note_left(
+        self, _layer: nn.Module, _given: object, result: Tensor | tuple[Tensor, ...]
+    ) -> None:
         self._left = result if isinstance(result, Tensor) else result[0]
 
     @property
@@ -103,9 +126,17 @@ class SpanModel(SpanLayers):
         return cast(nn.Embedding, self._embedding).weight.shape[1]
 
     def weights(self) -> Mapping[str, Tensor]:
-        """Return the weights that are loaded, by their names in the body or in the model around it."""
-        own = {name: weight for name, weight in self.model.named_parameters() if not name.startswith(f"{self._name}.")}
-        return own | {f"{self._name}.{name}": weight for name, weight in self._body.named_parameters()}
+        """Return the weights that are loaded, by their names in the body or in the model around
+        it.
+        """
+        own = {
+            name: weight
+            for name, weight in self.model.named_parameters()
+            if not name.startswith(f"{self._name}.")
+        }
+        return own | {
+            f"{self._name}.{name}": weight for name, weight in self._body.named_parameters()
+        }
 
     def embed(self, ids_N: Tensor) -> Tensor:
         """Return embeddings [N, H]; only of a span that was loaded with them."""
@@ -128,7 +159,9 @@ class SpanModel(SpanLayers):
         return SpanRows(rows_NH=left[0])
 
     def finish(self, rows_NH: Tensor) -> Tensor:
-        """Return what follows the last layer, the final norm: [N, H] -> [N, H]; only of a span that was loaded with it."""
+        """Return what follows the last layer, the final norm: [N, H] -> [N, H]; only of a span that
+        was loaded with it.
+        """
         for number, layer in enumerate(self._skipped):
             self._layers[number] = layer
         try:
@@ -146,7 +179,12 @@ class SpanModel(SpanLayers):
     def _run(self, rows_NH: Tensor, layout: Layout) -> Tensor:
         positions = layout.positions[None]
         with self._rotaries.scaled_for(layout):
-            done = self._body(inputs_embeds=rows_NH[None], position_ids=positions, use_cache=False, **{LAYOUT: layout})
+            done = self._body(
+                inputs_embeds=rows_NH[None],
+                position_ids=positions,
+                use_cache=False,
+                **{LAYOUT: layout},
+            )
         return done.last_hidden_state[0]
 
 

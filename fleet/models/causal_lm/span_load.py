@@ -1,4 +1,6 @@
-"""Loading of a span of a causal model's layers: only its weights are read, from only the files that have them."""
+"""Loading of a span of a causal model's layers: only its weights are read, from only the files that
+have them.
+"""
 
 import re
 import tempfile
@@ -14,8 +16,6 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.protocol.plan import ModelSizes
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms
@@ -24,6 +24,8 @@ from fleet.models.causal_lm.probe import ProbeLayout
 from fleet.models.causal_lm.rope import Rotaries, read_scaling
 from fleet.models.causal_lm.span import SkippedLayer, SpanModel, Unloaded
 from fleet.models.checkpoint import INDEX, file_of_each_weight
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.plan import ModelSizes
 
 NUM_TRACED_ROWS = 2
 _ONE_LOADS = threading.Lock()
@@ -31,22 +33,32 @@ _ONE_LOADS = threading.Lock()
 
 
 class BodyPlan:
-    """Places of a model's layers and of the parts that run before and after them. Found by running it without weights.
+    """Places of a model's layers and of the parts that run before and after them. Found by running
+    it without weights.
 
-    `layers`: dotted name of the list of layers; `before`, `after`: names of the owner's parts with weights that run then.
-    `kv_heads`, `head_dim`: of the keys and values of one position in one layer.
+    `layers`: dotted name of the list of layers; `before`, `after`: names of the owner's parts with
+    weights that run then. `kv_heads`, `head_dim`: of the keys and values of one position in one
+    layer.
     """
 
     def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
-        """Raises: ValueError if the model has no list of so many layers, or runs it in another way than one after another."""
-        lists = [name for name, part in model.named_modules() if isinstance(part, nn.ModuleList) and len(part) == num_layers]
+        """Raises: ValueError if the model has no list of so many layers, or runs it in another way
+        than one after another.
+        """
+        lists = [
+            name
+            for name, part in model.named_modules()
+            if isinstance(part, nn.ModuleList) and len(part) == num_layers
+        ]
         if not lists:
             raise ValueError(f"it keeps its {num_layers} layers in no list")
         self.layers = min(lists, key=len)
         self.owner = self.layers.rpartition(".")[0]
         owner = model.get_submodule(self.owner)
         layout = ProbeLayout(torch.arange(NUM_TRACED_ROWS, device="meta"))
-        order = _run_without_weights(model, owner, list(cast(nn.ModuleList, model.get_submodule(self.layers))), layout)
+        order = _run_without_weights(
+            model, owner, list(cast(nn.ModuleList, model.get_submodule(self.layers))), layout
+        )
         ran = [name for name, _ in order]
         if [name for name in ran if isinstance(name, int)] != list(range(num_layers)):
             raise ValueError("its layers do not run one after another")
@@ -64,8 +76,8 @@ def _has_weights(owner: nn.Module, name: str) -> bool:
 def _run_without_weights(
     model: PreTrainedModel, owner: nn.Module, layers: Sequence[nn.Module], layout: ProbeLayout
 ) -> list[tuple[str | int, bool]]:
-    """Run the body on the meta device; return its parts in the order in which they ran, layers by number, and whether a part
-    returned a tuple.
+    """Run the body on the meta device; return its parts in the order in which they ran, layers by
+    number, and whether a part returned a tuple.
     """
     order: list[tuple[str | int, bool]] = []
 
@@ -77,12 +89,17 @@ def _run_without_weights(
         part.register_forward_hook(note(name))
         for name, part in owner.named_children()
         if not isinstance(part, nn.ModuleList)
-    ]  # fmt: skip
+    ]
     try:
         width = cast(nn.Embedding, model.get_input_embeddings()).weight.shape[1]
         rows = torch.empty(1, NUM_TRACED_ROWS, width, device="meta", dtype=model.dtype)
         body = cast(nn.Module, getattr(model, model.base_model_prefix))
-        body(inputs_embeds=rows, position_ids=layout.positions[None], use_cache=False, **{LAYOUT: layout})
+        body(
+            inputs_embeds=rows,
+            position_ids=layout.positions[None],
+            use_cache=False,
+            **{LAYOUT: layout},
+        )
     finally:
         for hook in hooks:
             hook.remove()
@@ -90,45 +107,72 @@ def _run_without_weights(
 
 
 def load_span(
-    folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool, with_head: bool = False,
+    folder: Path,
+    span: LayerSpan,
+    dtype: torch.dtype,
+    *,
+    with_embedding: bool,
+    with_head: bool = False,
     device: torch.device | None = None,
-) -> SpanModel:  # fmt: skip
+) -> SpanModel:
     """Load a span of a checkpoint's model, on the CPU by default.
 
-    `with_embedding`: with the embedding of ids, which the anchor has. `with_head`: with the final norm and the output head also
-    if the span ends before them. Raises: ConfigError as `load_model`, and for a model whose layers cannot be run apart.
+    `with_embedding`: with the embedding of ids, which the anchor has. `with_head`: with the final
+    norm and the output head also if the span ends before them. Raises: ConfigError as `load_model`,
+    and for a model whose layers cannot be run apart.
     """
     with _ONE_LOADS:
-        return _load_span(folder, span, dtype, with_embedding=with_embedding, with_head=with_head, device=device)
+        return _load_span(
+            folder, span, dtype, with_embedding=with_embedding, with_head=with_head, device=device
+        )
 
 
 def _load_span(
-    folder: Path, span: LayerSpan, dtype: torch.dtype, *, with_embedding: bool, with_head: bool, device: torch.device | None
+    folder: Path,
+    span: LayerSpan,
+    dtype: torch.dtype,
+    *,
+    with_embedding: bool,
+    with_head: bool,
+    device: torch.device | None,
 ) -> SpanModel:
     kind, num_layers = _kind_and_layers(folder)
     span = span.of_model(num_layers, "spans")
     with refusing(folder, f"{kind} cannot be divided into spans"):
         config, model, plan = _without_weights(folder, num_layers)
         has_head = span.has_output or with_head
-        partial = _partial_class(type(model), plan, span, with_embedding=with_embedding, with_head=has_head)
+        partial = _partial_class(
+            type(model), plan, span, with_embedding=with_embedding, with_head=has_head
+        )
         config.tie_word_embeddings = bool(config.tie_word_embeddings) and has_head
         with torch.device("meta"):
             names = list(partial(config).state_dict())
     with _needed_files(folder, plan.layers.rpartition(".")[2], span, names) as weights:
-        loaded = load_model(folder, kind, dtype, weights=weights, model_class=partial, config=config)
+        loaded = load_model(
+            folder, kind, dtype, weights=weights, model_class=partial, config=config
+        )
     if device is not None:
-        with refusing(folder, f"{kind} cannot be put on {device}", "give the stage another device, or a smaller span"):
+        with refusing(
+            folder,
+            f"{kind} cannot be put on {device}",
+            "give the stage another device, or a smaller span",
+        ):
             cast(nn.Module, loaded).to(device)
     fuse_norms(loaded)
     layers = cast(nn.ModuleList, loaded.get_submodule(plan.layers))
-    shape = KVShape(num_layers=span.final - span.first + 1, num_kv_heads=plan.kv_heads, head_dim=plan.head_dim)
+    shape = KVShape(
+        num_layers=span.final - span.first + 1, num_kv_heads=plan.kv_heads, head_dim=plan.head_dim
+    )
     return SpanModel(loaded, layers, span, shape, returns_tuple=plan.returns_tuple)
 
 
-def model_sizes(folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int) -> ModelSizes:
+def model_sizes(
+    folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
+) -> ModelSizes:
     """Return the sizes of a checkpoint's model from its configuration alone: no weight is read.
 
-    `num_positions`: those whose keys and values each process is to hold. Raises: ConfigError as `load_span`.
+    `num_positions`: those whose keys and values each process is to hold. Raises: ConfigError as
+    `load_span`.
     """
     kind, num_layers = _kind_and_layers(folder)
     with refusing(folder, f"{kind} cannot be divided into spans"):
@@ -137,10 +181,14 @@ def model_sizes(folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_
         head = cast(nn.Module, model.get_output_embeddings())
 
     def bytes_of(*parts: nn.Module) -> int:
-        return sum(weight.numel() for part in parts for weight in part.parameters()) * dtype.itemsize
+        return (
+            sum(weight.numel() for part in parts for weight in part.parameters()) * dtype.itemsize
+        )
 
     return ModelSizes(
-        layers=tuple(bytes_of(layer) for layer in cast(nn.ModuleList, model.get_submodule(plan.layers))),
+        layers=tuple(
+            bytes_of(layer) for layer in cast(nn.ModuleList, model.get_submodule(plan.layers))
+        ),
         embedding=bytes_of(embedding),
         before=bytes_of(*(owner.get_submodule(name) for name in plan.before)),
         after=bytes_of(*(owner.get_submodule(name) for name in plan.after)),
@@ -157,16 +205,25 @@ def _kind_and_layers(folder: Path) -> tuple[str, int]:
     return config.model_type, int(config.num_hidden_layers)
 
 
-def _without_weights(folder: Path, num_layers: int) -> tuple[PretrainedConfig, PreTrainedModel, BodyPlan]:
+def _without_weights(
+    folder: Path, num_layers: int
+) -> tuple[PretrainedConfig, PreTrainedModel, BodyPlan]:
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=NAME, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=NAME, dtype=torch.bfloat16
+        )
     Rotaries(model, read_scaling(config.get_text_config()))
     return config, model, BodyPlan(model, num_layers)
 
 
 def _partial_class(
-    whole: type[PreTrainedModel], plan: BodyPlan, span: LayerSpan, *, with_embedding: bool, with_head: bool
+    whole: type[PreTrainedModel],
+    plan: BodyPlan,
+    span: LayerSpan,
+    *,
+    with_embedding: bool,
+    with_head: bool,
 ) -> type[PreTrainedModel]:
     """Return a class of the model whose instances have the weights of the span only."""
 
@@ -174,12 +231,26 @@ def _partial_class(
         whole.__init__(self, config)
         _drop_weights(self, plan, span, with_embedding=with_embedding, with_head=with_head)
 
-    contents = {"__init__": construct, "_keys_to_ignore_on_load_unexpected": [r".*"], "__module__": whole.__module__}
+    contents = {
+        "__init__": construct,
+        "_keys_to_ignore_on_load_unexpected": [r".*"],
+        "__module__": whole.__module__,
+    }
     return type(whole.__name__, (whole,), contents)
 
 
-def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan, *, with_embedding: bool, with_head: bool) -> None:
-    layers, owner = cast(nn.ModuleList, model.get_submodule(plan.layers)), model.get_submodule(plan.owner)
+def _drop_weights(
+    model: PreTrainedModel,
+    plan: BodyPlan,
+    span: LayerSpan,
+    *,
+    with_embedding: bool,
+    with_head: bool,
+) -> None:
+    layers, owner = (
+        cast(nn.ModuleList, model.get_submodule(plan.layers)),
+        model.get_submodule(plan.owner),
+    )
     for number, layer in enumerate(layers):
         if not span.first <= number <= span.final:
             layers[number] = SkippedLayer(layer, returns_tuple=plan.returns_tuple)
@@ -195,8 +266,11 @@ def _drop_weights(model: PreTrainedModel, plan: BodyPlan, span: LayerSpan, *, wi
 
 
 @contextmanager
-def _needed_files(folder: Path, list_name: str, span: LayerSpan, names: Sequence[str]) -> Iterator[Path]:
-    """Provide a folder with the checkpoint's files that have weights of these names, and without any other file of weights.
+def _needed_files(
+    folder: Path, list_name: str, span: LayerSpan, names: Sequence[str]
+) -> Iterator[Path]:
+    """Provide a folder with the checkpoint's files that have weights of these names, and without
+    any other file of weights.
 
     `list_name`: of the model's list of layers.
     """
@@ -206,30 +280,47 @@ def _needed_files(folder: Path, list_name: str, span: LayerSpan, names: Sequence
         return
     needed = _needed_weights(list(file_of), list_name, span, names)
     if not needed:
-        raise ConfigError(f"checkpoint {folder}: has no weights of layers {span}; fetch it again", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint {folder}: has no weights of layers {span}; fetch it again",
+            param="checkpoint",
+        )
     with tempfile.TemporaryDirectory(prefix="fleet-span-") as path:
         linked = Path(path)
         for file in {*folder.glob("*.json"), *(file_of[weight] for weight in needed)}:
             if file.name != INDEX:
                 (linked / file.name).symlink_to(file.resolve())
-        (linked / INDEX).write_text(dumps({"metadata": {}, "weight_map": {weight: file_of[weight].name for weight in needed}}))
+        (linked / INDEX).write_text(
+            dumps(
+                {"metadata": {}, "weight_map": {weight: file_of[weight].name for weight in needed}}
+            )
+        )
         yield linked
 
 
-def _needed_weights(weights: Sequence[str], list_name: str, span: LayerSpan, names: Sequence[str]) -> list[str]:
+def _needed_weights(
+    weights: Sequence[str], list_name: str, span: LayerSpan, names: Sequence[str]
+) -> list[str]:
     """Return the weights of a checkpoint that a span with parameters of these names needs.
 
-    A checkpoint may nest names differently from the model, so that one ends with the other. If it renames weights beside the
-    layers, all of those are needed.
+    A checkpoint may nest names differently from the model, so that one ends with the other. If it
+    renames weights beside the layers, all of those are needed.
     """
     layer_in = re.compile(rf"(?:^|\.){re.escape(list_name)}\.([0-9]+)\.")
     beside = [weight for weight in weights if layer_in.search(weight) is None]
     own = [name for name in names if layer_in.search(name) is None]
     found = {
-        name: [weight for weight in beside if f".{name}".endswith(f".{weight}") or f".{weight}".endswith(f".{name}")]
+        name: [
+            weight
+            for weight in beside
+            if f".{name}".endswith(f".{weight}") or f".{weight}".endswith(f".{name}")
+        ]
         for name in own
     }
-    needed = set(beside) if not all(found.values()) else {weight for some in found.values() for weight in some}
+    needed = (
+        set(beside)
+        if not all(found.values())
+        else {weight for some in found.values() for weight in some}
+    )
     for weight in weights:
         layer = layer_in.search(weight)
         if layer is not None and span.first <= int(layer[1]) <= span.final:

@@ -1,7 +1,9 @@
-"""Trial of an architecture's division: a small random model of the same kind, whole against two spans.
+"""Trial of an architecture's division: a small random model of the same kind, whole against two
+spans.
 
-A model that is divided is never run whole, so that what `probe` refuses would not be noticed. The small model has few layers,
-heads, experts and ids, and the kinds of layers, head size and switches of the checkpoint.
+A model that is divided is never run whole, so that what `probe` refuses would not be noticed. The
+small model has few layers, heads, experts and ids, and the kinds of layers, head size and switches
+of the checkpoint.
 Legend: N rows, V vocabulary.
 """
 
@@ -16,7 +18,6 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.layout import Extent
@@ -27,6 +28,7 @@ from fleet.models.causal_lm.paged import register
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
 from fleet.models.causal_lm.span_load import load_span
+from fleet.spans.protocol.layers import LayerSpan
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +40,12 @@ TOLERANCE = 1e-4
 
 
 def try_division(folder: Path, *, tiled: bool) -> None:
-    """Compare a small random model like that of a checkpoint, whole, with the same model in two spans, on the CPU in float32.
+    """Compare a small random model like that of a checkpoint, whole, with the same model in two
+    spans, on the CPU in float32.
 
-    `tiled`: numerics are invariant, so that the logits must be equal to the byte. Raises: ConfigError if they differ, or if the
-    architecture cannot be served. An architecture that cannot be made small is not tried, and the log says so.
+    `tiled`: numerics are invariant, so that the logits must be equal to the byte. Raises:
+    ConfigError if they differ, or if the architecture cannot be served. An architecture that cannot
+    be made small is not tried, and the log says so.
     """
     register()
     config = cast(PretrainedConfig, AutoConfig.from_pretrained(folder, trust_remote_code=False))
@@ -53,19 +57,31 @@ def try_division(folder: Path, *, tiled: bool) -> None:
                 torch.manual_seed(1)
                 AutoModelForCausalLM.from_config(small_config(config)).save_pretrained(small)
         except LOAD_ERRORS as error:
-            log.warning("the division of %s is not tried beforehand: no small model of it can be made: %s", kind, error)
+            log.warning(
+                "the division of %s is not tried beforehand: no small model of it can be made: %s",
+                kind,
+                error,
+            )
             return
         with refusing(folder, f"{kind} cannot be divided into spans"):
             try:
                 whole, split = _whole_and_split(small, kind)
             except ConfigError as error:
-                raise ConfigError(error.message.replace(path, str(folder)), param=error.param) from error
-        is_close = torch.equal(whole, split) if tiled else bool((whole - split).abs().max() <= TOLERANCE * whole.abs().max())
+                raise ConfigError(
+                    error.message.replace(path, str(folder)), param=error.param
+                ) from error
+        is_close = (
+            torch.equal(whole, split)
+            if tiled
+            else bool((whole - split).abs().max() <= TOLERANCE * whole.abs().max())
+        )
     if not is_close:
         raise ConfigError(
-            f"checkpoint {folder}: {kind} cannot be divided into spans: a small random model of this kind gives other results "
-            "when it is divided; remove spans, or give a checkpoint of another architecture", param="checkpoint",
-        )  # fmt: skip
+            f"checkpoint {folder}: {kind} cannot be divided into spans: a small random model of "
+            "this kind gives other results "
+            "when it is divided; remove spans, or give a checkpoint of another architecture",
+            param="checkpoint",
+        )
 
 
 def small_config(config: PretrainedConfig) -> PretrainedConfig:
@@ -78,14 +94,33 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
     first_of_each = [kinds.index(kind) for kind in set(kinds)]
     num_kept = min(num_layers, max([MIN_LAYERS, *(first + 1 for first in first_of_each)]))
     had = text.hidden_size
-    text.hidden_size, text.num_attention_heads, text.num_hidden_layers = NUM_HEADS * head_dim, NUM_HEADS, num_kept
+    text.hidden_size, text.num_attention_heads, text.num_hidden_layers = (
+        NUM_HEADS * head_dim,
+        NUM_HEADS,
+        num_kept,
+    )
     kv_heads = getattr(text, "num_key_value_heads", None)
     if kv_heads is not None:
-        text.num_key_value_heads = NUM_HEADS if kv_heads == num_heads else max(1, NUM_HEADS * kv_heads // num_heads)
+        text.num_key_value_heads = (
+            NUM_HEADS if kv_heads == num_heads else max(1, NUM_HEADS * kv_heads // num_heads)
+        )
     for name, value in list(vars(text).items()):
-        if isinstance(value, list) and len(cast("list[object]", value)) == num_layers and "layer" in name:
+        if (
+            isinstance(value, list)
+            and len(cast("list[object]", value)) == num_layers
+            and "layer" in name
+        ):
             setattr(text, name, value[:num_kept])
-        elif name in ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "ffn_dim") and value:
+        elif (
+            name
+            in (
+                "intermediate_size",
+                "moe_intermediate_size",
+                "shared_expert_intermediate_size",
+                "ffn_dim",
+            )
+            and value
+        ):
             setattr(text, name, WIDTH)
         elif name in ("num_experts", "num_local_experts") and value:
             setattr(text, name, NUM_EXPERTS)
@@ -106,7 +141,9 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
 
 @torch.inference_mode()
 def _whole_and_split(folder: Path, kind: str) -> tuple[Tensor, Tensor]:
-    """Return the logits [N, V] of the whole model and of its spans. Raises: ConfigError; ValueError of `probe`."""
+    """Return the logits [N, V] of the whole model and of its spans. Raises: ConfigError; ValueError
+    of `probe`.
+    """
     model = load_model(folder, kind, torch.float32)
     fuse_norms(model)
     parts, config = Parts(model), model.config.get_text_config()
@@ -114,7 +151,9 @@ def _whole_and_split(folder: Path, kind: str) -> tuple[Tensor, Tensor]:
     rows = padded(parts.embed(torch.tensor(IDS)))
     whole = parts.head(parts.body(rows, _layout(shape, config.num_hidden_layers)))
     first = load_span(folder, LayerSpan(0, 0), torch.float32, with_embedding=True)
-    last = load_span(folder, LayerSpan(1, None, has_output=True), torch.float32, with_embedding=False)
+    last = load_span(
+        folder, LayerSpan(1, None, has_output=True), torch.float32, with_embedding=False
+    )
     split = padded(first.embed(torch.tensor(IDS)))
     for span in (first, last):
         split = span.forward(split, _layout(shape, span.kv_shape.num_layers)).rows_NH
@@ -124,7 +163,9 @@ def _whole_and_split(folder: Path, kind: str) -> tuple[Tensor, Tensor]:
 def _layout(shape: KVShape, num_layers: int) -> RowLayout:
     """Return the layout of one text in a pool of its own with so many layers."""
     own = KVShape(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
-    pool = KVPool(own, num_pages=2, page_size=TILE_ROWS, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KVPool(
+        own, num_pages=2, page_size=TILE_ROWS, dtype=torch.float32, device=torch.device("cpu")
+    )
     table = pool.open_table()
     grown = pool.grow(table, len(IDS))
     assert grown, "a pool of two pages"

@@ -1,4 +1,5 @@
-"""A small random causal language model (Qwen3, dense) with tokenizer and chat template, for tests and for trying Fleet.
+"""A small random causal language model (Qwen3, dense) with tokenizer and chat template, for tests
+and for trying Fleet.
 
 Its answers are noise, but varied, and depend on every token of the prompt.
 """
@@ -31,7 +32,9 @@ _RULES: Rules = (
 
 
 def write_tiny_checkpoint(out_dir: Path, seed: int = 0, *, num_layers: int = 3) -> Path:
-    """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal bytes."""
+    """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal
+    bytes.
+    """
     out_dir.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
     ids = tokenizer.get_vocab()
@@ -67,7 +70,9 @@ def write_tiny_checkpoint(out_dir: Path, seed: int = 0, *, num_layers: int = 3) 
 
 @torch.no_grad()
 def _shape_head(model: Qwen3ForCausalLM, answer_ids: list[int], end_id: int) -> None:
-    """Bias the head by channel 0, which is constant in every embedding and which no layer writes to."""
+    """Bias the head by channel 0, which is constant in every embedding and which no layer writes
+    to.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter[0] = 0.0

@@ -1,4 +1,6 @@
-"""Audio encoder of the Thinker: the module of `transformers`, with only its own weights loaded; and its input."""
+"""Audio encoder of the Thinker: the module of `transformers`, with only its own weights loaded; and
+its input.
+"""
 
 from collections.abc import Sequence
 from typing import cast
@@ -21,7 +23,9 @@ class AudioTower:
     def __init__(self, reader: WeightReader, config: OmniConfig) -> None:
         prefix = reader.first_prefix(AUDIO_TOWER)
         with no_init_weights():
-            tower = cast(nn.Module, Qwen3OmniMoeAudioEncoder._from_config(config.thinker_config.audio_config))  # pyright: ignore[reportPrivateUsage]
+            tower = cast(
+                nn.Module, Qwen3OmniMoeAudioEncoder._from_config(config.thinker_config.audio_config)
+            )  # pyright: ignore[reportPrivateUsage]
         weights = {name.removeprefix(prefix): reader.get(name) for name in reader.under(prefix)}
         tower.load_state_dict(weights, assign=True)
         like = next(iter(weights.values()))
@@ -29,14 +33,20 @@ class AudioTower:
         self._dtype = like.dtype
 
     def encode(self, features_CMF: Tensor, mask_CF: Tensor) -> Tensor:
-        """Encode clips. Shapes: C clips x M mel bins x F frames, mask 1 for real frames -> [positions of all clips, H]."""
+        """Encode clips. Shapes: C clips x M mel bins x F frames, mask 1 for real frames ->
+        [positions of all clips, H].
+        """
         lengths = mask_CF.sum(1).long()
         real = features_CMF.permute(0, 2, 1)[mask_CF.bool()].permute(1, 0)
         return self._tower(real.to(self._dtype), feature_lens=lengths).last_hidden_state
 
 
-def mel_features(extractor: WhisperFeatureExtractor, clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    """Compute the features of clips, which are padded to the longest, and the mask of their frames."""
+def mel_features(
+    extractor: WhisperFeatureExtractor, clips: Sequence[NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
+    """Compute the features of clips, which are padded to the longest, and the mask of their
+    frames.
+    """
     features = extractor(
         list(clips),
         sampling_rate=extractor.sampling_rate,

@@ -1,6 +1,8 @@
-"""The reference implementation as a script: `transformers` answers requests one after another, each by one `generate()`.
+"""The reference implementation as a script: `transformers` answers requests one after another, each
+by one `generate()`.
 
-`generate()` returns audio only when it is complete, so the first and the last sample arrive together. Knows only requests.
+`generate()` returns audio only when it is complete, so the first and the last sample arrive
+together. Knows only requests.
 """
 
 import argparse
@@ -29,8 +31,8 @@ PROBE_TOKENS, PROBE_RUNS = 6, 5
 class BaselineWork(msgspec.Struct, frozen=True, kw_only=True):
     """Requests to run, written by the benchmark. `warm_up` runs of the first request do not count.
 
-    Of several `num_threads` the one that answers a short request fastest is used: threads slow small models down, and a slow
-    reference would make the comparison unfair.
+    Of several `num_threads` the one that answers a short request fastest is used: threads slow
+    small models down, and a slow reference would make the comparison unfair.
     """
 
     requests: tuple[RequestSpec, ...]
@@ -59,15 +61,21 @@ class BaselineResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Baseline:
-    """A checkpoint loaded by `transformers`. Source: transformers 5.23, modeling_qwen3_omni_moe.py, `generate()`."""
+    """A checkpoint loaded by `transformers`. Source: transformers 5.23, modeling_qwen3_omni_moe.py,
+    `generate()`.
+    """
 
     def __init__(self, folder: Path, *, device: str, dtype: str) -> None:
         library = import_module("transformers")
         self._device = device
         model = getattr(library, MODEL_CLASS)
-        self._model: Any = model.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True).eval()
+        self._model: Any = model.from_pretrained(
+            folder, dtype=getattr(torch, dtype), use_safetensors=True
+        ).eval()
         self._model.to(device)
-        self._tokenizer: Any = library.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        self._tokenizer: Any = library.AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=False
+        )
 
     def answer(self, spec: RequestSpec, messages: list[dict[str, str]]) -> BaselineAnswer:
         """Answer greedily, with the request's own limits and voice."""
@@ -98,15 +106,22 @@ class Baseline:
         )
 
     def _tokenize(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_dict=False
+        )
 
 
 def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
-    """Return the fastest choice by the best of a few short answers, interleaved so that all meet the same noise."""
+    """Return the fastest choice by the best of a few short answers, interleaved so that all meet
+    the same noise.
+    """
     if len(work.num_threads) == 1:
         return work.num_threads[0]
     spec = work.requests[0]
-    bounded = {stage: msgspec.structs.replace(s, max_tokens=PROBE_TOKENS) for stage, s in spec.sampling.items()}
+    bounded = {
+        stage: msgspec.structs.replace(s, max_tokens=PROBE_TOKENS)
+        for stage, s in spec.sampling.items()
+    }
     probe = msgspec.structs.replace(spec, sampling=bounded)
     best_s = dict.fromkeys(work.num_threads, math.inf)
     for count in work.num_threads * PROBE_RUNS:
@@ -132,14 +147,30 @@ def run(work: BaselineWork, folder: Path) -> BaselineResult:
     for spec, messages in zip(work.requests, work.messages, strict=True):
         answers.append(baseline.answer(spec, messages))
         print(f"{len(answers)}/{len(work.requests)}", flush=True)
-    return BaselineResult(answers=tuple(answers), load_s=load_s, num_threads=torch.get_num_threads(), device=device, dtype=dtype)
+    return BaselineResult(
+        answers=tuple(answers),
+        load_s=load_s,
+        num_threads=torch.get_num_threads(),
+        device=device,
+        dtype=dtype,
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Answer requests with transformers, one after another, and time each.")
+    parser = argparse.ArgumentParser(
+        description="Answer requests with transformers, one after another, and time each."
+    )
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and their limits")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each")
+    parser.add_argument(
+        "--requests",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="JSON: requests and their limits",
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each"
+    )
     options = parser.parse_args()
     warnings.filterwarnings("ignore", module="transformers")
     work = msgspec.json.decode(options.requests.read_bytes(), type=BaselineWork)

@@ -1,8 +1,8 @@
 """The streaming codec decoder: frames of codes in, samples out, nothing computed twice.
 
-All left context (keys and values of the transformer, the inputs before each convolution) is carried from window to
-window, so any cut into windows gives the samples of one whole decode: n frames make `samples_per_frame * n -
-lookahead_samples`. Knows no request and no batching policy.
+All left context (keys and values of the transformer, the inputs before each convolution) is carried
+from window to window, so any cut into windows gives the samples of one whole decode: n frames make
+`samples_per_frame * n - lookahead_samples`. Knows no request and no batching policy.
 """
 
 import math
@@ -38,7 +38,9 @@ _DILATIONS = (1, 3, 9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamState:
-    """State of a request between windows: the number of decoded frames, and every layer's left context, flat."""
+    """State of a request between windows: the number of decoded frames, and every layer's left
+    context, flat.
+    """
 
     num_frames: int = 0
     carried: Tensor | None = None
@@ -48,20 +50,29 @@ class Code2Wav:
     """The decoder's weights, and a pass over a batch of windows of equal length."""
 
     def __init__(self, config: Code2WavConfig, weights: Weights) -> None:
-        """`weights` is called with the checkpoint's names without the prefix; all have one device and floating-point type."""
+        """`weights` is called with the checkpoint's names without the prefix; all have one device
+        and floating-point type.
+        """
         self.config = config
         layout = StateLayout()
         self._codes = weights("code_embedding.weight")
-        self._offset_Q = torch.arange(config.num_quantizers, device=self._codes.device) * config.codebook_size
+        self._offset_Q = (
+            torch.arange(config.num_quantizers, device=self._codes.device) * config.codebook_size
+        )
         self._transformer = SlidingTransformer(weights, "pre_transformer", config, layout)
         reach_frames = layout.reach_frames
         self._upsample = [
-            (Repeat(weights, f"upsample.{index}.0", layout), ConvNeXtBlock(weights, f"upsample.{index}.1", layout))
+            (
+                Repeat(weights, f"upsample.{index}.0", layout),
+                ConvNeXtBlock(weights, f"upsample.{index}.1", layout),
+            )
             for index in range(len(config.upsampling_ratios))
         ]
         self._conv_in = CausalConv(weights, "decoder.0", layout)
         blocks = range(1, 1 + len(config.upsample_rates))
-        self._blocks = [_DecoderBlock(weights, f"decoder.{index}.block", layout) for index in blocks]
+        self._blocks = [
+            _DecoderBlock(weights, f"decoder.{index}.block", layout) for index in blocks
+        ]
         self._snake_out = SnakeBeta(weights, f"decoder.{len(blocks) + 1}")
         self._conv_out = CausalConv(weights, f"decoder.{len(blocks) + 2}", layout)
         self._state_size = layout.size
@@ -95,14 +106,22 @@ class Code2Wav:
     def decode(
         self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
     ) -> tuple[list[StreamState], NDArray[np.float32]]:
-        """Decode one window of each request of one group; return their next states, and samples, B x samples."""
+        """Decode one window of each request of one group; return their next states, and samples, B
+        x samples.
+        """
         window = WindowPass(self._carried(states), first=states[0].carried is None)
         wave_BT = self._decode(self._transform(states, codes_BTQ, window), window)
-        return _next_states(states, codes_BTQ.shape[1], window), wave_BT.float().clamp_(-1, 1).cpu().numpy()
+        return _next_states(states, codes_BTQ.shape[1], window), wave_BT.float().clamp_(
+            -1, 1
+        ).cpu().numpy()
 
     @torch.inference_mode()
-    def skip(self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]) -> list[StreamState]:
-        """Run the transformer only, whose context reaches far back; that of the convolutions settles by itself."""
+    def skip(
+        self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
+    ) -> list[StreamState]:
+        """Run the transformer only, whose context reaches far back; that of the convolutions
+        settles by itself.
+        """
         carried_BS = self._carried(states)
         window = WindowPass(carried_BS, first=states[0].carried is None)
         window.next_state_BS.copy_(carried_BS)
@@ -119,7 +138,9 @@ class Code2Wav:
         assert carried_BS.shape == shape, "first and later windows cannot share a pass"
         return carried_BS
 
-    def _transform(self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32], window: WindowPass) -> Tensor:
+    def _transform(
+        self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32], window: WindowPass
+    ) -> Tensor:
         device = self._codes.device
         codes = torch.from_numpy(codes_BTQ).to(device)
         start_B = torch.tensor([state.num_frames for state in states], device=device)
@@ -135,17 +156,26 @@ class Code2Wav:
         return self._conv_out(self._snake_out(x_BTC), window).squeeze(2)
 
 
-def _next_states(states: Sequence[StreamState], num_frames: int, window: WindowPass) -> list[StreamState]:
-    # Copied out of the batch, so that a request's state is freed with it and not with its batch mates.
+def _next_states(
+    states: Sequence[StreamState], num_frames: int, window: WindowPass
+) -> list[StreamState]:
+    # Copied out of the batch, so that a request's state is freed with it and not with its batch
+    # mates.
     rows = [row.clone() for row in window.next_state_BS]
-    return [StreamState(num_frames=state.num_frames + num_frames, carried=row) for state, row in zip(states, rows, strict=True)]
+    return [
+        StreamState(num_frames=state.num_frames + num_frames, carried=row)
+        for state, row in zip(states, rows, strict=True)
+    ]
 
 
 class _DecoderBlock:
     def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
         self._snake = SnakeBeta(weights, f"{name}.0")
         self._upsample = Upsample(weights, f"{name}.1", layout)
-        self._units = [ResidualUnit(weights, f"{name}.{index}", layout, dilation) for index, dilation in enumerate(_DILATIONS, 2)]
+        self._units = [
+            ResidualUnit(weights, f"{name}.{index}", layout, dilation)
+            for index, dilation in enumerate(_DILATIONS, 2)
+        ]
 
     def __call__(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
         x_BTC = self._upsample(self._snake(x_BTC), window)
@@ -155,11 +185,16 @@ class _DecoderBlock:
 
 
 def load_code2wav(
-    folder: Path, *, device: str = "cpu", dtype: str = "float32", progress: Callable[[float], None] = lambda _: None
+    folder: Path,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    progress: Callable[[float], None] = lambda _: None,
 ) -> tuple[Code2Wav, tuple[str, ...]]:
     """Load the decoder of a checkpoint; return it and the names of its weights, the only ones read.
 
-    `progress` is called with the share that is loaded. Raises: ConfigError if the folder is not a Qwen3-Omni checkpoint.
+    `progress` is called with the share that is loaded. Raises: ConfigError if the folder is not a
+    Qwen3-Omni checkpoint.
     """
     config = read_config(folder)
     reader = CheckpointReader(folder, device=torch.device(device), dtype=getattr(torch, dtype))

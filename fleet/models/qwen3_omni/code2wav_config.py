@@ -12,15 +12,19 @@ from fleet.core.errors import ConfigError
 
 
 class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """Rotary base as `transformers` 5 writes it; older checkpoints have `rope_theta` at the top level."""
+    """Rotary base as `transformers` 5 writes it; older checkpoints have `rope_theta` at the top
+    level.
+    """
 
     rope_theta: float = 10000.0
     rope_type: str = "default"
 
 
 class Code2WavConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """`sliding_window` counts the positions a query sees, its own included. Two kinds of transposed convolution raise the
-    rate: `upsampling_ratios` (kernel = stride) and `upsample_rates` (kernel = 2 strides, trimmed by one stride each side)."""
+    """`sliding_window` counts the positions a query sees, its own included. Two kinds of transposed
+    convolution raise the rate: `upsampling_ratios` (kernel = stride) and `upsample_rates` (kernel =
+    2 strides, trimmed by one stride each side).
+    """
 
     codebook_size: int = 2048
     hidden_size: int = 1024
@@ -64,19 +68,33 @@ class _Checkpoint(msgspec.Struct):
 
 
 def read_config(folder: Path) -> Code2WavConfig:
-    """Read the section. Raises: ConfigError if it is missing, or its architecture is not implemented."""
+    """Read the section. Raises: ConfigError if it is missing, or its architecture is not
+    implemented.
+    """
     file = folder / "config.json"
     if not file.is_file():
-        raise ConfigError(f"checkpoint: {folder} has no config.json; give a checkpoint folder", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint: {folder} has no config.json; give a checkpoint folder", param="checkpoint"
+        )
     try:
         config = msgspec.json.decode(file.read_bytes(), type=_Checkpoint).code2wav_config
     except msgspec.DecodeError as error:
-        raise ConfigError(f"checkpoint: {file} cannot be read: {error}", param="checkpoint") from error
+        raise ConfigError(
+            f"checkpoint: {file} cannot be read: {error}", param="checkpoint"
+        ) from error
     if config.hidden_act != "silu":
-        raise ConfigError(f"checkpoint: hidden_act {config.hidden_act!r} is not implemented; use 'silu'", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint: hidden_act {config.hidden_act!r} is not implemented; use 'silu'",
+            param="checkpoint",
+        )
     if config.rope_parameters and config.rope_parameters.rope_type != "default":
         kind = config.rope_parameters.rope_type
-        raise ConfigError(f"checkpoint: rope_type {kind!r} is not implemented; use 'default'", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint: rope_type {kind!r} is not implemented; use 'default'", param="checkpoint"
+        )
     if config.samples_per_frame <= config.lookahead_samples:
-        raise ConfigError("checkpoint: a single frame yields no samples with these upsampling rates", param="checkpoint")
+        raise ConfigError(
+            "checkpoint: a single frame yields no samples with these upsampling rates",
+            param="checkpoint",
+        )
     return config

@@ -1,8 +1,10 @@
-"""The codec decoder's layers, each causal and each carrying its left context from one window to the next.
+"""The codec decoder's layers, each causal and each carrying its left context from one window to the
+next.
 
-Shapes, throughout: B requests, T positions of the window, C channels; activations lie B x T x C (channels last).
-Weights are folded once at load: layer scales into the projection before them, exp() of the snake's parameters, and
-transposed convolutions into plain ones. Source: `transformers` 5.23 modeling_qwen3_omni_moe.py, `Qwen3OmniMoeCode2Wav*`.
+Shapes, throughout: B requests, T positions of the window, C channels; activations lie B x T x C
+(channels last). Weights are folded once at load: layer scales into the projection before them,
+exp() of the snake's parameters, and transposed convolutions into plain ones. Source: `transformers`
+5.23 modeling_qwen3_omni_moe.py, `Qwen3OmniMoeCode2Wav*`.
 """
 
 import math
@@ -19,7 +21,9 @@ Weights = Callable[[str], Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSlot:
-    """A layer's part of a request's state: `rows` positions of `channels`, from element `offset` on."""
+    """A layer's part of a request's state: `rows` positions of `channels`, from element `offset`
+    on.
+    """
 
     offset: int
     rows: int
@@ -33,7 +37,8 @@ class StateSlot:
 class StateLayout:
     """Layout of the layers' left contexts in the flat state of a request.
 
-    Units: `positions_per_frame`: of the layers that are added next; `reach_frames`: context of all layers so far.
+    Units: `positions_per_frame`: of the layers that are added next; `reach_frames`: context of all
+    layers so far.
     """
 
     def __init__(self) -> None:
@@ -51,8 +56,8 @@ class StateLayout:
 class WindowPass:
     """One batch pass: provides each layer's left context and collects the next one.
 
-    `first` marks windows with nothing before them. Invariants: the given state is only read, so a failed pass leaves it
-    unchanged.
+    `first` marks windows with nothing before them. Invariants: the given state is only read, so a
+    failed pass leaves it unchanged.
     """
 
     def __init__(self, state_BS: Tensor, *, first: bool) -> None:
@@ -69,12 +74,16 @@ class WindowPass:
 
     def keep(self, slot: StateSlot, x_BTC: Tensor) -> None:
         """Carry the last rows of `x_BTC` to the next window."""
-        carried = self.next_state_BS.narrow(1, slot.offset, slot.size).view(-1, slot.rows, slot.channels)
+        carried = self.next_state_BS.narrow(1, slot.offset, slot.size).view(
+            -1, slot.rows, slot.channels
+        )
         carried.copy_(x_BTC[:, -slot.rows :])
 
 
 _IM2COL_ELEMENTS = 1 << 16
-"""Below this, on a CPU, gathered taps and one matrix product beat torch's convolution by 2-3 times (measured, one thread)."""
+"""Below this, on a CPU, gathered taps and one matrix product beat torch's convolution by 2-3 times
+(measured, one thread).
+"""
 
 
 def _taps(x_BTC: Tensor, num_taps: int, dilation: int) -> Tensor:
@@ -82,29 +91,44 @@ def _taps(x_BTC: Tensor, num_taps: int, dilation: int) -> Tensor:
     num_rows, length, channels = x_BTC.shape
     row, step, channel = x_BTC.stride()
     num_outputs = length - (num_taps - 1) * dilation
-    return x_BTC.as_strided((num_rows, num_outputs, num_taps, channels), (row, step, dilation * step, channel))
+    return x_BTC.as_strided(
+        (num_rows, num_outputs, num_taps, channels), (row, step, dilation * step, channel)
+    )
 
 
 def _convolve(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
-    """Convolve over T without padding, as a 2-D convolution of height 1, whose channels-last kernels need no transposition."""
+    """Convolve over T without padding, as a 2-D convolution of height 1, whose channels-last
+    kernels need no transposition.
+    """
     if x_BTC.device.type == "cpu" and x_BTC.numel() * kernel.shape[3] <= _IM2COL_ELEMENTS:
-        return F.linear(_taps(x_BTC, kernel.shape[3], dilation).flatten(2), kernel.permute(0, 2, 3, 1).flatten(1), bias)
+        return F.linear(
+            _taps(x_BTC, kernel.shape[3], dilation).flatten(2),
+            kernel.permute(0, 2, 3, 1).flatten(1),
+            bias,
+        )
     if x_BTC.device.type != "cpu" and len(kernel) == 1:
         return convolve_to_one_channel(x_BTC, kernel, bias, dilation)
     image = x_BTC.transpose(1, 2).unsqueeze(2)
     return F.conv2d(image, kernel, bias, dilation=(1, dilation)).squeeze(2).transpose(1, 2)
 
 
-def convolve_to_one_channel(x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1) -> Tensor:
-    """Return what `_convolve` does, in float32: one matrix product with all taps, whose columns are added, each shifted.
+def convolve_to_one_channel(
+    x_BTC: Tensor, kernel: Tensor, bias: Tensor, dilation: int = 1
+) -> Tensor:
+    """Return what `_convolve` does, in float32: one matrix product with all taps, whose columns are
+    added, each shifted.
 
-    For GPUs, where cuDNN is slow with one output channel. Yet the steps of a decoder take as long as before: the
-    kernel that takes most of them belongs to another convolution (torch 2.11, H200, bfloat16).
+    For GPUs, where cuDNN is slow with one output channel. Yet the steps of a decoder take as long
+    as before: the kernel that takes most of them belongs to another convolution (torch 2.11, H200,
+    bfloat16).
     """
     taps_KC = kernel[0, :, 0].t().float()
     products_BTK = F.linear(x_BTC.float(), taps_KC)
     num_outputs = x_BTC.shape[1] - (len(taps_KC) - 1) * dilation
-    shifted = [products_BTK[:, tap * dilation : tap * dilation + num_outputs, tap] for tap in range(len(taps_KC))]
+    shifted = [
+        products_BTK[:, tap * dilation : tap * dilation + num_outputs, tap]
+        for tap in range(len(taps_KC))
+    ]
     return torch.stack(shifted).sum(0).add_(bias.float()).unsqueeze(2)
 
 
@@ -115,7 +139,9 @@ def _as_kernel(weight_OCK: Tensor) -> Tensor:
 class CausalConv:
     """A causal dilated convolution, with zeros before the first position."""
 
-    def __init__(self, weights: Weights, name: str, layout: StateLayout, *, dilation: int = 1) -> None:
+    def __init__(
+        self, weights: Weights, name: str, layout: StateLayout, *, dilation: int = 1
+    ) -> None:
         weight_OCK = weights(f"{name}.conv.weight")
         self._kernel = _as_kernel(weight_OCK)
         self._bias = weights(f"{name}.conv.bias")
@@ -141,7 +167,9 @@ class DepthwiseConv:
 
 
 class Repeat:
-    """A transposed convolution whose kernel is its stride: each position becomes `stride` positions of its own."""
+    """A transposed convolution whose kernel is its stride: each position becomes `stride` positions
+    of its own.
+    """
 
     def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
         weight_COK = weights(f"{name}.conv.weight")
@@ -157,8 +185,9 @@ class Repeat:
 class Upsample:
     """A transposed convolution with a kernel of two strides, one stride trimmed at each side.
 
-    Output block j depends on inputs j - 1 and j: a plain convolution of two taps, `stride` x channels wide. Block 0 is the
-    trimmed one, so the first window yields one block less and all later output lags, which is the lookahead.
+    Output block j depends on inputs j - 1 and j: a plain convolution of two taps, `stride` x
+    channels wide. Block 0 is the trimmed one, so the first window yields one block less and all
+    later output lags, which is the lookahead.
     """
 
     def __init__(self, weights: Weights, name: str, layout: StateLayout) -> None:
@@ -181,22 +210,35 @@ class Upsample:
 
 
 class SnakeBeta:
-    """x + sin(alpha x)^2 / beta, alpha and beta per channel. Source: https://arxiv.org/abs/2006.08195."""
+    """x + sin(alpha x)^2 / beta, alpha and beta per channel. Source:
+    https://arxiv.org/abs/2006.08195.
+    """
 
     _TILE_ROWS = 960
-    """With few channels, rows are processed in groups for longer inner loops; the size divides this and their number."""
+    """With few channels, rows are processed in groups for longer inner loops; the size divides this
+    and their number.
+    """
 
     def __init__(self, weights: Weights, name: str) -> None:
         alpha, beta = weights(f"{name}.alpha"), weights(f"{name}.beta")
         self._channels = len(alpha)
         self._max_rows = self._TILE_ROWS if self._channels < 64 else 1
         self._alpha = alpha.float().exp().to(alpha.dtype).repeat(self._max_rows)
-        self._inverse_beta = (1.0 / (beta.float().exp() + 1e-9)).to(beta.dtype).repeat(self._max_rows)
+        self._inverse_beta = (
+            (1.0 / (beta.float().exp() + 1e-9)).to(beta.dtype).repeat(self._max_rows)
+        )
 
     def __call__(self, x_BTC: Tensor) -> Tensor:
         width = math.gcd(x_BTC.shape[0] * x_BTC.shape[1], self._max_rows) * self._channels
         x = x_BTC.reshape(-1, width)
-        return (x * self._alpha[:width]).sin_().square_().mul_(self._inverse_beta[:width]).add_(x).view(x_BTC.shape)
+        return (
+            (x * self._alpha[:width])
+            .sin_()
+            .square_()
+            .mul_(self._inverse_beta[:width])
+            .add_(x)
+            .view(x_BTC.shape)
+        )
 
 
 class ResidualUnit:
@@ -222,9 +264,14 @@ class ConvNeXtBlock:
         self._norm = (weights(f"{name}.norm.weight"), weights(f"{name}.norm.bias"))
         self._up = (weights(f"{name}.pwconv1.weight"), weights(f"{name}.pwconv1.bias"))
         gamma = weights(f"{name}.gamma")
-        self._down = (gamma[:, None] * weights(f"{name}.pwconv2.weight"), gamma * weights(f"{name}.pwconv2.bias"))
+        self._down = (
+            gamma[:, None] * weights(f"{name}.pwconv2.weight"),
+            gamma * weights(f"{name}.pwconv2.bias"),
+        )
 
     def __call__(self, x_BTC: Tensor, window: WindowPass) -> Tensor:
-        hidden = F.layer_norm(self._depthwise(x_BTC, window), x_BTC.shape[-1:], *self._norm, eps=1e-6)
+        hidden = F.layer_norm(
+            self._depthwise(x_BTC, window), x_BTC.shape[-1:], *self._norm, eps=1e-6
+        )
         hidden = F.gelu(F.linear(hidden, *self._up))
         return F.linear(hidden, *self._down).add_(x_BTC)

@@ -1,7 +1,9 @@
-"""A stateless, approximate codec decoder for comparison: each window is decoded with a few frames before it.
+"""A stateless, approximate codec decoder for comparison: each window is decoded with a few frames
+before it.
 
-The transformer sees `layers x (window - 1)` frames back, so a shorter left context is wrong by as much as the signal
-itself. It yields as many samples as the stateful decoder; only their values differ.
+The transformer sees `layers x (window - 1)` frames back, so a shorter left context is wrong by as
+much as the signal itself. It yields as many samples as the stateful decoder; only their values
+differ.
 """
 
 from collections.abc import Hashable, Sequence
@@ -16,17 +18,24 @@ from fleet.models.qwen3_omni.code2wav import Code2Wav
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentFrames:
-    """Shapes: `codes_TQ` holds the last T frames decoded, T <= the left context; None before the first."""
+    """Shapes: `codes_TQ` holds the last T frames decoded, T <= the left context; None before the
+    first.
+    """
 
     codes_TQ: NDArray[np.int32] | None = None
 
 
 class LeftContextCode2Wav:
-    """See the module. Raises: ConfigError unless `left_context_frames` is at least 1 (the seam needs one)."""
+    """See the module. Raises: ConfigError unless `left_context_frames` is at least 1 (the seam
+    needs one).
+    """
 
     def __init__(self, decoder: Code2Wav, left_context_frames: int) -> None:
         if left_context_frames < 1:
-            raise ConfigError("extra.left_context: give at least 1 frame, or leave it out for exact decoding", param="extra")
+            raise ConfigError(
+                "extra.left_context: give at least 1 frame, or leave it out for exact decoding",
+                param="extra",
+            )
         self._decoder, self._left_context_frames = decoder, left_context_frames
 
     @property
@@ -52,18 +61,25 @@ class LeftContextCode2Wav:
             return self._decoder.num_samples(self._decoder.open(), num_frames)
         return num_frames * self._decoder.config.samples_per_frame
 
-    def skip(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> list[RecentFrames]:
+    def skip(
+        self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]
+    ) -> list[RecentFrames]:
         return self._recent(self._with_context(states, codes_BTQ))
 
     def check(self) -> None:
         self._decoder.check()
 
-    def _with_context(self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _with_context(
+        self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
         recent = [state.codes_TQ for state in states if state.codes_TQ is not None]
         return np.concatenate((np.stack(recent), codes_BTQ), axis=1) if recent else codes_BTQ
 
     def _recent(self, known_BTQ: NDArray[np.int32]) -> list[RecentFrames]:
-        return [RecentFrames(codes_TQ=codes_TQ) for codes_TQ in known_BTQ[:, -self._left_context_frames :].copy()]
+        return [
+            RecentFrames(codes_TQ=codes_TQ)
+            for codes_TQ in known_BTQ[:, -self._left_context_frames :].copy()
+        ]
 
     def decode(
         self, states: Sequence[RecentFrames], codes_BTQ: NDArray[np.int32]

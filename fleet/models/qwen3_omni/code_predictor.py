@@ -1,8 +1,10 @@
-"""The code predictor: from a frame's hidden row and first code to its other codes, unrolled and batched over requests.
+"""The code predictor: from a frame's hidden row and first code to its other codes, unrolled and
+batched over requests.
 
-Each frame is a sequence of its own: [hidden, embedding of code 0, of code 1, ...]; each step has its own head and embedding.
-Legend: S frames, H hidden size, Q codebooks, R = Q - 1 residual codes, V codebook size, k key/value heads, g query heads a
-key/value head, d head size.
+Each frame is a sequence of its own: [hidden, embedding of code 0, of code 1, ...]; each step has
+its own head and embedding.
+Legend: S frames, H hidden size, Q codebooks, R = Q - 1 residual codes, V codebook size, k key/value
+heads, g query heads a key/value head, d head size.
 """
 
 from collections.abc import Sequence
@@ -41,16 +43,23 @@ class FrameDraw:
 class _FrameLayout:
     """Keys and values of `num_frames` frames in progress: position p of each is computed at step p.
 
-    Created once per number of frames and reused; the views that each layer and step write and read are created in advance.
+    Created once per number of frames and reused; the views that each layer and step write and read
+    are created in advance.
     """
 
     def __init__(self, decoder: Decoder, num_frames: int, num_codes: int, like: Tensor) -> None:
         shape = decoder.shape
         heads, steps = shape.num_kv_heads, range(num_codes)
-        caches = like.new_zeros(len(decoder.layers), num_frames, num_codes, 2 * heads, shape.head_dim)
+        caches = like.new_zeros(
+            len(decoder.layers), num_frames, num_codes, 2 * heads, shape.head_dim
+        )
         self._written = [[cache[:, step] for step in steps] for cache in caches]
-        self._keys = [[cache[:, : step + 1, :heads].transpose(1, 2) for step in steps] for cache in caches]
-        self._values = [[cache[:, : step + 1, heads:].transpose(1, 2) for step in steps] for cache in caches]
+        self._keys = [
+            [cache[:, : step + 1, :heads].transpose(1, 2) for step in steps] for cache in caches
+        ]
+        self._values = [
+            [cache[:, : step + 1, heads:].transpose(1, 2) for step in steps] for cache in caches
+        ]
         self._q_shape = (num_frames, heads, -1, shape.head_dim)
         self._out_shape = (num_frames, -1)
         self._positions = [torch.full((num_frames,), step, device=like.device) for step in steps]
@@ -64,24 +73,34 @@ class _FrameLayout:
     def attend(self, layer: int, q_Nhd: Tensor, kv_Nkd: Tensor, params: AttentionParams) -> Tensor:
         self._written[layer][self.step].copy_(kv_Nkd)
         keys, values = self._keys[layer][self.step], self._values[layer][self.step]
-        out = F.scaled_dot_product_attention(q_Nhd.view(self._q_shape), keys, values, scale=params.scale)
+        out = F.scaled_dot_product_attention(
+            q_Nhd.view(self._q_shape), keys, values, scale=params.scale
+        )
         return out.reshape(self._out_shape)
 
 
 class CodePredictor:
     """Shapes: `embeddings` and `heads` are [R, V, H]."""
 
-    def __init__(self, reader: WeightReader, config: TextConfig, num_codes: int, experts: Experts) -> None:
+    def __init__(
+        self, reader: WeightReader, config: TextConfig, num_codes: int, experts: Experts
+    ) -> None:
         self._num_residual = num_codes - 1
         self._decoder = load_decoder(reader, PREFIX + "model.layers.", config, experts, num_codes)
         self._turns = [self._decoder.turns_at(step) for step in range(num_codes)]
         self._layouts: dict[int, _FrameLayout] = {}
         names = range(self._num_residual)
-        self._embeddings = reader.stacked([f"{PREFIX}model.codec_embedding.{n}.weight" for n in names])
+        self._embeddings = reader.stacked(
+            [f"{PREFIX}model.codec_embedding.{n}.weight" for n in names]
+        )
         self._heads = reader.stacked([f"{PREFIX}lm_head.{n}.weight" for n in names])
 
-    def predict(self, hidden_SH: Tensor, first_SH: Tensor, noise_SRV: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the residual codes [S, R], and the sum of all the frame's code embeddings [S, H] (`first_SH` is code 0's)."""
+    def predict(
+        self, hidden_SH: Tensor, first_SH: Tensor, noise_SRV: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual codes [S, R], and the sum of all the frame's code embeddings [S, H]
+        (`first_SH` is code 0's).
+        """
         layout = self.layout_for(len(hidden_SH))
         layout.step = 0
         self._decoder.forward(hidden_SH, layout, turns=self._turns[0])
@@ -99,7 +118,9 @@ class CodePredictor:
         return torch.stack(codes, 1), sum_SH
 
     def embed(self, first_SH: Tensor, residual_SR: Tensor) -> Tensor:
-        """Return the sum of whole frames' code embeddings, [S, H], added in the order of `predict`."""
+        """Return the sum of whole frames' code embeddings, [S, H], added in the order of
+        `predict`.
+        """
         sum_SH = first_SH
         for step in range(self._num_residual):
             sum_SH = sum_SH + F.embedding(residual_SR[:, step], self._embeddings[step])
@@ -108,17 +129,21 @@ class CodePredictor:
     def layout_for(self, num_frames: int) -> _FrameLayout:
         """Return the memory of so many frames in progress, allocated when first needed."""
         if num_frames not in self._layouts:
-            self._layouts[num_frames] = _FrameLayout(self._decoder, num_frames, self._num_residual + 1, self._heads)
+            self._layouts[num_frames] = _FrameLayout(
+                self._decoder, num_frames, self._num_residual + 1, self._heads
+            )
         return self._layouts[num_frames]
 
     def noise_of_inputs(self, draws: DrawInputs) -> Tensor:
         """Return `noise` of a decode step, by tensors only."""
-        noise_SRV = gumbel_of_halves(draws.noise_low_BQ[:, 1:], draws.noise_high_BQ[:, 1:], self._heads.shape[1])
+        noise_SRV = gumbel_of_halves(
+            draws.noise_low_BQ[:, 1:], draws.noise_high_BQ[:, 1:], self._heads.shape[1]
+        )
         return noise_SRV * draws.is_sampled[:, None]
 
     def noise(self, draws: Sequence[FrameDraw], num_rows: int) -> Tensor | None:
-        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so it stays the argmax. Rows
-        beyond `draws` are padding; None if every row is greedy.
+        """Return noise [S, R, V], zero for greedy rows: the top-k cut keeps the highest logit, so
+        it stays the argmax. Rows beyond `draws` are padding; None if every row is greedy.
         """
         sampled = [row for row, plan in enumerate(draws) if plan.sampling.temperature > 0]
         if not sampled:
@@ -129,7 +154,9 @@ class CodePredictor:
             for row in sampled
             for codebook in range(1, self._num_residual + 1)
         ]
-        sampled_noise = gumbel(keys, num_tokens, self._heads.device).view(len(sampled), self._num_residual, num_tokens)
+        sampled_noise = gumbel(keys, num_tokens, self._heads.device).view(
+            len(sampled), self._num_residual, num_tokens
+        )
         if len(sampled) == num_rows:
             return sampled_noise
         noise = sampled_noise.new_zeros(num_rows, self._num_residual, num_tokens)

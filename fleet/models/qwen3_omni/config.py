@@ -1,4 +1,6 @@
-"""Typed access to the parts of a Qwen3-Omni config in use; `transformers` adds defaults missing in an old config.json."""
+"""Typed access to the parts of a Qwen3-Omni config in use; `transformers` adds defaults missing in
+an old config.json.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,9 @@ DividedStage = Literal["thinker", "talker"]
 
 
 class TextConfig(Protocol):
-    """A text decoder. Those with experts have `num_experts`, `num_experts_per_tok` and `norm_topk_prob` too."""
+    """A text decoder. Those with experts have `num_experts`, `num_experts_per_tok` and
+    `norm_topk_prob` too.
+    """
 
     num_hidden_layers: int
     hidden_size: int
@@ -68,26 +72,43 @@ class OmniConfig(Protocol):
 
 
 def decoder_config(config: OmniConfig, stage: DividedStage) -> TextConfig:
-    return config.talker_config.text_config if stage == "talker" else config.thinker_config.text_config
+    return (
+        config.talker_config.text_config if stage == "talker" else config.thinker_config.text_config
+    )
 
 
 def read_config(folder: Path) -> OmniConfig:
-    """Read the config. Raises: ConfigError unless it is of a Qwen3-Omni checkpoint with a Talker and supported activations."""
+    """Read the config. Raises: ConfigError unless it is of a Qwen3-Omni checkpoint with a Talker
+    and supported activations.
+    """
     path = folder / "config.json"
     try:
         kind = json.loads(path.read_text()).get("model_type")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"checkpoint {folder}: no readable config.json ({error})", param="checkpoint") from error
+        raise ConfigError(
+            f"checkpoint {folder}: no readable config.json ({error})", param="checkpoint"
+        ) from error
     if kind != "qwen3_omni_moe":
-        raise ConfigError(f"checkpoint {folder}: a {kind} model; this graph needs qwen3_omni_moe", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint {folder}: a {kind} model; this graph needs qwen3_omni_moe",
+            param="checkpoint",
+        )
     loaded = Qwen3OmniMoeConfig.from_pretrained(folder)
     if not loaded.enable_audio_output:
-        raise ConfigError(f"checkpoint {folder}: has no audio output, so it cannot speak", param="checkpoint")
+        raise ConfigError(
+            f"checkpoint {folder}: has no audio output, so it cannot speak", param="checkpoint"
+        )
     config = cast(OmniConfig, loaded)
     talker = config.talker_config
-    for decoder in (config.thinker_config.text_config, talker.text_config, talker.code_predictor_config):
+    for decoder in (
+        config.thinker_config.text_config,
+        talker.text_config,
+        talker.code_predictor_config,
+    ):
         if decoder.hidden_act != "silu":
             raise ConfigError(
-                f"checkpoint {folder}: activation {decoder.hidden_act} is not supported; use one with silu", param="checkpoint"
+                f"checkpoint {folder}: activation {decoder.hidden_act} is not supported; use "
+                "one with silu",
+                param="checkpoint",
             )
     return config

@@ -1,8 +1,12 @@
-"""The decoder stack that Thinker, Talker and code predictor share, as plain functions of rows over loaded weights.
+"""The decoder stack that Thinker, Talker and code predictor share, as plain functions of rows over
+loaded weights.
 
-The Python overhead of `transformers` modules exceeds the arithmetic of a small model; written out, a layer is twenty calls.
-Source: transformers 5.23, modeling_qwen3_omni_moe.py (`...DecoderLayer`, `...Attention`, `...SparseMoeBlock`).
-Legend: N rows, H hidden size, h query heads, k key/value heads, d head size, I inner width, E experts.
+The Python overhead of `transformers` modules exceeds the arithmetic of a small model; written out,
+a layer is twenty calls.
+Source: transformers 5.23, modeling_qwen3_omni_moe.py (`...DecoderLayer`, `...Attention`,
+`...SparseMoeBlock`).
+Legend: N rows, H hidden size, h query heads, k key/value heads, d head size, I inner width, E
+experts.
 """
 
 from collections.abc import Sequence
@@ -32,7 +36,9 @@ class GatedMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseMlp:
-    """Routed experts, and a shared one if the model has it. Shapes: `router` [E, H], `shared_gate` [1, H]."""
+    """Routed experts, and a shared one if the model has it. Shapes: `router` [E, H], `shared_gate`
+    [1, H].
+    """
 
     router: Tensor
     matrices: ExpertWeights
@@ -79,7 +85,9 @@ Turns = tuple[Tensor, Tensor]
 
 
 class RmsNorm:
-    """Root-mean-square norm over the last dimension, `size` wide. The caller multiplies with the weight, if any."""
+    """Root-mean-square norm over the last dimension, `size` wide. The caller multiplies with the
+    weight, if any.
+    """
 
     def __init__(self, size: int, eps: float, like: Tensor) -> None:
         self._size, self._eps = size, eps
@@ -88,10 +96,18 @@ class RmsNorm:
         self._unfused = like.device.type == "cpu" and like.dtype == torch.float32
 
     def __call__(self, rows: Tensor) -> Tensor:
-        return rows * self._scale(rows) if self._unfused else F.rms_norm(rows, (self._size,), None, self._eps)
+        return (
+            rows * self._scale(rows)
+            if self._unfused
+            else F.rms_norm(rows, (self._size,), None, self._eps)
+        )
 
     def in_place(self, rows: Tensor) -> Tensor:
-        return rows.mul_(self._scale(rows)) if self._unfused else rows.copy_(F.rms_norm(rows, (self._size,), None, self._eps))
+        return (
+            rows.mul_(self._scale(rows))
+            if self._unfused
+            else rows.copy_(F.rms_norm(rows, (self._size,), None, self._eps))
+        )
 
     def _scale(self, rows: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(rows, dim=-1, keepdim=True)
@@ -101,15 +117,30 @@ class RmsNorm:
 class Decoder:
     """Layers of a model that follow each other, with the final norm if it was loaded with them.
 
-    `first`: the model's number of the first of them, which is layer 0 of their KV pool. `kv_shape`: of that pool.
+    `first`: the model's number of the first of them, which is layer 0 of their KV pool. `kv_shape`:
+    of that pool.
     Shapes: `rope` is [positions, 2 (cosine, signed sine), 1, d]; `norm` [H].
     """
 
     def __init__(
-        self, shape: DecoderShape, layers: Sequence[LayerWeights], norm: Tensor | None, rope: Tensor, *, first: int = 0
+        self,
+        shape: DecoderShape,
+        layers: Sequence[LayerWeights],
+        norm: Tensor | None,
+        rope: Tensor,
+        *,
+        first: int = 0,
     ) -> None:
-        self.shape, self.layers, self._norm, self._rope, self._first = shape, layers, norm, rope, first
-        self.kv_shape = KVShape(num_layers=len(layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
+        self.shape, self.layers, self._norm, self._rope, self._first = (
+            shape,
+            layers,
+            norm,
+            rope,
+            first,
+        )
+        self.kv_shape = KVShape(
+            num_layers=len(layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
+        )
         self._params = AttentionParams(scale=shape.head_dim**-0.5)
         like = layers[0].input_norm
         self.hidden_size = len(like)
@@ -129,10 +160,16 @@ class Decoder:
         return cos, sin
 
     def forward(
-        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None,
+        self,
+        rows_NH: Tensor,
+        layout: Layout,
+        *,
+        tap: int | None = None,
+        turns: Turns | None = None,
         entering: dict[int, Tensor | None] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Return the final normed rows, and those that enter layer `tap`: of a decoder that has all layers.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the final normed rows, and those that enter layer `tap`: of a decoder that has all
+        layers.
 
         `entering`: gets the rows that enter each layer that is a key of it.
         """
@@ -140,10 +177,16 @@ class Decoder:
         return self.finish(rows_NH), tapped
 
     def run_layers(
-        self, rows_NH: Tensor, layout: Layout, *, tap: int | None = None, turns: Turns | None = None,
+        self,
+        rows_NH: Tensor,
+        layout: Layout,
+        *,
+        tap: int | None = None,
+        turns: Turns | None = None,
         entering: dict[int, Tensor | None] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """Return the rows after the last of these layers, and those that enter the model's layer `tap`, if it is one of these.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the rows after the last of these layers, and those that enter the model's layer
+        `tap`, if it is one of these.
 
         `turns`: those of the layout's positions.
         """
@@ -162,7 +205,9 @@ class Decoder:
         assert self._norm is not None, "a decoder without the final norm"
         return self._row_norm(rows_NH) * self._norm
 
-    def _layer(self, number: int, layer: LayerWeights, rows_NH: Tensor, turns: Turns, layout: Layout) -> Tensor:
+    def _layer(
+        self, number: int, layer: LayerWeights, rows_NH: Tensor, turns: Turns, layout: Layout
+    ) -> Tensor:
         shape, (cos, sin) = self.shape, turns
         normed = self._row_norm(rows_NH) * layer.input_norm
         heads = linear(normed, layer.qkv, layer.qkv_bias).view(rows_NH.shape[0], -1, shape.head_dim)
@@ -191,8 +236,8 @@ def _tensors_in(part: object, name: str) -> dict[str, Tensor]:
 def rope_table(inv_freq: Tensor, scaling: float, num_positions: int, dtype: torch.dtype) -> Tensor:
     """Return cosines and signed sines of every position a pool can hold.
 
-    Shapes: `inv_freq` [d / 2] -> [positions, 2, 1, d]. Text and audio positions have equal time, height and width, so the
-    interleaved three-part rotary embedding is the plain one.
+    Shapes: `inv_freq` [d / 2] -> [positions, 2, 1, d]. Text and audio positions have equal time,
+    height and width, so the interleaved three-part rotary embedding is the plain one.
     """
     angles = torch.arange(num_positions, device=inv_freq.device)[:, None].float() * inv_freq.float()
     cos, sin = angles.cos() * scaling, angles.sin() * scaling

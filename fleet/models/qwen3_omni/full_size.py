@@ -1,7 +1,9 @@
-"""The sizes of the published Qwen3-Omni-30B-A3B-Instruct, and the names and shapes of a config's weights, without any weights.
+"""The sizes of the published Qwen3-Omni-30B-A3B-Instruct, and the names and shapes of a config's
+weights, without any weights.
 
-Source: config.json of the published checkpoint, whose weights take 70.5 GB. The defaults of transformers 5.23,
-configuration_qwen3_omni_moe.py, are partly those of another size (28 layers, 32 code groups).
+Source: config.json of the published checkpoint, whose weights take 70.5 GB. The defaults of
+transformers 5.23, configuration_qwen3_omni_moe.py, are partly those of another size (28 layers, 32
+code groups).
 """
 
 from importlib import import_module
@@ -23,18 +25,26 @@ FIRST_ADDED_ID = 151643
 ROLE_IDS = {"system": 8948, "user": 872, "assistant": 77091}
 
 _ATTENTION: Json = {"head_dim": 128, "rope_theta": 1000000}
-_EXPERTS: Json = {"num_experts": 128, "norm_topk_prob": True, "rope_scaling": {"mrope_section": [24, 20, 20]}}
-_THINKER: Json = _ATTENTION | _EXPERTS | {
-    "hidden_size": 2048,
-    "intermediate_size": 768,
-    "max_position_embeddings": 65536,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-}  # fmt: skip
+_EXPERTS: Json = {
+    "num_experts": 128,
+    "norm_topk_prob": True,
+    "rope_scaling": {"mrope_section": [24, 20, 20]},
+}
+_THINKER: Json = (
+    _ATTENTION
+    | _EXPERTS
+    | {
+        "hidden_size": 2048,
+        "intermediate_size": 768,
+        "max_position_embeddings": 65536,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "vocab_size": 152064,
+    }
+)
 _AUDIO_TOWER: Json = {
     "d_model": 1280,
     "downsample_hidden_size": 480,
@@ -53,18 +63,22 @@ _VISION_TOWER: Json = {
     "num_position_embeddings": 2304,
     "out_hidden_size": 2048,
 }
-_TALKER: Json = _ATTENTION | _EXPERTS | {
-    "hidden_size": 1024,
-    "intermediate_size": 2048,
-    "max_position_embeddings": 65536,
-    "moe_intermediate_size": 384,
-    "num_attention_heads": 16,
-    "num_experts_per_tok": 6,
-    "num_hidden_layers": 20,
-    "num_key_value_heads": 2,
-    "shared_expert_intermediate_size": 768,
-    "vocab_size": 3072,
-}  # fmt: skip
+_TALKER: Json = (
+    _ATTENTION
+    | _EXPERTS
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "max_position_embeddings": 65536,
+        "moe_intermediate_size": 384,
+        "num_attention_heads": 16,
+        "num_experts_per_tok": 6,
+        "num_hidden_layers": 20,
+        "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 768,
+        "vocab_size": 3072,
+    }
+)
 _CODE_PREDICTOR: Json = _ATTENTION | {
     "hidden_size": 1024,
     "intermediate_size": 3072,
@@ -110,7 +124,11 @@ def published_config() -> Json:
     sizes: Json = {
         "code2wav_config": _CODE2WAV,
         "talker_config": talker,
-        "thinker_config": {"audio_config": _AUDIO_TOWER, "text_config": _THINKER, "vision_config": _VISION_TOWER},
+        "thinker_config": {
+            "audio_config": _AUDIO_TOWER,
+            "text_config": _THINKER,
+            "vision_config": _VISION_TOWER,
+        },
     }
     return resized(model_config(added | ROLE_IDS), sizes)
 
@@ -122,8 +140,13 @@ def parsed(config: Json) -> tuple[OmniConfig, Code2WavConfig]:
 
 
 def weight_shapes(config: Json) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each weight by its name in a checkpoint, with all experts of a layer as one weight."""
+    """Return the shape of each weight by its name in a checkpoint, with all experts of a layer as
+    one weight.
+    """
     library: Any = import_module("transformers")  # its types are incomplete
     with torch.device("meta"), no_init_weights():
-        model = cast(nn.Module, library.Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig.from_dict(config)))
+        model = cast(
+            nn.Module,
+            library.Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig.from_dict(config)),
+        )
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -1,4 +1,5 @@
-"""Loading of decoder weights from a Qwen3-Omni folder. Both layouts of experts (one by one, fused) are supported.
+"""Loading of decoder weights from a Qwen3-Omni folder. Both layouts of experts (one by one, fused)
+are supported.
 
 Source: transformers 5.23, configuration_qwen3_omni_moe.py and the keys of published checkpoints.
 """
@@ -10,24 +11,42 @@ from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.experts import Experts, ExpertWeights
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import TextConfig
-from fleet.models.qwen3_omni.decoder import Decoder, DecoderShape, GatedMlp, LayerWeights, SparseMlp, rope_table
+from fleet.models.qwen3_omni.decoder import (
+    Decoder,
+    DecoderShape,
+    GatedMlp,
+    LayerWeights,
+    SparseMlp,
+    rope_table,
+)
+from fleet.spans.protocol.layers import LayerSpan
 
 THINKER_TEXT = ("thinker.model.layers.", "thinker.model.language_model.layers.")
-THINKER_EMBEDDING = ("thinker.model.embed_tokens.weight", "thinker.model.language_model.embed_tokens.weight")
+THINKER_EMBEDDING = (
+    "thinker.model.embed_tokens.weight",
+    "thinker.model.language_model.embed_tokens.weight",
+)
 AUDIO_TOWER = ("thinker.audio_tower.", "thinker.model.audio_tower.")
 SCALED_BY_LENGTH = {"dynamic", "longrope"}
 """Kinds of rotary embeddings that no table by position can hold: they depend on the whole text."""
 
 
 def load_decoder(
-    reader: WeightReader, prefix: str, config: TextConfig, experts: Experts, num_positions: int, span: LayerSpan | None = None,
-    *, with_norm: bool = True,
-) -> Decoder:  # fmt: skip
-    """Load a decoder, or only a span of its layers. `prefix` ends where layer numbers begin. `with_norm`: with the final norm."""
+    reader: WeightReader,
+    prefix: str,
+    config: TextConfig,
+    experts: Experts,
+    num_positions: int,
+    span: LayerSpan | None = None,
+    *,
+    with_norm: bool = True,
+) -> Decoder:
+    """Load a decoder, or only a span of its layers. `prefix` ends where layer numbers begin.
+    `with_norm`: with the final norm.
+    """
     shape = DecoderShape(
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads,
@@ -35,7 +54,9 @@ def load_decoder(
         eps=config.rms_norm_eps,
     )
     numbers = range(config.num_hidden_layers) if span is None else range(span.first, span.final + 1)
-    layers = [_load_layer(reader, f"{prefix}{number}.", shape, config, experts) for number in numbers]
+    layers = [
+        _load_layer(reader, f"{prefix}{number}.", shape, config, experts) for number in numbers
+    ]
     norm = reader.get(norm_beside(prefix)) if with_norm else None
     rope = _rope(config, num_positions, layers[0].input_norm)
     return Decoder(shape, layers, norm, rope, first=numbers.start)
@@ -46,23 +67,32 @@ def norm_beside(prefix: str) -> str:
     return prefix.removesuffix("layers.") + "norm.weight"
 
 
-def _load_layer(reader: WeightReader, prefix: str, shape: DecoderShape, config: TextConfig, experts: Experts) -> LayerWeights:
+def _load_layer(
+    reader: WeightReader, prefix: str, shape: DecoderShape, config: TextConfig, experts: Experts
+) -> LayerWeights:
     attention = prefix + "self_attn."
     projections = [f"{attention}{name}_proj" for name in "qkv"]
-    q_norm, k_norm = reader.get(attention + "q_norm.weight"), reader.get(attention + "k_norm.weight")
+    q_norm, k_norm = (
+        reader.get(attention + "q_norm.weight"),
+        reader.get(attention + "k_norm.weight"),
+    )
     has_bias = reader.has(projections[0] + ".bias")
     return LayerWeights(
         input_norm=reader.get(prefix + "input_layernorm.weight"),
         qkv=reader.joined([name + ".weight" for name in projections]),
         qkv_bias=reader.joined([name + ".bias" for name in projections]) if has_bias else None,
-        qk_norm=torch.cat([q_norm.expand(shape.num_heads, -1), k_norm.expand(shape.num_kv_heads, -1)]),
+        qk_norm=torch.cat(
+            [q_norm.expand(shape.num_heads, -1), k_norm.expand(shape.num_kv_heads, -1)]
+        ),
         out=reader.get(attention + "o_proj.weight"),
         post_norm=reader.get(prefix + "post_attention_layernorm.weight"),
         mlp=_load_mlp(reader, prefix + "mlp.", config, experts),
     )
 
 
-def _load_mlp(reader: WeightReader, prefix: str, config: TextConfig, experts: Experts) -> GatedMlp | SparseMlp:
+def _load_mlp(
+    reader: WeightReader, prefix: str, config: TextConfig, experts: Experts
+) -> GatedMlp | SparseMlp:
     if not reader.has(prefix + "gate.weight"):
         return _load_gated(reader, prefix)
     has_shared = reader.has(prefix + "shared_expert_gate.weight")
@@ -86,7 +116,9 @@ def _load_gated(reader: WeightReader, prefix: str) -> GatedMlp:
 
 def _load_experts(reader: WeightReader, prefix: str, num_experts: int) -> ExpertWeights:
     if reader.has(prefix + "gate_up_proj"):
-        return ExpertWeights(gate_up=reader.get(prefix + "gate_up_proj"), down=reader.get(prefix + "down_proj"))
+        return ExpertWeights(
+            gate_up=reader.get(prefix + "gate_up_proj"), down=reader.get(prefix + "down_proj")
+        )
     width, hidden = reader.shape(f"{prefix}0.gate_proj.weight")
     gate_up = reader.empty((num_experts, 2, width, hidden))
     for number, (gate, up) in enumerate(gate_up):
@@ -105,9 +137,11 @@ def _rope(config: TextConfig, num_positions: int, like: Tensor) -> Tensor:
         return rope_table((1.0 / theta**steps).to(like.device), 1.0, num_positions, like.dtype)
     if kind in SCALED_BY_LENGTH:
         raise ConfigError(
-            f"checkpoint: rope_type {kind!r}, which depends on the length of the text, is not implemented "
-            "for this model; use 'default', or give another checkpoint", param="checkpoint",
-        )  # fmt: skip
+            f"checkpoint: rope_type {kind!r}, which depends on the length of the text, is not "
+            "implemented "
+            "for this model; use 'default', or give another checkpoint",
+            param="checkpoint",
+        )
     initialise: Callable[..., tuple[Tensor, float]] = ROPE_INIT_FUNCTIONS[kind]
     inv_freq, scaling = initialise(config, like.device)
     return rope_table(inv_freq, scaling, num_positions, like.dtype)

@@ -23,20 +23,26 @@ class RoleIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerPrompt:
-    """`in_user_turn` marks positions of user turns. `header_at`: start of the last whole assistant header, None without one."""
+    """`in_user_turn` marks positions of user turns. `header_at`: start of the last whole assistant
+    header, None without one.
+    """
 
     in_user_turn: NDArray[np.bool_]
     header_at: int | None
 
 
 def talker_prompt(prompt_ids: NDArray[np.int32], roles: RoleIds) -> TalkerPrompt:
-    """Find the positions of user turns: a position's role is the id after the last turn start at or before it; before any turn
-    start, the prompt's second id.
+    """Find the positions of user turns: a position's role is the id after the last turn start at or
+    before it; before any turn start, the prompt's second id.
     """
     length = len(prompt_ids)
     at = np.arange(length)
-    last_start = np.maximum.accumulate(np.where(prompt_ids == roles.start, at, -1)) if length else at
-    role_ids = prompt_ids[np.minimum(np.maximum(last_start, 0) + 1, length - 1)] if length else prompt_ids
+    last_start = (
+        np.maximum.accumulate(np.where(prompt_ids == roles.start, at, -1)) if length else at
+    )
+    role_ids = (
+        prompt_ids[np.minimum(np.maximum(last_start, 0) + 1, length - 1)] if length else prompt_ids
+    )
     headers = np.flatnonzero((prompt_ids[:-1] == roles.start) & (prompt_ids[1:] == roles.assistant))
     header_at = int(headers[-1]) if len(headers) and headers[-1] + HEADER_LEN <= length else None
     return TalkerPrompt(in_user_turn=role_ids == roles.user, header_at=header_at)

@@ -1,4 +1,5 @@
-"""A span of the layers of Qwen3-Omni's Thinker or Talker, as one process holds it. Knows no other process.
+"""A span of the layers of Qwen3-Omni's Thinker or Talker, as one process holds it. Knows no other
+process.
 
 Legend: N rows, H hidden size, S rows drawn from, V vocabulary.
 """
@@ -10,16 +11,16 @@ from typing import Self
 from torch import Tensor
 
 from fleet.core.errors import ConfigError
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.linear import linear
-from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, decoder_config
 from fleet.models.qwen3_omni.decoder import Decoder
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING, THINKER_TEXT, load_decoder, norm_beside
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.torch.model import SpanLayers, SpanRows
 
 ALL_LAYERS = LayerSpan(0, has_output=True)
 THINKER_HEAD = "thinker.lm_head.weight"
@@ -27,8 +28,9 @@ THINKER_HEAD = "thinker.lm_head.weight"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageDecoder:
-    """A stage's decoder in a checkpoint. `layers`: prefix of its layers' names, up to their numbers; `head`: name of the output
-    head, which is the Thinker's embedding if `tied`. `tap`: the layer whose input rows are sent to the next stage.
+    """A stage's decoder in a checkpoint. `layers`: prefix of its layers' names, up to their
+    numbers; `head`: name of the output head, which is the Thinker's embedding if `tied`. `tap`: the
+    layer whose input rows are sent to the next stage.
     """
 
     config: TextConfig
@@ -39,12 +41,17 @@ class StageDecoder:
 
     @classmethod
     def of(cls, stage: DividedStage, reader: WeightReader, config: OmniConfig) -> Self:
-        """Raises: ConfigError if the checkpoint has no such decoder, or the Thinker lacks the layer that is to be tapped."""
+        """Raises: ConfigError if the checkpoint has no such decoder, or the Thinker lacks the layer
+        that is to be tapped.
+        """
         talker, text = config.talker_config, decoder_config(config, stage)
         if stage == "talker":
             return cls(config=text, layers="talker.model.layers.", head="talker.codec_head.weight")
         if talker.accept_hidden_layer >= text.num_hidden_layers:
-            raise ConfigError(f"checkpoint: accept_hidden_layer {talker.accept_hidden_layer} is no layer", param="checkpoint")
+            raise ConfigError(
+                f"checkpoint: accept_hidden_layer {talker.accept_hidden_layer} is no layer",
+                param="checkpoint",
+            )
         tied = bool(text.tie_word_embeddings) and not reader.has(THINKER_HEAD)
         return cls(
             config=text,
@@ -58,9 +65,15 @@ class StageDecoder:
     def norm(self) -> str:
         return norm_beside(self.layers)
 
-    def weights_of(self, reader: WeightReader, span: LayerSpan, *, with_head: bool = False) -> list[str]:
-        """Return the names of the weights that a span of this model reads. `with_head`: see `load_omni_span`."""
-        layers = [reader.under(f"{self.layers}{number}.") for number in range(span.first, span.final + 1)]
+    def weights_of(
+        self, reader: WeightReader, span: LayerSpan, *, with_head: bool = False
+    ) -> list[str]:
+        """Return the names of the weights that a span of this model reads. `with_head`: see
+        `load_omni_span`.
+        """
+        layers = [
+            reader.under(f"{self.layers}{number}.") for number in range(span.first, span.final + 1)
+        ]
         ends = [self.norm, self.head] if span.has_output or with_head else []
         return [name for layer in layers for name in layer] + ends
 
@@ -68,7 +81,9 @@ class StageDecoder:
 class OmniSpan(SpanLayers):
     """The loaded layers, and the final norm and the output head if they were loaded with them."""
 
-    def __init__(self, decoder: Decoder, span: LayerSpan, head_VH: Tensor | None, tap: int | None) -> None:
+    def __init__(
+        self, decoder: Decoder, span: LayerSpan, head_VH: Tensor | None, tap: int | None
+    ) -> None:
         self.decoder, self._span, self._head_VH, self._tap = decoder, span, head_VH, tap
 
     @property
@@ -93,12 +108,18 @@ class OmniSpan(SpanLayers):
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the loaded weights by name; those that a layer reads together are one."""
-        return self.decoder.weights() | ({"head": self._head_VH} if self._head_VH is not None else {})
+        return self.decoder.weights() | (
+            {"head": self._head_VH} if self._head_VH is not None else {}
+        )
 
     def forward(self, rows_NH: Tensor, layout: Layout) -> SpanRows:
-        """Compute the layers: [N, H] -> [N, H]. The final norm follows if the span has the output head."""
+        """Compute the layers: [N, H] -> [N, H]. The final norm follows if the span has the output
+        head.
+        """
         done_NH, tapped_NH = self.decoder.run_layers(rows_NH, layout, tap=self._tap)
-        return SpanRows(rows_NH=self.finish(done_NH) if self._span.has_output else done_NH, tapped_NH=tapped_NH)
+        return SpanRows(
+            rows_NH=self.finish(done_NH) if self._span.has_output else done_NH, tapped_NH=tapped_NH
+        )
 
     def finish(self, rows_NH: Tensor) -> Tensor:
         """Return the final norm of rows after the last layer."""
@@ -111,20 +132,29 @@ class OmniSpan(SpanLayers):
 
 
 def load_omni_span(
-    reader: WeightReader, config: OmniConfig, stage: DividedStage, span: LayerSpan, experts: Experts, num_positions: int,
-    *, with_head: bool = False, embedding_VH: Tensor | None = None,
-) -> OmniSpan:  # fmt: skip
+    reader: WeightReader,
+    config: OmniConfig,
+    stage: DividedStage,
+    span: LayerSpan,
+    experts: Experts,
+    num_positions: int,
+    *,
+    with_head: bool = False,
+    embedding_VH: Tensor | None = None,
+) -> OmniSpan:
     """Load a span; only its weights are read.
 
-    `with_head`: with the final norm and the output head also if the span ends before them. `embedding_VH`: the Thinker's
-    embedding if it is loaded already, which may be the head.
+    `with_head`: with the final norm and the output head also if the span ends before them.
+    `embedding_VH`: the Thinker's embedding if it is loaded already, which may be the head.
 
     Raises: ConfigError for layers that the model does not have, and as `StageDecoder.of`.
     """
     stored = StageDecoder.of(stage, reader, config)
     span = span.of_model(stored.config.num_hidden_layers, "spans")
     has_head = span.has_output or with_head
-    decoder = load_decoder(reader, stored.layers, stored.config, experts, num_positions, span, with_norm=has_head)
+    decoder = load_decoder(
+        reader, stored.layers, stored.config, experts, num_positions, span, with_norm=has_head
+    )
     is_loaded = stored.tied and embedding_VH is not None
     head_VH = None if not has_head else embedding_VH if is_loaded else reader.get(stored.head)
     return OmniSpan(decoder, span, head_VH, stored.tap)

@@ -1,4 +1,6 @@
-"""Sizes of the spans of Qwen3-Omni's Thinker and Talker, by config.json or the headers of weight files: no weight is read."""
+"""Sizes of the spans of Qwen3-Omni's Thinker and Talker, by config.json or the headers of weight
+files: no weight is read.
+"""
 
 import json
 import math
@@ -9,23 +11,32 @@ from typing import Never
 import torch
 from torch import Tensor
 
-from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.protocol.plan import ModelSizes
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, TextConfig, read_config
 from fleet.models.qwen3_omni.full_size import weight_shapes
 from fleet.models.qwen3_omni.load import AUDIO_TOWER, THINKER_EMBEDDING
 from fleet.models.qwen3_omni.span import THINKER_HEAD, StageDecoder
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.plan import ModelSizes
 
-TALKER_PARTS = ("talker.model.codec_embedding.", "talker.text_projection.", "talker.hidden_projection.", "talker.code_predictor.")
+TALKER_PARTS = (
+    "talker.model.codec_embedding.",
+    "talker.text_projection.",
+    "talker.hidden_projection.",
+    "talker.code_predictor.",
+)
 """Prefixes of what the Talker has beside its decoder and the Thinker's embedding."""
 
 
 class DescribedWeights(WeightReader):
-    """The names and shapes of the weights that a config.json describes, in its folder. They cannot be read."""
+    """The names and shapes of the weights that a config.json describes, in its folder. They cannot
+    be read.
+    """
 
     def __init__(self, folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        super().__init__(f"checkpoint {folder}", shapes, device=torch.device("meta"), dtype=torch.float32)
+        super().__init__(
+            f"checkpoint {folder}", shapes, device=torch.device("meta"), dtype=torch.float32
+        )
         self._shapes = shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -39,24 +50,35 @@ class DescribedWeights(WeightReader):
 
 def stage_sizes(
     stage: DividedStage, folder: Path, dtype: torch.dtype, *, num_positions: int, buffer_bytes: int
-) -> ModelSizes:  # fmt: skip
-    """Return the sizes of a stage's decoder by its config.json alone; see `decoder_sizes`. Raises: ConfigError."""
+) -> ModelSizes:
+    """Return the sizes of a stage's decoder by its config.json alone; see `decoder_sizes`. Raises:
+    ConfigError.
+    """
     config = read_config(folder)
     shapes = weight_shapes(json.loads((folder / "config.json").read_text()))
     if config.thinker_config.text_config.tie_word_embeddings:
         del shapes[THINKER_HEAD]  # checkpoints do not store it
     described = DescribedWeights(folder, shapes)
-    return decoder_sizes(described, config, stage, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes)
+    return decoder_sizes(
+        described, config, stage, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes
+    )
 
 
 def decoder_sizes(
-    reader: WeightReader, config: OmniConfig, stage: DividedStage, dtype: torch.dtype,
-    *, num_positions: int, buffer_bytes: int, head_on_anchor: bool = False,
-) -> ModelSizes:  # fmt: skip
+    reader: WeightReader,
+    config: OmniConfig,
+    stage: DividedStage,
+    dtype: torch.dtype,
+    *,
+    num_positions: int,
+    buffer_bytes: int,
+    head_on_anchor: bool = False,
+) -> ModelSizes:
     """Return the sizes of a stage's decoder, and of what only its anchor has.
 
-    `num_positions`: those whose keys and values each process is to hold. `head_on_anchor`: the final norm and the output head are
-    the anchor's for any span, as a Talker's always are. Raises: ConfigError as `StageDecoder.of`, and for unreadable files.
+    `num_positions`: those whose keys and values each process is to hold. `head_on_anchor`: the
+    final norm and the output head are the anchor's for any span, as a Talker's always are. Raises:
+    ConfigError as `StageDecoder.of`, and for unreadable files.
     """
     stored = StageDecoder.of(stage, reader, config)
 
@@ -78,11 +100,14 @@ def decoder_sizes(
         head=0 if stays else head,
         tied=stored.tied and not stays,
         kv_bytes=2 * stored.config.num_key_value_heads * num_positions * position_bytes,
-        buffer_bytes=buffer_bytes + 2 * num_positions * position_bytes,  # the table of rotary embeddings
+        # the table of rotary embeddings
+        buffer_bytes=buffer_bytes + 2 * num_positions * position_bytes,
         anchor=anchor + (after + head * (not stored.tied)) * stays,
     )
 
 
 def _repeated_norm_rows(config: TextConfig) -> int:
-    """Return how many rows more than a checkpoint a loaded layer has: the norms of queries and keys, once for each head."""
+    """Return how many rows more than a checkpoint a loaded layer has: the norms of queries and
+    keys, once for each head.
+    """
     return config.num_attention_heads + config.num_key_value_heads - 2

@@ -1,7 +1,9 @@
-"""The Talker as a program of the batch loop: prompt, then one frame of codes a step, the code predictor run inside the step.
+"""The Talker as a program of the batch loop: prompt, then one frame of codes a step, the code
+predictor run inside the step.
 
-Source: transformers 5.23, modeling_qwen3_omni_moe.py: `generate()`, `_get_talker_assistant_parts`, the Talker's
-`prepare_inputs_for_generation`. Legend: N rows, H hidden size, S rows drawn from, T the Thinker's hidden size, V vocabulary.
+Source: transformers 5.23, modeling_qwen3_omni_moe.py: `generate()`, `_get_talker_assistant_parts`,
+the Talker's `prepare_inputs_for_generation`. Legend: N rows, H hidden size, S rows drawn from, T
+the Thinker's hidden size, V vocabulary.
 """
 
 import zlib
@@ -17,7 +19,6 @@ from torch import Tensor
 
 from fleet.core.errors import BadInput, EngineError
 from fleet.core.ids import Walk
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
@@ -36,6 +37,7 @@ from fleet.models.qwen3_omni.config import OmniConfig
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.roles import HEADER_LEN
 from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
+from fleet.spans.protocol.layers import LayerSpan
 
 DECODE = Walk("decode")
 CODES = "codes"
@@ -64,8 +66,9 @@ class ResizeMlp:
 class TalkerTask(GraphTask):
     """One request.
 
-    Invariants: a row is appended only when its text has arrived (the next answer token; after the last one `tts_eos` once, then
-    `tts_pad`), so the Talker never runs ahead of the Thinker. The last code drawn yields no frame, as in `transformers`.
+    Invariants: a row is appended only when its text has arrived (the next answer token; after the
+    last one `tts_eos` once, then `tts_pad`), so the Talker never runs ahead of the Thinker. The
+    last code drawn yields no frame, as in `transformers`.
     """
 
     def __init__(self, program: "Talker", request: EngineRequest, speaker_id: int) -> None:
@@ -74,7 +77,8 @@ class TalkerTask(GraphTask):
         self._prompt_keys: list[NDArray[np.int64]] = []
         self._header: Tensor | None = None
         self._text: deque[Tensor] = deque()
-        # Ids that are not embedded yet: those of many chunks, as in a replay, are embedded together.
+        # Ids that are not embedded yet: those of many chunks, as in a replay, are embedded
+        # together.
         self._text_ids: list[np.ndarray] = []
         self._text_ended = False
         self._spoke_end = False
@@ -84,7 +88,9 @@ class TalkerTask(GraphTask):
         self.counts = TokenCounts()
         self.num_frames = 0
         # Frames that an earlier owner drew, not yet replayed: [1, Q] each.
-        self._history = deque(np.split(codes, len(codes)) if len(codes := history_of(request)) else ())
+        self._history = deque(
+            np.split(codes, len(codes)) if len(codes := history_of(request)) else ()
+        )
 
     @property
     def num_rows(self) -> int:
@@ -95,7 +101,9 @@ class TalkerTask(GraphTask):
         return self._begun and not self._drawn
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """Prompt: `ids` [N], `rows` [m, T] replacing those at `row_index` [m]. Answer: `header` [3] once, `ids` [n]."""
+        """Prompt: `ids` [N], `rows` [m, T] replacing those at `row_index` [m]. Answer: `header` [3]
+        once, `ids` [n].
+        """
         arrays = piece.arrays
         if "header" in arrays:
             self._header = self._program.embed_text(arrays["header"])
@@ -165,7 +173,11 @@ class TalkerTask(GraphTask):
 
     def next_draw(self) -> RowSampling:
         sampling = self.request.sampling
-        banned = frozenset[int]() if sampling.may_end(self.num_frames) else frozenset([self._program.codec_end])
+        banned = (
+            frozenset[int]()
+            if sampling.may_end(self.num_frames)
+            else frozenset([self._program.codec_end])
+        )
         key = noise_key(sampling.seed, SALT, 0, self.num_frames)
         return RowSampling(sampling=sampling, noise_key=key, counts=self.counts, banned=banned)
 
@@ -173,11 +185,15 @@ class TalkerTask(GraphTask):
         """Return the end of a request: at the end code, or at non-finite logits (-1)."""
         if first_code >= 0:
             return (EngineOutput(request_id=self.request.request_id, walk=DECODE, final=True),)
-        error = EngineError("the model's output is not a number; the prompt's audio may hold invalid samples")
+        error = EngineError(
+            "the model's output is not a number; the prompt's audio may hold invalid samples"
+        )
         return (EngineOutput(request_id=self.request.request_id, walk=DECODE, error=error),)
 
     def record_frame(self, codes: NDArray[np.int32], row_1H: Tensor) -> Sequence[EngineOutput]:
-        """Record a frame: `codes` [1, Q], and the sum of its embeddings, to which the next text is added."""
+        """Record a frame: `codes` [1, Q], and the sum of its embeddings, to which the next text is
+        added.
+        """
         output = self._take_frame(codes, row_1H)
         if not output.final:
             self._advance()
@@ -188,7 +204,9 @@ class TalkerTask(GraphTask):
         self.num_frames += 1
         self._drawn, self._frame_row = True, row_1H
         final = self.num_frames >= self.max_frames
-        return EngineOutput(request_id=self.request.request_id, walk=DECODE, arrays={CODES: codes}, final=final)
+        return EngineOutput(
+            request_id=self.request.request_id, walk=DECODE, arrays={CODES: codes}, final=final
+        )
 
 
 def prompt_keys(arrays: Arrays) -> NDArray[np.int64]:
@@ -208,30 +226,47 @@ def history_of(request: EngineRequest) -> NDArray[np.int32]:
 class Talker:
     """Program of the Talker. It holds the Thinker's embedding table too, since text arrives as ids.
 
-    `layers`: those of this process, with all by default. An anchor has a span of them: its passes run through `layers` and span
-    workers. It has the output head, since the code predictor needs the final rows.
+    `layers`: those of this process, with all by default. An anchor has a span of them: its passes
+    run through `layers` and span workers. It has the output head, since the code predictor needs
+    the final rows.
     """
 
     taps_elsewhere = False
     tapped_width = 0
 
     def __init__(
-        self, reader: WeightReader, config: OmniConfig, experts: Experts, num_positions: int,
-        *, tiled: bool, span: LayerSpan | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        reader: WeightReader,
+        config: OmniConfig,
+        experts: Experts,
+        num_positions: int,
+        *,
+        tiled: bool,
+        span: LayerSpan | None = None,
+    ) -> None:
         talker = config.talker_config
         self._tiled = tiled
-        self.layers = load_omni_span(reader, config, "talker", span or ALL_LAYERS, experts, num_positions, with_head=True)
+        self.layers = load_omni_span(
+            reader, config, "talker", span or ALL_LAYERS, experts, num_positions, with_head=True
+        )
         self._decoder, self.kv_shape = self.layers.decoder, self.layers.kv_shape
         self.num_layers = talker.text_config.num_hidden_layers
         self._codec_table = reader.get("talker.model.codec_embedding.weight")
         self._thinker_table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
         self._from_text = _resize(reader, "talker.text_projection.")
         self._from_rows = _resize(reader, "talker.hidden_projection.")
-        self._predictor = CodePredictor(reader, talker.code_predictor_config, talker.num_code_groups, experts)
-        self._speakers = {str(name).lower(): int(number) for name, number in talker.speaker_id.items()}
+        self._predictor = CodePredictor(
+            reader, talker.code_predictor_config, talker.num_code_groups, experts
+        )
+        self._speakers = {
+            str(name).lower(): int(number) for name, number in talker.speaker_id.items()
+        }
         self.codec_end: int = talker.codec_eos_token_id
-        self._lead_ids: list[int] = [talker.codec_nothink_id, talker.codec_think_bos_id, talker.codec_think_eos_id]
+        self._lead_ids: list[int] = [
+            talker.codec_nothink_id,
+            talker.codec_think_bos_id,
+            talker.codec_think_eos_id,
+        ]
         self._tail_ids: list[int] = [talker.codec_pad_id, talker.codec_bos_id]
         head = self.layers.head_VH
         assert head is not None
@@ -240,8 +275,15 @@ class Talker:
         self._suppressed_V[self.codec_end] = 0.0
         self._never_V = self._suppressed_V < 0
         self._ends_V = torch.arange(len(head), device=head.device) == self.codec_end
-        self.step_shape = StepShape(hidden_size=head.shape[1], num_codes=talker.num_code_groups, num_ids=len(head), salt=SALT)
-        specials = np.array([config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id])
+        self.step_shape = StepShape(
+            hidden_size=head.shape[1],
+            num_codes=talker.num_code_groups,
+            num_ids=len(head),
+            salt=SALT,
+        )
+        specials = np.array(
+            [config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id]
+        )
         with torch.inference_mode():
             self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
 
@@ -249,13 +291,17 @@ class Talker:
         voice = request.params.get(VOICE, "").lower()
         if voice not in self._speakers:
             known = ", ".join(sorted(self._speakers))
-            raise BadInput(f"audio.voice: no voice {voice!r}; use one of {known}", param="audio.voice")
+            raise BadInput(
+                f"audio.voice: no voice {voice!r}; use one of {known}", param="audio.voice"
+            )
         return TalkerTask(self, request, self._speakers[voice])
 
     def check_ids(self, ids: np.ndarray) -> None:
         """Raise BadInput for an id that the Thinker does not have."""
         if int(ids.min()) < 0 or int(ids.max()) >= len(self._thinker_table):
-            raise BadInput(f"prompt_ids: an id outside 0..{len(self._thinker_table) - 1}", param="messages")
+            raise BadInput(
+                f"prompt_ids: an id outside 0..{len(self._thinker_table) - 1}", param="messages"
+            )
 
     def embed_text(self, ids: np.ndarray) -> Tensor:
         """Embed ids of the Thinker: [n] -> [n, H]. Raises: BadInput."""
@@ -267,7 +313,11 @@ class Talker:
         rows_NH = self.embed_text(arrays["ids"])
         if len(arrays.get("rows", ())):
             rows = torch.from_numpy(np.ascontiguousarray(arrays["rows"])).to(rows_NH)
-            index = torch.from_numpy(np.ascontiguousarray(arrays["row_index"])).long().to(rows_NH.device)
+            index = (
+                torch.from_numpy(np.ascontiguousarray(arrays["row_index"]))
+                .long()
+                .to(rows_NH.device)
+            )
             rows_NH[index] = self._project(self._from_rows, rows)
         return rows_NH
 
@@ -284,23 +334,38 @@ class Talker:
     def embed_frame(self, codes: NDArray[np.int32]) -> Tensor:
         """Return the sum of a frame's code embeddings: [1, Q] -> [1, H]."""
         codes_1Q = torch.from_numpy(codes).long().to(self._codec_table.device)
-        return self._predictor.embed(F.embedding(codes_1Q[:, 0], self._codec_table), codes_1Q[:, 1:])
+        return self._predictor.embed(
+            F.embedding(codes_1Q[:, 0], self._codec_table), codes_1Q[:, 1:]
+        )
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[TalkerTask]) -> Forwarded:
-        assert len(self._decoder.layers) == self.num_layers, "the passes of an anchor run through `layers`"
+        assert len(self._decoder.layers) == self.num_layers, (
+            "the passes of an anchor run through `layers`"
+        )
         return Forwarded(last_NH=self._decoder.forward(rows_NH, layout)[0])
 
-    def draw(self, tasks: Sequence[TalkerTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw(
+        self, tasks: Sequence[TalkerTask], last_SH: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         logits_SV = self.layers.head(last_SH)[: len(tasks)]
         draws = [task.next_draw() for task in tasks]
         first_S = draw(logits_SV, draws, suppressed_V=self._suppressed_V, one_by_one=self._tiled)
         first = first_S.tolist()
         speaking = [at for at, code in enumerate(first) if self._is_frame(code)]
-        frames = self._frames([tasks[at] for at in speaking], last_SH, first_S, speaking) if speaking else []
+        frames = (
+            self._frames([tasks[at] for at in speaking], last_SH, first_S, speaking)
+            if speaking
+            else []
+        )
         framed = dict(zip(speaking, frames, strict=True))
-        return [framed[at] if at in framed else task.ended_at(first[at]) for at, task in enumerate(tasks)]
+        return [
+            framed[at] if at in framed else task.ended_at(first[at])
+            for at, task in enumerate(tasks)
+        ]
 
-    def draw_from(self, tasks: Sequence[TalkerTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw_from(
+        self, tasks: Sequence[TalkerTask], logits_SV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         raise AssertionError("a Talker draws from final rows, which its code predictor needs")
 
     def _is_frame(self, first_code: int) -> bool:
@@ -311,8 +376,12 @@ class Talker:
         logits_BV = self.layers.head(last_BH)
         first_B = draw_rows(logits_BV, inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
         first_BH = F.embedding(first_B.clamp(min=0), self._codec_table)
-        residual_BR, sum_BH = self._predictor.predict(last_BH, first_BH, self._predictor.noise_of_inputs(inputs.draws))
-        return StepOutputs(codes_BQ=torch.cat([first_B[:, None], residual_BR], 1).int(), rows_BH=sum_BH)
+        residual_BR, sum_BH = self._predictor.predict(
+            last_BH, first_BH, self._predictor.noise_of_inputs(inputs.draws)
+        )
+        return StepOutputs(
+            codes_BQ=torch.cat([first_B[:, None], residual_BR], 1).int(), rows_BH=sum_BH
+        )
 
     def record(
         self, tasks: Sequence[TalkerTask], codes_SQ: NDArray[np.int32], rows_SH: Tensor
@@ -321,7 +390,9 @@ class Talker:
         for at, task in enumerate(tasks):
             first = int(codes_SQ[at, 0])
             frame, row_1H = codes_SQ[at : at + 1], rows_SH[at : at + 1]
-            outputs.append(task.record_frame(frame, row_1H) if self._is_frame(first) else task.ended_at(first))
+            outputs.append(
+                task.record_frame(frame, row_1H) if self._is_frame(first) else task.ended_at(first)
+            )
         return outputs
 
     def _frames(
@@ -330,14 +401,22 @@ class Talker:
         if len(speaking) != len(first_S):
             index = torch.tensor(speaking, device=last_SH.device)
             last_SH, first_S = last_SH[index], first_S[index]
-        draws = [FrameDraw(sampling=task.request.sampling, salt=SALT, frame=task.num_frames) for task in tasks]
+        draws = [
+            FrameDraw(sampling=task.request.sampling, salt=SALT, frame=task.num_frames)
+            for task in tasks
+        ]
         first_SH = F.embedding(first_S, self._codec_table)
         if self._tiled:
             last_SH, first_SH = padded(last_SH), padded(first_SH)
-        residual_SR, sum_SH = self._predictor.predict(last_SH, first_SH, self._predictor.noise(draws, len(last_SH)))
+        residual_SR, sum_SH = self._predictor.predict(
+            last_SH, first_SH, self._predictor.noise(draws, len(last_SH))
+        )
         residual_SR = residual_SR[: len(tasks)]
         codes_SQ = torch.cat([first_S[:, None], residual_SR], 1).int().cpu().numpy()
-        return [task.record_frame(codes_SQ[at : at + 1], sum_SH[at : at + 1]) for at, task in enumerate(tasks)]
+        return [
+            task.record_frame(codes_SQ[at : at + 1], sum_SH[at : at + 1])
+            for at, task in enumerate(tasks)
+        ]
 
 
 def _resize(reader: WeightReader, prefix: str) -> ResizeMlp:

@@ -1,4 +1,5 @@
-"""The Thinker as a program of the batch loop: prompt ids and audio in, accept-layer rows and answer ids out.
+"""The Thinker as a program of the batch loop: prompt ids and audio in, accept-layer rows and answer
+ids out.
 
 Legend: N rows, H hidden size, S rows drawn from, C clips, M mel bins, F frames.
 """
@@ -15,9 +16,15 @@ from torch import Tensor
 
 from fleet.core.errors import BadInput
 from fleet.core.ids import Walk
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, draw_answers, draw_drafted, history_of, record_answers
+from fleet.engine.torch.answer import (
+    AnsweringTask,
+    TokenAnswer,
+    draw_answers,
+    draw_drafted,
+    history_of,
+    record_answers,
+)
 from fleet.engine.torch.experts import Experts
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, content_keys, joined_keys
@@ -31,6 +38,7 @@ from fleet.models.qwen3_omni.config import OmniConfig
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.prefix_keys import keys_of_clips, prompt_keys
 from fleet.models.qwen3_omni.span import ALL_LAYERS, load_omni_span
+from fleet.spans.protocol.layers import LayerSpan
 
 PREFILL = Walk("prefill")
 WITH_ROWS = "with_rows"
@@ -39,8 +47,9 @@ SALT = zlib.crc32(b"thinker")
 
 
 class ThinkerTask(AnsweringTask):
-    """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows are sent to the Talker; `tapped` holds
-    those rows by position for the session's next request, which sends rows that it reuses without computing them.
+    """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows are sent to
+    the Talker; `tapped` holds those rows by position for the session's next request, which sends
+    rows that it reuses without computing them.
     """
 
     def __init__(self, program: "Thinker", request: EngineRequest) -> None:
@@ -58,14 +67,16 @@ class ThinkerTask(AnsweringTask):
         return len(self._ids) + len(self._rows)
 
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
-        """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and `feature_mask` [C, F]; where there is
-        a session, `clips` [C] too, which identifies them.
+        """The whole prompt in one piece: `ids` [N], and with audio `features` [C, M, F] and
+        `feature_mask` [C, F]; where there is a session, `clips` [C] too, which identifies them.
         """
         ids = np.asarray(piece.arrays["ids"], np.int32)
         self._program.check_ids(ids)
         self._ids, self._piece = ids, piece
         if self._request.session:
-            self._keys = self._program.keys_of(self._ids, piece, self._prompt_rows().cut(0, len(ids)))
+            self._keys = self._program.keys_of(
+                self._ids, piece, self._prompt_rows().cut(0, len(ids))
+            )
         history = history_of(self._request)
         if len(history):
             self._rows.extend(self._program.embed_tokens(history))
@@ -91,9 +102,17 @@ class ThinkerTask(AnsweringTask):
             self._piece = None
         return self._prompt
 
-    def on_computed(self, start: int, stop: int, tapped_NH: Tensor | None) -> Sequence[EngineOutput]:
-        """Return accept-layer rows of the prompt's positions and, after its last one, replayed draws."""
-        replayed = self.answer.take_replayed() if self.answer is not None and stop >= len(self._ids) else ()
+    def on_computed(
+        self, start: int, stop: int, tapped_NH: Tensor | None
+    ) -> Sequence[EngineOutput]:
+        """Return accept-layer rows of the prompt's positions and, after its last one, replayed
+        draws.
+        """
+        replayed = (
+            self.answer.take_replayed()
+            if self.answer is not None and stop >= len(self._ids)
+            else ()
+        )
         if self.needs_tapped(start, stop):
             self._store_tapped(stop, tapped_NH)
         return [*self._prefilled(start, min(stop, len(self._ids))), *replayed]
@@ -130,27 +149,46 @@ class ThinkerTask(AnsweringTask):
         return Prefix(keys=keys, tapped=self._tapped)
 
     def on_reused(self, prefix: Prefix, start: int, stop: int) -> None:
-        self._tapped |= {position: row for position, row in prefix.tapped.items() if start <= position < stop}
+        self._tapped |= {
+            position: row for position, row in prefix.tapped.items() if start <= position < stop
+        }
 
 
 class Thinker:
     """Program of the Thinker, for text and audio prompts; images and video are not supported.
 
-    `layers`: those of this process, with all by default. An anchor has a span of them: its passes run through `layers` and span
-    workers. `taps_elsewhere`: a span worker has the accept layer.
+    `layers`: those of this process, with all by default. An anchor has a span of them: its passes
+    run through `layers` and span workers. `taps_elsewhere`: a span worker has the accept layer.
     """
 
     def __init__(
-        self, reader: WeightReader, config: OmniConfig, end_ids: frozenset[int], experts: Experts, num_positions: int,
-        *, one_by_one: bool, span: LayerSpan | None = None, with_head: bool = False,
-    ) -> None:  # fmt: skip
-        """`span`: the layers of an anchor, which has all by default; `with_head`: it has the output head in any case."""
+        self,
+        reader: WeightReader,
+        config: OmniConfig,
+        end_ids: frozenset[int],
+        experts: Experts,
+        num_positions: int,
+        *,
+        one_by_one: bool,
+        span: LayerSpan | None = None,
+        with_head: bool = False,
+    ) -> None:
+        """`span`: the layers of an anchor, which has all by default; `with_head`: it has the output
+        head in any case.
+        """
         thinker = config.thinker_config
         self._accept_layer: int = config.talker_config.accept_hidden_layer
         self._table = reader.get(reader.first_prefix(THINKER_EMBEDDING))
         self.tapped_width = int(self._table.shape[1])
         self.layers = load_omni_span(
-            reader, config, "thinker", span or ALL_LAYERS, experts, num_positions, with_head=with_head, embedding_VH=self._table
+            reader,
+            config,
+            "thinker",
+            span or ALL_LAYERS,
+            experts,
+            num_positions,
+            with_head=with_head,
+            embedding_VH=self._table,
         )
         self._decoder, self.kv_shape = self.layers.decoder, self.layers.kv_shape
         self.num_layers = thinker.text_config.num_hidden_layers
@@ -158,12 +196,18 @@ class Thinker:
         head = self._table if self.layers.head_VH is None else self.layers.head_VH
         self._tower = AudioTower(reader, config)
         self._audio_id: int = thinker.audio_token_id
-        self.multimodal_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
+        self.multimodal_ids = [
+            thinker.audio_token_id,
+            thinker.image_token_id,
+            thinker.video_token_id,
+        ]
         self.end_ids = end_ids
         self._never_V = torch.zeros(len(head), dtype=torch.bool, device=head.device)
         self._ends_V = self._never_V.clone()
         self._ends_V[sorted(end_ids)] = True
-        self.step_shape = StepShape(hidden_size=head.shape[1], num_codes=1, num_ids=len(head), salt=SALT)
+        self.step_shape = StepShape(
+            hidden_size=head.shape[1], num_codes=1, num_ids=len(head), salt=SALT
+        )
         self._one_by_one = one_by_one
         self._feature_layers: tuple[int, ...] = ()
 
@@ -173,7 +217,9 @@ class Thinker:
     def check_ids(self, ids: NDArray[np.int32]) -> None:
         """Raise BadInput for unknown ids."""
         if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= len(self._table):
-            raise BadInput(f"prompt_ids: empty, or an id outside 0..{len(self._table) - 1}", param="messages")
+            raise BadInput(
+                f"prompt_ids: empty, or an id outside 0..{len(self._table) - 1}", param="messages"
+            )
 
     def embed_prompt(self, ids: NDArray[np.int32], piece: EngineInput) -> Tensor:
         """Return the prompt's rows. Raises: BadInput if audio positions and clips do not agree."""
@@ -182,23 +228,30 @@ class Thinker:
         audio_rows = self._encode(piece) if "features" in piece.arrays else rows_NH[:0]
         if len(audio_rows) != len(at_audio):
             raise BadInput(
-                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {len(audio_rows)}", param="messages"
+                f"audio: the prompt has {len(at_audio)} audio positions, its clips have "
+                f"{len(audio_rows)}",
+                param="messages",
             )
         if len(at_audio):
             rows_NH[torch.from_numpy(at_audio).to(rows_NH.device)] = audio_rows.to(rows_NH.dtype)
         return rows_NH
 
-    def keys_of(self, ids: NDArray[np.int32], piece: EngineInput, rows_NH: Tensor) -> NDArray[np.int64]:
+    def keys_of(
+        self, ids: NDArray[np.int32], piece: EngineInput, rows_NH: Tensor
+    ) -> NDArray[np.int64]:
         """Return keys of a prompt's rows: [N].
 
-        A clip's rows vary slightly with the clips encoded beside it. With invariant numerics rows are identified by their
-        contents, otherwise by their clip, so that they stay reusable beside a new clip.
+        A clip's rows vary slightly with the clips encoded beside it. With invariant numerics rows
+        are identified by their contents, otherwise by their clip, so that they stay reusable beside
+        a new clip.
         """
         at_audio = np.flatnonzero(ids == self._audio_id)
         if self._one_by_one:
             index = torch.from_numpy(at_audio).to(rows_NH.device)
             return prompt_keys(ids, at_audio, content_keys(rows_NH[index].float().cpu().numpy()))
-        return prompt_keys(ids, at_audio, keys_of_clips(at_audio, piece.arrays.get("clips", np.empty(0, np.int64))))
+        return prompt_keys(
+            ids, at_audio, keys_of_clips(at_audio, piece.arrays.get("clips", np.empty(0, np.int64)))
+        )
 
     def embed_tokens(self, ids: NDArray[np.int32]) -> Tensor:
         """Embed an answer's tokens: [n] -> [n, H]."""
@@ -211,17 +264,27 @@ class Thinker:
         return self._tower.encode(features, mask)
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[ThinkerTask]) -> Forwarded:
-        assert len(self._decoder.layers) == self.num_layers, "the passes of an anchor run through `layers`"
+        assert len(self._decoder.layers) == self.num_layers, (
+            "the passes of an anchor run through `layers`"
+        )
         entering: dict[int, Tensor | None] = dict.fromkeys(self._feature_layers)
-        last_NH, tapped_NH = self._decoder.forward(rows_NH, layout, tap=self._accept_layer, entering=entering)
+        last_NH, tapped_NH = self._decoder.forward(
+            rows_NH, layout, tap=self._accept_layer, entering=entering
+        )
         return Forwarded(last_NH=last_NH, tapped_NH=tapped_NH, features_NT=side_by_side(entering))
 
-    def draw(self, tasks: Sequence[ThinkerTask], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw(
+        self, tasks: Sequence[ThinkerTask], last_SH: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         return self.draw_from(tasks, self.layers.head(last_SH))
 
-    def draw_from(self, tasks: Sequence[ThinkerTask], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw_from(
+        self, tasks: Sequence[ThinkerTask], logits_SV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         """Draw as `draw` does, from logits that another process may have computed."""
-        return draw_answers(tasks, logits_SV, partial(F.embedding, weight=self._table), one_by_one=self._one_by_one)
+        return draw_answers(
+            tasks, logits_SV, partial(F.embedding, weight=self._table), one_by_one=self._one_by_one
+        )
 
     def read_features(self, layers: Sequence[int]) -> None:
         self._feature_layers = tuple(layers)
@@ -240,7 +303,9 @@ class Thinker:
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
         last_BH, tapped_BH = self._decoder.forward(inputs.rows_BH, layout, tap=self._accept_layer)
-        tokens_B = draw_rows(self.layers.head(last_BH), inputs.draws, never_V=self._never_V, ends_V=self._ends_V)
+        tokens_B = draw_rows(
+            self.layers.head(last_BH), inputs.draws, never_V=self._never_V, ends_V=self._ends_V
+        )
         rows_BH = F.embedding(tokens_B.clamp(min=0), self._table)
         return StepOutputs(codes_BQ=tokens_B[:, None].int(), rows_BH=rows_BH, tapped_BH=tapped_BH)
 

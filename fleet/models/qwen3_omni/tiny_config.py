@@ -1,8 +1,10 @@
-"""config.json and generation_config.json of the tiny checkpoint: the real one's keys with small numbers.
+"""config.json and generation_config.json of the tiny checkpoint: the real one's keys with small
+numbers.
 
 The dictionaries carry the keys of the real checkpoint that `transformers` or vLLM reads; vLLM needs
-`vision_config.image_size`, `text_config.tie_word_embeddings`, `rope_scaling` and `rope_theta`, which `transformers`
-does without. A checkpoint of another size has the same keys (`resized`). Knows no weights.
+`vision_config.image_size`, `text_config.tie_word_embeddings`, `rope_scaling` and `rope_theta`,
+which `transformers` does without. A checkpoint of another size has the same keys (`resized`). Knows
+no weights.
 """
 
 from collections.abc import Mapping
@@ -19,7 +21,9 @@ HIDDEN = 128
 NUM_CODE_GROUPS = 16
 CODEBOOK_SIZE = 128
 TALKER_VOCAB_SIZE = CODEBOOK_SIZE + 1024
-"""generate() never samples the top 1024 ids except codec_eos, so every sample is a code or codec_eos."""
+"""generate() never samples the top 1024 ids except codec_eos, so every sample is a code or
+codec_eos.
+"""
 MROPE_SECTION = (6, 5, 5)
 """Rotary frequencies for time, height and width: half of a head of 32."""
 
@@ -46,14 +50,19 @@ def model_config(ids: TokenIds) -> Json:
 
 
 def resized(config: Json, sizes: Mapping[str, Any]) -> Json:
-    """Return the config with the values in `sizes`, which is nested like it and has no other keys."""
+    """Return the config with the values in `sizes`, which is nested like it and has no other
+    keys.
+    """
     assert sizes.keys() <= config.keys(), f"unknown keys {sizes.keys() - config.keys()}"
-    return config | {key: resized(config[key], value) if isinstance(value, dict) else value for key, value in sizes.items()}
+    return config | {
+        key: resized(config[key], value) if isinstance(value, dict) else value
+        for key, value in sizes.items()
+    }
 
 
 def generation_config(ids: TokenIds) -> Json:
-    """generation_config.json: the real model's sampling, the Talker's under a prefix; but random weights never end speech by
-    themselves.
+    """generation_config.json: the real model's sampling, the Talker's under a prefix; but random
+    weights never end speech by themselves.
     """
     return {
         "do_sample": True,
@@ -94,11 +103,16 @@ def _decoder(*, num_layers: int, intermediate_size: int) -> Json:
 
 
 def _experts(*, shared_intermediate_size: int) -> Json:
-    """Return the settings of experts and of the multimodal rotary embedding, which Thinker and Talker have.
+    """Return the settings of experts and of the multimodal rotary embedding, which Thinker and
+    Talker have.
 
     The embedding is interleaved: `interleaved` in the real config, `mrope_interleaved` to vLLM.
     """
-    scaling: Json = {"interleaved": True, "mrope_interleaved": True, "mrope_section": list(MROPE_SECTION)}
+    scaling: Json = {
+        "interleaved": True,
+        "mrope_interleaved": True,
+        "mrope_section": list(MROPE_SECTION),
+    }
     return {
         "decoder_sparse_step": 1,
         "mlp_only_layers": [],

@@ -1,8 +1,9 @@
 """Tokenizer, chat template and processor files of the tiny checkpoint.
 
-The tokenizer is Qwen's (byte-level BPE, Qwen2's splitting rule, NFC) with 512 entries trained on a text that is written
-here, followed by Qwen3-Omni's added tokens in its own order. `system`, `user` and `assistant` are one token each, as
-the model config requires. Does not know about weights or model dimensions.
+The tokenizer is Qwen's (byte-level BPE, Qwen2's splitting rule, NFC) with 512 entries trained on a
+text that is written here, followed by Qwen3-Omni's added tokens in its own order. `system`, `user`
+and `assistant` are one token each, as the model config requires. Does not know about weights or
+model dimensions.
 """
 
 import json
@@ -18,13 +19,19 @@ NUM_TEXT_TOKENS = 512
 """Ids below this are byte-level BPE entries, 256 of them single bytes; the added tokens follow."""
 
 ADDED_TOKENS = (
-    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> <|box_end|> <|quad_start|> "
-    "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> <tool_call> </tool_call> "
-    "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> <tool_response> </tool_response> "
-    "<think> </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> <tts_text_bos_single> <|audio_pad|>"
+    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> "
+    "<|box_start|> <|box_end|> <|quad_start|> "
+    "<|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> <|image_pad|> <|video_pad|> "
+    "<tool_call> </tool_call> "
+    "<|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> <|repo_name|> <|file_sep|> "
+    "<tool_response> </tool_response> "
+    "<think> </think> <|audio_start|> <|audio_end|> <tts_pad> <tts_text_bos> <tts_text_eod> "
+    "<tts_text_bos_single> <|audio_pad|>"
 ).split()
 """Qwen3-Omni's added tokens in the order of its ids (151643 and up)."""
-_NOT_SPECIAL = frozenset(ADDED_TOKENS[ADDED_TOKENS.index("<tool_call>") : ADDED_TOKENS.index("<|audio_start|>")])
+_NOT_SPECIAL = frozenset(
+    ADDED_TOKENS[ADDED_TOKENS.index("<tool_call>") : ADDED_TOKENS.index("<|audio_start|>")]
+)
 """Those that `skip_special_tokens` keeps."""
 
 NAMED_TOKENS = {
@@ -38,8 +45,8 @@ NAMED_TOKENS = {
 }
 """Attributes `Qwen3OmniMoeProcessor` reads off its tokenizer."""
 
-# ChatML as Qwen3-Omni writes it: content is a string or a list of parts, and audio, images and video sit where they
-# stand in the list, inside the turn.
+# ChatML as Qwen3-Omni writes it: content is a string or a list of parts, and audio, images and
+# video sit where they stand in the list, inside the turn.
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
 {{- '<|im_start|>' + message.role + '\\n' -}}
@@ -66,15 +73,24 @@ CHAT_TEMPLATE = """\
 """
 
 _WORDS = (
-    "the of and to in is that it was for on are as with his they at be this have from or one had by word but not what "
-    "all were we when your can said there use an each which she do how their if will up other about out many then them "
-    "these so some her would make like him into time has look two more write go see number no way could people my than "
-    "first water been call who oil its now find long down day did get come made may part over new sound take only "
-    "little work know place year live me back give most very after thing our just name good sentence man think say "
-    "great where help through much before line right too mean old any same tell boy follow came want show also around "
-    "form three small set put end does another well large must big even such because turn here why ask went men read "
-    "need land different home us move try kind hand picture again change off play spell air away animal house point "
-    "page letter mother answer found study still learn should world hello please listen speak voice speech music song"
+    "the of and to in is that it was for on are as with his they at be this have from or one "
+    "had by word but not what "
+    "all were we when your can said there use an each which she do how their if will up other "
+    "about out many then them "
+    "these so some her would make like him into time has look two more write go see number no "
+    "way could people my than "
+    "first water been call who oil its now find long down day did get come made may part over "
+    "new sound take only "
+    "little work know place year live me back give most very after thing our just name good "
+    "sentence man think say "
+    "great where help through much before line right too mean old any same tell boy follow came "
+    "want show also around "
+    "form three small set put end does another well large must big even such because turn here "
+    "why ask went men read "
+    "need land different home us move try kind hand picture again change off play spell air "
+    "away animal house point "
+    "page letter mother answer found study still learn should world hello please listen speak "
+    "voice speech music song"
 ).split()
 _OTHER_SCRIPTS = "café naïve über señor señal garçon Straße ñandú 你好 世界 你 好 語 日本 мир да"
 
@@ -86,11 +102,16 @@ def build_tokenizer() -> Tokenizer:
     """
     tokenizer = qwen_tokenizer(BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=NUM_TEXT_TOKENS, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
+        vocab_size=NUM_TEXT_TOKENS,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_training_text(), trainer)
     assert tokenizer.get_vocab_size() == NUM_TEXT_TOKENS
-    added = [AddedToken(text, special=text not in _NOT_SPECIAL, normalized=False) for text in ADDED_TOKENS]
+    added = [
+        AddedToken(text, special=text not in _NOT_SPECIAL, normalized=False)
+        for text in ADDED_TOKENS
+    ]
     tokenizer.add_tokens(added)  # pyright: ignore[reportUnknownMemberType]
     for role in ("system", "user", "assistant"):
         assert len(tokenizer.encode(role).ids) == 1, f"role {role!r} is not one token"
@@ -100,7 +121,9 @@ def build_tokenizer() -> Tokenizer:
 def speakable_ids(tokenizer: Tokenizer) -> list[int]:
     """Return text tokens of whole letters and plain punctuation, which answers consist of."""
     texts = [(token, tokenizer.decode([token])) for token in range(NUM_TEXT_TOKENS)]
-    return [token for token, text in texts if all(char.isalpha() or char in " .,!?'" for char in text)]
+    return [
+        token for token, text in texts if all(char.isalpha() or char in " .,!?'" for char in text)
+    ]
 
 
 def write_tokenizer_files(tokenizer: Tokenizer, out_dir: Path) -> None:
@@ -116,11 +139,17 @@ def write_tokenizer_files(tokenizer: Tokenizer, out_dir: Path) -> None:
         "tokenizer_class": "Qwen2Tokenizer",
         "unk_token": None,
     }
-    write_tokenizer_config(out_dir, dict(enumerate(ADDED_TOKENS, NUM_TEXT_TOKENS)), config, CHAT_TEMPLATE)
+    write_tokenizer_config(
+        out_dir, dict(enumerate(ADDED_TOKENS, NUM_TEXT_TOKENS)), config, CHAT_TEMPLATE
+    )
 
 
-def write_tokenizer_config(out_dir: Path, added: Mapping[int, str], config: Mapping[str, object], chat_template: str) -> None:
-    """Write tokenizer_config.json with the keys that every Qwen3-Omni has, and the chat template in both forms."""
+def write_tokenizer_config(
+    out_dir: Path, added: Mapping[int, str], config: Mapping[str, object], chat_template: str
+) -> None:
+    """Write tokenizer_config.json with the keys that every Qwen3-Omni has, and the chat template in
+    both forms.
+    """
     shared = {
         "added_tokens_decoder": {str(token): _added_token(text) for token, text in added.items()},
         "clean_up_tokenization_spaces": False,
@@ -135,7 +164,9 @@ def write_tokenizer_config(out_dir: Path, added: Mapping[int, str], config: Mapp
 
 
 def write_processor_files(out_dir: Path) -> None:
-    """Write the feature extractor, image and video processor configs, in the real checkpoint's layout."""
+    """Write the feature extractor, image and video processor configs, in the real checkpoint's
+    layout.
+    """
     images = {
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
@@ -161,17 +192,22 @@ def write_processor_files(out_dir: Path) -> None:
     }
     processor = {"processor_class": "Qwen3OmniMoeProcessor"}
     write_json(
-        out_dir / "preprocessor_config.json", audio | images | processor | {"image_processor_type": "Qwen2VLImageProcessor"}
+        out_dir / "preprocessor_config.json",
+        audio | images | processor | {"image_processor_type": "Qwen2VLImageProcessor"},
     )
     write_json(
         out_dir / "video_preprocessor_config.json",
-        images | processor | {"video_processor_type": "Qwen2VLVideoProcessor", "max_frames": 768, "min_frames": 4},
+        images
+        | processor
+        | {"video_processor_type": "Qwen2VLVideoProcessor", "max_frames": 768, "min_frames": 4},
     )
 
 
 def write_json(path: Path, value: object) -> None:
     """Write JSON with sorted keys, so that equal values are equal bytes."""
-    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def _added_token(text: str) -> dict[str, object]:
@@ -180,8 +216,9 @@ def _added_token(text: str) -> dict[str, object]:
 
 
 def _training_text() -> Iterator[str]:
-    # Role names are repeated most, as the first thing of a line, so that their merges come first. Word n of a list in
-    # falling frequency is repeated in proportion to 1 / n, with and without the space before it.
+    # Role names are repeated most, as the first thing of a line, so that their merges come first.
+    # Word n of a list in falling frequency is repeated in proportion to 1 / n, with and without the
+    # space before it.
     for role in ("system", "user", "assistant"):
         yield f"{role}\n" * 2000
     for rank, word in enumerate(_WORDS):

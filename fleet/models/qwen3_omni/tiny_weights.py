@@ -1,13 +1,14 @@
 """Random weights with which the tiny checkpoint is audible and depends on every input.
 
-The default initialisation of `transformers` gives silence (layer scales of 0.01, ConvNeXt gammas of 1e-6) and ignores its input
-(0.02 everywhere, so greedy decoding repeats one token). Here every matrix is Gaussian with a standard deviation of
-`gain / sqrt(fan-in)`, which keeps activations near 1, and the attention is sharp enough that a change anywhere in the
-context changes what follows.
+The default initialisation of `transformers` gives silence (layer scales of 0.01, ConvNeXt gammas of
+1e-6) and ignores its input (0.02 everywhere, so greedy decoding repeats one token). Here every
+matrix is Gaussian with a standard deviation of `gain / sqrt(fan-in)`, which keeps activations near
+1, and the attention is sharp enough that a change anywhere in the context changes what follows.
 
-Channel 0 of the Thinker's and the Talker's residual stream is a constant: every embedding carries `CONSTANT` there
-and no layer writes to it. That gives the bias-free output heads a bias, used to keep answers to printable text tokens
-and the two end tokens rare. Knows no config files and no tokenizers.
+Channel 0 of the Thinker's and the Talker's residual stream is a constant: every embedding carries
+`CONSTANT` there and no layer writes to it. That gives the bias-free output heads a bias, used to
+keep answers to printable text tokens and the two end tokens rare. Knows no config files and no
+tokenizers.
 """
 
 import math
@@ -23,9 +24,10 @@ CONSTANT = 2.0
 NEVER = -30.0
 """Weight of the constant channel in the head row of a token that is never to be answered."""
 Rules = Sequence[tuple[str, str, float]]
-"""(pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in` draws a Gaussian of standard
-deviation value / sqrt(fan-in), `normal` one of standard deviation value, `around_one` a Gaussian around 1, `constant` fills,
-`taps` draws a smooth upsampling (a rough one would be heard as loud hiss).
+"""(pattern, rule, value); the first pattern found in a parameter's name decides. Rules: `fan_in`
+draws a Gaussian of standard deviation value / sqrt(fan-in), `normal` one of standard deviation
+value, `around_one` a Gaussian around 1, `constant` fills, `taps` draws a smooth upsampling (a rough
+one would be heard as loud hiss).
 """
 
 _RULES: Rules = (
@@ -67,8 +69,11 @@ _NESTED = {
 
 
 @torch.no_grad()
-def fill_weights(model: nn.Module, seed: int, *, answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
-    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and `seed` alone.
+def fill_weights(
+    model: nn.Module, seed: int, *, answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int
+) -> None:
+    """Overwrite every parameter of a `Qwen3OmniMoeForConditionalGeneration`, each from its name and
+    `seed` alone.
 
     The output heads treat the given ids specially.
     """
@@ -79,7 +84,9 @@ def fill_weights(model: nn.Module, seed: int, *, answer_ids: Sequence[int], im_e
 
 
 def _nested_name(name: str) -> str:
-    """Return the name of a parameter in transformers 5.23, which nests the Thinker's parts; 5.19 does not yet."""
+    """Return the name of a parameter in transformers 5.23, which nests the Thinker's parts; 5.19
+    does not yet.
+    """
     for flat, nested in _NESTED.items():
         if name.startswith(flat) and not name.startswith(tuple(_NESTED.values())):
             return nested + name.removeprefix(flat)
@@ -89,20 +96,28 @@ def _nested_name(name: str) -> str:
 @torch.no_grad()
 def fill_by_rules(parameters: Mapping[str, Tensor], rules: Rules, seed: int) -> None:
     for name, parameter in parameters.items():
-        generator = torch.Generator(parameter.device).manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-        rule, value = next((rule, value) for pattern, rule, value in rules if re.search(pattern, name))
+        generator = torch.Generator(parameter.device).manual_seed(
+            zlib.crc32(f"{seed}/{name}".encode())
+        )
+        rule, value = next(
+            (rule, value) for pattern, rule, value in rules if re.search(pattern, name)
+        )
         _fill(name, parameter, rule, value, generator)
 
 
 def fill_full_size(name: str, weight: Tensor) -> None:
-    """Overwrite one weight of the published size, on its own device: activations stay near 1 in any depth.
+    """Overwrite one weight of the published size, on its own device: activations stay near 1 in any
+    depth.
 
-    The rows of different tokens stay different too, so that they choose different experts, as in a trained model.
+    The rows of different tokens stay different too, so that they choose different experts, as in a
+    trained model.
     """
     fill_by_rules({_nested_name(name): weight}, _FULL_SIZE_RULES, seed=0)
 
 
-def _fill(name: str, parameter: Tensor, rule: str, value: float, generator: torch.Generator) -> None:
+def _fill(
+    name: str, parameter: Tensor, rule: str, value: float, generator: torch.Generator
+) -> None:
     if rule == "constant":
         parameter.fill_(value)
     elif rule == "around_one":
@@ -118,23 +133,34 @@ def _fill(name: str, parameter: Tensor, rule: str, value: float, generator: torc
 def _fan_in(name: str, parameter: Tensor) -> int:
     if ".experts." in name:  # experts x out x in
         return parameter.shape[2]
-    if re.search(r"(upsample\.\d\.0|block\.1)\.conv\.weight$", name):  # transposed convolution: in x out x kernel
+    # transposed convolution: in x out x kernel
+    if re.search(r"(upsample\.\d\.0|block\.1)\.conv\.weight$", name):
         stride = parameter.shape[2] if "upsample" in name else parameter.shape[2] // 2
         return parameter.shape[0] * parameter.shape[2] // stride
     return math.prod(parameter.shape[1:])
 
 
 def _fill_taps(parameter: Tensor, gain: float, generator: torch.Generator) -> None:
-    """Draw a transposed convolution, input x output x 2 strides, that interpolates linearly between its inputs."""
+    """Draw a transposed convolution, input x output x 2 strides, that interpolates linearly between
+    its inputs.
+    """
     num_inputs, num_outputs, num_taps = parameter.shape
     where = parameter.device
-    mix = torch.randn(num_inputs, num_outputs, 1, generator=generator, device=where) * gain / math.sqrt(num_inputs)
+    mix = (
+        torch.randn(num_inputs, num_outputs, 1, generator=generator, device=where)
+        * gain
+        / math.sqrt(num_inputs)
+    )
     centre = (num_taps - 1) / 2
-    parameter.copy_(mix * (1 - (torch.arange(num_taps, device=where) - centre).abs() * 2 / num_taps))
+    parameter.copy_(
+        mix * (1 - (torch.arange(num_taps, device=where) - centre).abs() * 2 / num_taps)
+    )
 
 
 def _fix_constant_channel(parameters: Mapping[str, Tensor]) -> None:
-    """Make channel 0 `CONSTANT` in all that enters the Thinker and the Talker, and let no layer write to it."""
+    """Make channel 0 `CONSTANT` in all that enters the Thinker and the Talker, and let no layer
+    write to it.
+    """
     sources = (
         "thinker.model.audio_tower.proj2",
         "thinker.model.visual.merger.mlp.2",
@@ -154,8 +180,12 @@ def _fix_constant_channel(parameters: Mapping[str, Tensor]) -> None:
             parameter[..., 0, :] = 0.0
 
 
-def _shape_heads(parameters: Mapping[str, Tensor], answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int) -> None:
-    """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the wave's offset."""
+def _shape_heads(
+    parameters: Mapping[str, Tensor], answer_ids: Sequence[int], im_end_id: int, codec_eos_id: int
+) -> None:
+    """Bias the Thinker's head to printable tokens, make both end tokens rare, and remove the wave's
+    offset.
+    """
     head = parameters["thinker.lm_head.weight"]
     head[:, 0] = NEVER
     head[list(answer_ids), 0] = 0.0
@@ -163,7 +193,8 @@ def _shape_heads(parameters: Mapping[str, Tensor], answer_ids: Sequence[int], im
     codec_head = parameters["talker.codec_head.weight"]
     codec_head[:, 0] = 0.0
     codec_head[codec_eos_id, 0] = -4.0
-    # Taps that sum to zero pass no constant, so the snake activations' offset does not reach the loudspeaker.
+    # Taps that sum to zero pass no constant, so the snake activations' offset does not reach the
+    # loudspeaker.
     last = parameters["code2wav.decoder.6.conv.weight"]
     last -= last.mean(dim=-1, keepdim=True)
     parameters["code2wav.decoder.6.conv.bias"].zero_()

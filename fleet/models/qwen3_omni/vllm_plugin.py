@@ -1,4 +1,5 @@
-"""Plugin of vLLM's that registers the Thinker's model class in every process of vLLM, those of tensor parallel workers too.
+"""Plugin of vLLM's that registers the Thinker's model class in every process of vLLM, those of
+tensor parallel workers too.
 
 vLLM finds it as an entry point of the installed package. Source: vllm 0.32, plugins/__init__.py.
 """
@@ -6,7 +7,9 @@ vLLM finds it as an entry point of the installed package. Source: vllm 0.32, plu
 from fleet.engine.vllm.start import TappedModel
 
 # The encoder of images and video is not loaded.
-TAPPED_THINKER = TappedModel(architecture="FleetQwen3OmniThinker", media_limits={"image": 0, "video": 0})
+TAPPED_THINKER = TappedModel(
+    architecture="FleetQwen3OmniThinker", media_limits={"image": 0, "video": 0}
+)
 REFERENCE = "fleet.models.qwen3_omni.vllm_thinker:TappedThinker"
 
 

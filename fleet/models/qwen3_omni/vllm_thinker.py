@@ -1,8 +1,10 @@
-"""The Thinker on vLLM: its model class, with one more layer that caches accept-layer rows, and the form of its prompts.
+"""The Thinker on vLLM: its model class, with one more layer that caches accept-layer rows, and the
+form of its prompts.
 
-Registered with vLLM as a model of its own; nothing of vLLM is replaced. Prompts arrive with their media processed, as for the
-torch engine, so that both have the same positions: vLLM's own processor pads clips to whole hops, which adds a position to about
-one clip in eight. Source: vllm 0.32, model_executor/models/qwen3_omni_moe_thinker.py.
+Registered with vLLM as a model of its own; nothing of vLLM is replaced. Prompts arrive with their
+media processed, as for the torch engine, so that both have the same positions: vLLM's own processor
+pads clips to whole hops, which adds a position to about one clip in eight. Source: vllm 0.32,
+model_executor/models/qwen3_omni_moe_thinker.py.
 Legend: N positions, H hidden size, C clips, M mel bins, F frames.
 """
 
@@ -25,7 +27,11 @@ from vllm.model_executor.models.qwen3_omni_moe_thinker import (
 from vllm.model_executor.models.utils import WeightsMapper, maybe_prefix
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
-from vllm.multimodal.processing import BaseDummyInputsBuilder, BaseMultiModalProcessor, BaseProcessingInfo
+from vllm.multimodal.processing import (
+    BaseDummyInputsBuilder,
+    BaseMultiModalProcessor,
+    BaseProcessingInfo,
+)
 from vllm.sequence import IntermediateTensors
 
 from fleet.core.errors import BadInput
@@ -42,7 +48,9 @@ class ProcessedMedia(BaseProcessingInfo):
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"audio": None}
 
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int] | None = None) -> Mapping[str, int]:
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int] | None = None
+    ) -> Mapping[str, int]:
         return {"audio": seq_len}
 
 
@@ -64,7 +72,9 @@ class NoProcessor(BaseMultiModalProcessor[ProcessedMedia]):
         raise AssertionError("prompts arrive with their media processed")
 
 
-@MULTIMODAL_REGISTRY.register_processor(NoProcessor, info=ProcessedMedia, dummy_inputs=NoDummyInputs)
+@MULTIMODAL_REGISTRY.register_processor(
+    NoProcessor, info=ProcessedMedia, dummy_inputs=NoDummyInputs
+)
 class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
     """The Thinker of vLLM, whose inputs of the accept layer are cached in pages of their own."""
 
@@ -97,14 +107,17 @@ class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         inputs_embeds: Tensor | None = None,
         **kwargs: object,
     ) -> Tensor | IntermediateTensors:
-        last_NH, [accepted_NH] = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs)
+        last_NH, [accepted_NH] = super().forward(
+            input_ids, positions, intermediate_tensors, inputs_embeds, **kwargs
+        )
         self.tap(accepted_NH[:, None])
         return last_NH
 
     def embed_multimodal(self, **kwargs: Any) -> Sequence[Tensor]:
         """Encode clips of several requests: each as beside its own request's clips alone.
 
-        The encoder pads to the longest chunk of a call, and its convolutions let the end of a shorter clip see that padding.
+        The encoder pads to the longest chunk of a call, and its convolutions let the end of a
+        shorter clip see that padding.
         """
         longest_C: list[int] = kwargs[LONGEST].flatten().tolist()
         lengths_C: list[int] = kwargs["audio_feature_lengths"].flatten().tolist()
@@ -113,24 +126,29 @@ class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
         for longest in sorted(set(longest_C)):
             members = [clip for clip, own in enumerate(longest_C) if own == longest]
             padding = clips[0].new_zeros(len(clips[0]), longest)
-            lengths = torch.tensor([*(lengths_C[clip] for clip in members), longest], device=padding.device)
+            lengths = torch.tensor(
+                [*(lengths_C[clip] for clip in members), longest], device=padding.device
+            )
             sizes = _get_feat_extract_output_lengths(lengths)
-            features = torch.cat([*(clips[clip] for clip in members), padding], dim=1).to(self.audio_tower.dtype)
+            features = torch.cat([*(clips[clip] for clip in members), padding], dim=1).to(
+                self.audio_tower.dtype
+            )
             rows = self.audio_tower(features, feature_lens=lengths, aftercnn_lens=sizes)
             encoded |= zip(members, rows.split(sizes.tolist()), strict=False)
         return [encoded[clip] for clip in range(len(clips))]
 
 
 class ThinkerPrompts:
-    """Makes vLLM's form of prompts. `audio_id`: the id of every audio position. `chunk_frames`: frames that the encoder computes
-    together.
+    """Makes vLLM's form of prompts. `audio_id`: the id of every audio position. `chunk_frames`:
+    frames that the encoder computes together.
     """
 
     def __init__(self, audio_id: int, chunk_frames: int) -> None:
         self._audio_id, self._chunk_frames = audio_id, chunk_frames
 
     def __call__(self, ids: Sequence[int], arrays: Arrays) -> object:
-        """Return the prompt of `ids` [N], with audio `features` [C, M, F] and `feature_mask` [C, F], if any.
+        """Return the prompt of `ids` [N], with audio `features` [C, M, F] and `feature_mask` [C,
+        F], if any.
 
         Raises: BadInput if audio positions and clips do not agree.
         """
@@ -147,24 +165,41 @@ class ThinkerPrompts:
             LONGEST: torch.full_like(num_frames, longest),
         }
         kinds = {
-            "input_audio_features": MultiModalFieldConfig.flat_from_sizes("audio", num_frames, dim=1),
+            "input_audio_features": MultiModalFieldConfig.flat_from_sizes(
+                "audio", num_frames, dim=1
+            ),
             "audio_feature_lengths": MultiModalFieldConfig.batched("audio", keep_on_cpu=True),
             LONGEST: MultiModalFieldConfig.batched("audio", keep_on_cpu=True),
         }
         items = MultiModalKwargsItems.from_hf_inputs(BatchFeature(fields), kinds)
-        hashes = [blake2b(clip.tobytes() + bytes([longest]), digest_size=16).hexdigest() for clip in clips]
-        return mm_input(list(ids), mm_kwargs=items, mm_hashes={"audio": hashes}, mm_placeholders={"audio": places})
+        hashes = [
+            blake2b(clip.tobytes() + bytes([longest]), digest_size=16).hexdigest() for clip in clips
+        ]
+        return mm_input(
+            list(ids),
+            mm_kwargs=items,
+            mm_hashes={"audio": hashes},
+            mm_placeholders={"audio": places},
+        )
 
     def _places(self, ids_N: NDArray[np.int32], lengths: Sequence[int]) -> list[PlaceholderRange]:
         at_audio = np.flatnonzero(ids_N == self._audio_id)
         starts = np.cumsum([0, *lengths])
         if starts[-1] != len(at_audio):
             raise BadInput(
-                f"audio: the prompt has {len(at_audio)} audio positions, its clips have {starts[-1]}", param="messages"
+                f"audio: the prompt has {len(at_audio)} audio positions, its clips have "
+                f"{starts[-1]}",
+                param="messages",
             )
-        runs = [at_audio[start : start + length] for start, length in zip(starts[:-1], lengths, strict=True)]
+        runs = [
+            at_audio[start : start + length]
+            for start, length in zip(starts[:-1], lengths, strict=True)
+        ]
         if any(run[-1] - run[0] + 1 != len(run) for run in runs):
-            raise BadInput("audio: the positions of a clip are not beside each other in the prompt", param="messages")
+            raise BadInput(
+                "audio: the positions of a clip are not beside each other in the prompt",
+                param="messages",
+            )
         return [PlaceholderRange(offset=int(run[0]), length=len(run)) for run in runs]
 
 

@@ -1,1 +1,3 @@
-"""An anchor: the worker that owns the requests of a divided model and sends each step through its route."""
+"""An anchor: the worker that owns the requests of a divided model and sends each step through its
+route.
+"""

@@ -10,11 +10,15 @@ from fleet.stages.builders import layer_counter
 
 
 def check_spans(config: FleetConfig, stage: StageName, checkpoint: Path) -> None:
-    """Raises: ConfigError if the configured spans do not divide the layers of the checkpoint's model."""
+    """Raises: ConfigError if the configured spans do not divide the layers of the checkpoint's
+    model.
+    """
     spans = config.stage(stage).spans
     if spans is None:
         return
     num_layers = layer_counter(config.graph_declaration(), stage)(checkpoint)
     problem = next(problems_of_spans(stage, spans, num_layers), None)
     if problem is not None:
-        raise ConfigError(f"{problem.field}: {problem.message} (checkpoint {checkpoint})", param=problem.field)
+        raise ConfigError(
+            f"{problem.field}: {problem.message} (checkpoint {checkpoint})", param=problem.field
+        )

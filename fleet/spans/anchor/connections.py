@@ -4,6 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 
 from fleet.core.errors import UnknownWireVersion
+from fleet.spans.net.connection import FrameReceived, SpanArrivals, SpanConnection
+from fleet.spans.protocol.chain import SpanArrival, SpanChain
 from fleet.spans.protocol.messages import (
     SpanFetch,
     SpanPass,
@@ -14,19 +16,28 @@ from fleet.spans.protocol.messages import (
     decode_span_message,
     encode_span_message,
 )
-from fleet.spans.protocol.chain import SpanArrival, SpanChain
-from fleet.spans.net.connection import FrameReceived, SpanArrivals, SpanConnection
 
 log = logging.getLogger(__name__)
 
 
 class ConnectedChain(SpanChain):
-    """`connections`: in the order of the layers, as are `ready`; all of them put their arrivals into `arrivals`."""
+    """`connections`: in the order of the layers, as are `ready`; all of them put their arrivals
+    into `arrivals`.
+    """
 
     def __init__(
-        self, generation: int, connections: Sequence[SpanConnection], ready: Sequence[SpanReady], arrivals: SpanArrivals
+        self,
+        generation: int,
+        connections: Sequence[SpanConnection],
+        ready: Sequence[SpanReady],
+        arrivals: SpanArrivals,
     ) -> None:
-        self._generation, self._connections, self._ready, self._arrivals = generation, connections, ready, arrivals
+        self._generation, self._connections, self._ready, self._arrivals = (
+            generation,
+            connections,
+            ready,
+            arrivals,
+        )
         self._expects_end = False
 
     @property
@@ -46,7 +57,9 @@ class ConnectedChain(SpanChain):
         return self.is_broken and not self._expects_end
 
     def expect_end(self) -> None:
-        """Record that the route will end without the death of a worker, unless it has ended already. Any thread may call this."""
+        """Record that the route will end without the death of a worker, unless it has ended
+        already. Any thread may call this.
+        """
         self._expects_end = self._expects_end or not self.is_broken
 
     @property
@@ -56,14 +69,24 @@ class ConnectedChain(SpanChain):
     def start(self, completed: int, tables: Sequence[int]) -> None:
         following = [*(ready.last_number for ready in self._ready[1:]), 0]
         for connection, has in zip(self._connections, following, strict=True):
-            start = SpanStart(generation=self._generation, following_has=has, completed=completed, tables=tuple(tables))
+            start = SpanStart(
+                generation=self._generation,
+                following_has=has,
+                completed=completed,
+                tables=tuple(tables),
+            )
             connection.send(encode_span_message(start))
 
     @property
     def num_bytes(self) -> tuple[int, int]:
         return self._arrivals.num_bytes
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
+    def send(
+        self,
+        message: SpanPass | SpanReport,
+        *rows: memoryview,
+        when_sent: Callable[[], None] | None = None,
+    ) -> None:
         self._connections[0].send(encode_span_message(message), *rows, when_sent=when_sent)
 
     def layers_of(self, hop: int) -> range:

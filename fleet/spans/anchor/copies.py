@@ -1,6 +1,7 @@
 """Copies of a table's rows between an anchor and its span workers.
 
-A copy begins once the passes before it have ended: one that is still under way may use the same pages.
+A copy begins once the passes before it have ended: one that is still under way may use the same
+pages.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, FleetError, SessionInterrupted, from_code
-from fleet.spans.protocol.messages import SpanFetch, SpanFetched, SpanStore, SpanStored
 from fleet.spans.protocol.chain import SpanChain
+from fleet.spans.protocol.messages import SpanFetch, SpanFetched, SpanStore, SpanStored
 
 CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
 """Number of a copy, the rows of each layer that was fetched, and why it failed."""
@@ -19,9 +20,11 @@ CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SpanCopy:
-    """A copy. `layers`: of the whole model, to be stored; None: the layers of others are fetched. `num_missing`: answers.
+    """A copy. `layers`: of the whole model, to be stored; None: the layers of others are fetched.
+    `num_missing`: answers.
 
-    `before`: hash of the rows. `layer_bytes`: size of the rows of one layer. `wanted`: layers that were not fetched yet.
+    `before`: hash of the rows. `layer_bytes`: size of the rows of one layer. `wanted`: layers that
+    were not fetched yet.
     """
 
     number: int
@@ -64,7 +67,10 @@ class SpanCopies:
             copy.error = from_code(message.error.code, message.error.message)
         elif isinstance(message, SpanFetched):
             if message.layer not in copy.wanted or payload.nbytes != copy.layer_bytes:
-                raise BadInput(f"{payload.nbytes} bytes are not the rows of layer {message.layer}, {copy.layer_bytes} bytes")
+                raise BadInput(
+                    f"{payload.nbytes} bytes are not the rows of layer {message.layer}, "
+                    f"{copy.layer_bytes} bytes"
+                )
             copy.wanted.discard(message.layer)
             copy.fetched[message.layer] = np.frombuffer(payload, np.uint8)
 
@@ -80,7 +86,11 @@ class SpanCopies:
             if not copy.has_begun and copy.after <= completed and chain is not None:
                 copy.has_begun = True
                 _begin(copy, chain)
-        ended = [copy for copy in self._copies.values() if copy.has_begun and (copy.error is not None or copy.num_missing <= 0)]
+        ended = [
+            copy
+            for copy in self._copies.values()
+            if copy.has_begun and (copy.error is not None or copy.num_missing <= 0)
+        ]
         for copy in ended:
             del self._copies[copy.number]
         return [(copy.number, copy.fetched, copy.error) for copy in ended]
@@ -90,9 +100,13 @@ def _begin(copy: SpanCopy, chain: SpanChain) -> None:
     for hop in range(chain.num_hops):
         if copy.layers is None:
             fetch = SpanFetch(
-                generation=chain.generation, copy=copy.number, table=copy.table, pages=copy.pages, num_rows=len(copy.keys),
+                generation=chain.generation,
+                copy=copy.number,
+                table=copy.table,
+                pages=copy.pages,
+                num_rows=len(copy.keys),
                 before=copy.before,
-            )  # fmt: skip
+            )
             copy.num_missing += len(chain.layers_of(hop))
             copy.wanted |= set(chain.layers_of(hop))
             chain.send_to(hop, fetch)
@@ -101,7 +115,12 @@ def _begin(copy: SpanCopy, chain: SpanChain) -> None:
         its = chain.layers_of(hop)
         for layer in its:
             store = SpanStore(
-                generation=chain.generation, copy=copy.number, layer=layer, table=copy.table, pages=copy.pages,
-                keys=copy.keys.tobytes(), is_last=layer == its[-1],
-            )  # fmt: skip
+                generation=chain.generation,
+                copy=copy.number,
+                layer=layer,
+                table=copy.table,
+                pages=copy.pages,
+                keys=copy.keys.tobytes(),
+                is_last=layer == its[-1],
+            )
             chain.send_to(hop, store, np.ascontiguousarray(copy.layers[layer]).data)

@@ -1,7 +1,9 @@
-"""Division of a stage's layers among the span workers of one anchor: which of them has which span. Knows no Redis.
+"""Division of a stage's layers among the span workers of one anchor: which of them has which span.
+Knows no Redis.
 
-Two ways: spans that the configuration gives, and spans that follow from the number of workers. A division is chosen for a new
-route, and reconsidered while a route computes, when workers come or are about to leave.
+Two ways: spans that the configuration gives, and spans that follow from the number of workers. A
+division is chosen for a new route, and reconsidered while a route computes, when workers come or
+are about to leave.
 """
 
 import time
@@ -12,14 +14,18 @@ from typing import Protocol
 from fleet.config.schema import SpansConfig
 from fleet.core.byte_sizes import format_byte_size
 from fleet.core.ids import StageName, WorkerId
-from fleet.spans.protocol.layers import LayerSpan, Topology, plan_route, topology_of
 from fleet.spans.protocol.assignment import assign_spans
+from fleet.spans.protocol.layers import LayerSpan, Topology, plan_route, topology_of
 from fleet.spans.protocol.plan import ModelSizes, plan_workers
 
 LOSS_GRACE_S = 3.0
-"""Time for which the workers of a division are waited for before fewer divide the layers: one that was killed starts again."""
+"""Time for which the workers of a division are waited for before fewer divide the layers: one that
+was killed starts again.
+"""
 JOIN_GRACE_S = 1.0
-"""Time for which no further worker must have come before more of them divide the layers: several may be started together."""
+"""Time for which no further worker must have come before more of them divide the layers: several
+may be started together.
+"""
 
 Placed = tuple[tuple[WorkerId, LayerSpan], ...]
 """Workers with their spans, in the order of the layers."""
@@ -35,7 +41,8 @@ class RouteGap(RouteFailure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeWorker:
-    """A listed worker that accepts work and is in no other anchor's route. `span`: the one that it has loaded, "" for none.
+    """A listed worker that accepts work and is in no other anchor's route. `span`: the one that it
+    has loaded, "" for none.
 
     `memory`: bytes that it may occupy.
     """
@@ -65,15 +72,18 @@ class RouteDivision(Protocol):
         ...
 
     def better(self, candidates: Candidates, *, is_leaving: bool) -> Placed:
-        """Return the division to which the present route, which is complete, is to change; empty if it is to stay.
+        """Return the division to which the present route, which is complete, is to change; empty if
+        it is to stay.
 
-        `is_leaving`: a worker of it is about to leave, and not among the candidates. Raises: RouteGap if others cannot have its
-        layers.
+        `is_leaving`: a worker of it is about to leave, and not among the candidates. Raises:
+        RouteGap if others cannot have its layers.
         """
         ...
 
     def losses(self, candidates: Candidates) -> Mapping[WorkerId, str] | None:
-        """Return why workers of the present route cannot leave, of those that cannot; None: each needs one in its place."""
+        """Return why workers of the present route cannot leave, of those that cannot; None: each
+        needs one in its place.
+        """
         ...
 
     def accept(self, placed: Placed) -> None:
@@ -89,11 +99,17 @@ class GivenDivision(RouteDivision):
 
     def place(self, candidates: Candidates) -> Placed:
         wanted = self._spans.worker_spans
-        workers = assign_spans([str(span) for span in wanted], {each.worker: each.span for each in candidates.free})
-        have = {worker: span for span, worker in zip(wanted, workers, strict=True) if worker is not None}
+        workers = assign_spans(
+            [str(span) for span in wanted], {each.worker: each.span for each in candidates.free}
+        )
+        have = {
+            worker: span for span, worker in zip(wanted, workers, strict=True) if worker is not None
+        }
         if len(have) < len(wanted):
             spans = self._spans
-            plan = plan_route(spans.anchor_span, have, self._num_layers, head_on_anchor=spans.has_head_on_anchor)
+            plan = plan_route(
+                spans.anchor_span, have, self._num_layers, head_on_anchor=spans.has_head_on_anchor
+            )
             raise RouteGap(f"no span worker has {plan.describe_gap()} of {self._stage}")
         return tuple(have.items())
 
@@ -110,16 +126,28 @@ class GivenDivision(RouteDivision):
 class AutomaticDivision(RouteDivision):
     """Equal numbers of layers for all workers, as far as their memory allows.
 
-    A lost worker's span is for one that is not in use, else, after `LOSS_GRACE_S`, the others divide the layers. A worker that
-    comes has a part of them `JOIN_GRACE_S` later.
+    A lost worker's span is for one that is not in use, else, after `LOSS_GRACE_S`, the others
+    divide the layers. A worker that comes has a part of them `JOIN_GRACE_S` later.
     """
 
     def __init__(
-        self, stage: StageName, spans: SpansConfig, sizes: ModelSizes, *, head_on_anchor: bool,
+        self,
+        stage: StageName,
+        spans: SpansConfig,
+        sizes: ModelSizes,
+        *,
+        head_on_anchor: bool,
         now_s: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
-        """`spans`: with the anchor's span of this model. `head_on_anchor`: the workers have no output head."""
-        self._stage, self._sizes, self._head_on_anchor, self._now_s = stage, sizes, head_on_anchor, now_s
+    ) -> None:
+        """`spans`: with the anchor's span of this model. `head_on_anchor`: the workers have no
+        output head.
+        """
+        self._stage, self._sizes, self._head_on_anchor, self._now_s = (
+            stage,
+            sizes,
+            head_on_anchor,
+            now_s,
+        )
         self._num_expected = spans.replicas
         num_layers = len(sizes.layers)
         anchor = spans.anchor_span.of_model(num_layers, "anchor")
@@ -143,34 +171,49 @@ class AutomaticDivision(RouteDivision):
         able = [each for each in self._in_order(candidates) if not each.stands_by or self._placed]
         if len(able) < num_wanted:
             now_s = self._now_s()
-            self._lacking_since_s = now_s if self._lacking_since_s is None else self._lacking_since_s
+            self._lacking_since_s = (
+                now_s if self._lacking_since_s is None else self._lacking_since_s
+            )
             if able and now_s - self._lacking_since_s < LOSS_GRACE_S:
                 raise RouteGap(
-                    f"only {len(able)} of {num_wanted} span workers are here for {self._described_layers()} of {self._stage}"
+                    f"only {len(able)} of {num_wanted} span workers are here for "
+                    f"{self._described_layers()} of {self._stage}"
                 )
         return self._divided(able[:most])
 
     def better(self, candidates: Candidates, *, is_leaving: bool) -> Placed:
-        """Return a division with more workers or, if one leaves or another anchor needs some, with fewer."""
+        """Return a division with more workers or, if one leaves or another anchor needs some, with
+        fewer.
+        """
         kept = self._replaced(candidates)
         most = min(candidates.limit, len(self._layers))
         if kept is None:
             return self._divided(self._in_order(candidates)[:most])
         if kept != self._placed:
             return kept
-        able = [each for each in self._in_order(candidates) if not each.stands_by or each.worker in dict(self._placed)][:most]
+        able = [
+            each
+            for each in self._in_order(candidates)
+            if not each.stands_by or each.worker in dict(self._placed)
+        ][:most]
         workers = frozenset(each.worker for each in able)
         if len(able) == len(self._placed):
             self._joining = frozenset(), 0.0
             return ()
         if self._joining[0] != workers:
             self._joining = workers, self._now_s()
-        if self._now_s() - self._joining[1] < (JOIN_GRACE_S if len(able) > len(self._placed) else LOSS_GRACE_S):
+        if self._now_s() - self._joining[1] < (
+            JOIN_GRACE_S if len(able) > len(self._placed) else LOSS_GRACE_S
+        ):
             return ()
         return self._divided(able)
 
     def losses(self, candidates: Candidates) -> Mapping[WorkerId, str] | None:
-        key = self._placed, tuple((each.worker, each.memory) for each in candidates.free), candidates.limit
+        key = (
+            self._placed,
+            tuple((each.worker, each.memory) for each in candidates.free),
+            candidates.limit,
+        )
         if self._losses_of != key:
             self._losses_of, self._losses = key, dict(self._find_losses(candidates))
         return self._losses
@@ -184,19 +227,23 @@ class AutomaticDivision(RouteDivision):
                 yield worker, f"without it {gap}"
 
     def _in_order(self, candidates: Candidates) -> list[FreeWorker]:
-        """Return the free workers: those of the present division first, in its order; then by the layers that they have loaded,
-        so that a successor of this anchor finds the same division.
+        """Return the free workers: those of the present division first, in its order; then by the
+        layers that they have loaded, so that a successor of this anchor finds the same division.
         """
         place = {worker: number for number, (worker, _) in enumerate(self._placed)}
 
         def rank(each: FreeWorker) -> tuple[int, int]:
-            loaded = LayerSpan.parse(each.span, "span").first if each.span else len(self._sizes.layers)
+            loaded = (
+                LayerSpan.parse(each.span, "span").first if each.span else len(self._sizes.layers)
+            )
             return place.get(each.worker, len(place)), loaded
 
         return sorted(candidates.free, key=rank)
 
     def _replaced(self, candidates: Candidates) -> Placed | None:
-        """Return the present division with a worker that is not in use in each lost one's place; None if there are too few."""
+        """Return the present division with a worker that is not in use in each lost one's place;
+        None if there are too few.
+        """
         if not self._placed:
             return None
         free = {each.worker: each for each in candidates.free}
@@ -216,17 +263,31 @@ class AutomaticDivision(RouteDivision):
         return self._sizes.bytes_of(span, is_anchor=False)
 
     def _divided(self, workers: Sequence[FreeWorker]) -> Placed:
-        """Divide the layers among workers. Raises: RouteGap with the arithmetic if they do not fit."""
+        """Divide the layers among workers. Raises: RouteGap with the arithmetic if they do not
+        fit.
+        """
         if not workers:
             raise RouteGap(f"no span worker has {self._described_layers()} of {self._stage}")
-        plan = plan_workers(self._sizes, self._layers, [each.memory for each in workers], head_on_anchor=self._head_on_anchor)
+        plan = plan_workers(
+            self._sizes,
+            self._layers,
+            [each.memory for each in workers],
+            head_on_anchor=self._head_on_anchor,
+        )
         if plan.lacking_bytes:
-            needed, budget = sum(each.num_bytes for each in plan.spans), sum(each.memory for each in workers)
-            raise RouteGap(
-                f"{self._described_layers()} of {self._stage} need {format_byte_size(needed)} on {len(workers)} span workers, "
-                f"which may occupy {format_byte_size(budget)}: {format_byte_size(plan.lacking_bytes)} are missing"
+            needed, budget = (
+                sum(each.num_bytes for each in plan.spans),
+                sum(each.memory for each in workers),
             )
-        return tuple((each.worker, planned.span) for each, planned in zip(workers, plan.spans, strict=True))
+            raise RouteGap(
+                f"{self._described_layers()} of {self._stage} need {format_byte_size(needed)} "
+                f"on {len(workers)} span workers, "
+                f"which may occupy {format_byte_size(budget)}: "
+                f"{format_byte_size(plan.lacking_bytes)} are missing"
+            )
+        return tuple(
+            (each.worker, planned.span) for each, planned in zip(workers, plan.spans, strict=True)
+        )
 
     def _described_layers(self) -> str:
         first, last = self._layers.start, self._layers.stop - 1
@@ -234,7 +295,9 @@ class AutomaticDivision(RouteDivision):
 
 
 def fits_beside(sizes: ModelSizes, memory: int, span: LayerSpan, computed: LayerSpan) -> bool:
-    """Return True if a worker with so much memory can hold a span's weights beside all that it has for the one it computes."""
+    """Return True if a worker with so much memory can hold a span's weights beside all that it has
+    for the one it computes.
+    """
     num_layers = len(sizes.layers)
     span, computed = span.of_model(num_layers, "span"), computed.of_model(num_layers, "span")
     weights = sizes.bytes_of(span, is_anchor=False) - sizes.cached_bytes(span) - sizes.buffer_bytes

@@ -1,7 +1,9 @@
-"""Setup of an anchor's route, and of the next one whenever a span worker of it is lost. Runs in a thread of its own.
+"""Setup of an anchor's route, and of the next one whenever a span worker of it is lost. Runs in a
+thread of its own.
 
-The anchor alone decides which span worker hosts which span; it writes the route to Redis, under a new generation, and gives each
-worker its place by the connection to it. The engine finds the finished chain in its `RouteSlot`.
+The anchor alone decides which span worker hosts which span; it writes the route to Redis, under a
+new generation, and gives each worker its place by the connection to it. The engine finds the
+finished chain in its `RouteSlot`.
 """
 
 import contextlib
@@ -18,14 +20,9 @@ from fleet.control import scripts
 from fleet.control.connect import connect, run, texts
 from fleet.control.outage import Outage
 from fleet.core.errors import NoWorker, RedisUnreachable
-from fleet.process.fleet_secret import FleetSecret
 from fleet.core.ids import RoleName, StageName, WorkerId
-from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.protocol.messages import Returned
-from fleet.spans.protocol.plan import ModelSizes
-from fleet.spans.protocol.chain import RouteSlot
+from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.anchor.connections import ConnectedChain
-from fleet.spans.net.ring import BlockReads
 from fleet.spans.anchor.division import (
     Candidates,
     FreeWorker,
@@ -35,9 +32,21 @@ from fleet.spans.anchor.division import (
     RouteGap,
     fits_beside,
 )
-from fleet.spans.anchor.setup import CHECK_S, DIAL_TIMEOUT_S, RouteHop, RouteTerms, prepare_spans, set_up_route
-from fleet.spans.records import SpanRecords, SpanWorkerRecord
+from fleet.spans.anchor.setup import (
+    CHECK_S,
+    DIAL_TIMEOUT_S,
+    RouteHop,
+    RouteTerms,
+    prepare_spans,
+    set_up_route,
+)
 from fleet.spans.anchor.standby import StandbySpans
+from fleet.spans.net.ring import BlockReads
+from fleet.spans.protocol.chain import RouteSlot
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.messages import Returned
+from fleet.spans.protocol.plan import ModelSizes
+from fleet.spans.records import SpanRecords, SpanWorkerRecord
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +61,12 @@ HAND_OVER_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
-    """The route of the anchor `anchor`. `role`: of its span workers. `division`: of the layers among them.
+    """The route of the anchor `anchor`. `role`: of its span workers. `division`: of the layers
+    among them.
 
-    `sizes`: of the layers, None if nothing is known of the workers' memory. `no_worker_timeout_s`: after it requests fail for
-    layers that no worker has. `wire_dtype`, `returned`: as in `SpanSetup`.
+    `sizes`: of the layers, None if nothing is known of the workers' memory. `no_worker_timeout_s`:
+    after it requests fail for layers that no worker has. `wire_dtype`, `returned`: as in
+    `SpanSetup`.
     """
 
     anchor: WorkerId
@@ -80,7 +91,10 @@ class FoundWorkers:
     @property
     def candidates(self) -> Candidates:
         free = [
-            FreeWorker(worker=each.worker, span=each.span, memory=each.memory, stands_by=each.stands_by) for each in self.records
+            FreeWorker(
+                worker=each.worker, span=each.span, memory=each.memory, stands_by=each.stands_by
+            )
+            for each in self.records
         ]
         return Candidates(free=free, limit=self.limit)
 
@@ -88,11 +102,14 @@ class FoundWorkers:
         by_name = {record.worker: record for record in self.records}
         return [
             RouteHop(
-                worker=worker, address=by_name[worker].address, key=by_name[worker].key, span=str(span),
+                worker=worker,
+                address=by_name[worker].address,
+                key=by_name[worker].key,
+                span=str(span),
                 memory=by_name[worker].memory,
             )
             for worker, span in placed
-        ]  # fmt: skip
+        ]
 
 
 def _left_by(leaving: Sequence[WorkerId]) -> str:
@@ -103,10 +120,22 @@ class RouteKeeper:
     """`start` begins the thread, `stop` ends it and closes the route."""
 
     def __init__(
-        self, redis_url: str, settings: RouteSettings, slot: RouteSlot, secret: FleetSecret | None, is_needed: Callable[[], bool]
+        self,
+        redis_url: str,
+        settings: RouteSettings,
+        slot: RouteSlot,
+        secret: FleetSecret | None,
+        is_needed: Callable[[], bool],
     ) -> None:
-        """`is_needed` returns True while the anchor computes or accepts tasks; other anchors may else have its span workers."""
-        self._redis_url, self._settings, self._slot, self._secret = redis_url, settings, slot, secret
+        """`is_needed` returns True while the anchor computes or accepts tasks; other anchors may
+        else have its span workers.
+        """
+        self._redis_url, self._settings, self._slot, self._secret = (
+            redis_url,
+            settings,
+            slot,
+            secret,
+        )
         self._is_needed = is_needed
         self._stopping = threading.Event()
         self._chain: ConnectedChain | None = None
@@ -140,8 +169,12 @@ class RouteKeeper:
                 self._stopping.wait(self._outage.add(error))
             except RedisUnreachable:
                 self._stopping.wait(self._outage.pause_s())
-            except Exception:  # the loop of this thread: without it, the anchor would never have a route again
-                log.exception("the route of %s could not be followed; it is tried again", self._settings.anchor)
+            # the loop of this thread: without it, the anchor would never have a route again
+            except Exception:
+                log.exception(
+                    "the route of %s could not be followed; it is tried again",
+                    self._settings.anchor,
+                )
                 self._stopping.wait(ERROR_PAUSE_S)
 
     def _keep(self, client: redis.Redis, records: SpanRecords) -> None:
@@ -174,14 +207,20 @@ class RouteKeeper:
             self._has_claims = False
 
     def _wait(self) -> None:
-        """Wait until the route is to be looked at: a broken one soon, since requests wait for the next."""
+        """Wait until the route is to be looked at: a broken one soon, since requests wait for the
+        next.
+        """
         until_s = time.monotonic() + CHECK_S
         while not self._stopping.wait(POLL_S) and time.monotonic() < until_s:
             if self._chain is None or self._chain.is_broken:
                 return
 
-    def _must_change(self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain) -> bool:
-        """Return True if a worker of the route is lost, or if others are ready to compute in its place, or with it."""
+    def _must_change(
+        self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain
+    ) -> bool:
+        """Return True if a worker of the route is lost, or if others are ready to compute in its
+        place, or with it.
+        """
         members = records.read_members([hop.worker for hop in self._hops])
         if not members.are_listed:
             log.warning("a span worker of the route is lost; its connections are closed")
@@ -196,19 +235,32 @@ class RouteKeeper:
             self._next_look_s = now_s + RETRY_S
             if str(failure) != self._not_moved:
                 self._not_moved = str(failure)
-                log.warning("the route of %s stays as it is%s: %s", self._settings.stage, _left_by(members.leaving), failure)
+                log.warning(
+                    "the route of %s stays as it is%s: %s",
+                    self._settings.stage,
+                    _left_by(members.leaving),
+                    failure,
+                )
             return False
         if placed:
             chain.expect_end()
             self._settings.division.accept(placed)
-            log.info("the route of %s moves to %d span workers%s", self._settings.stage, len(placed), _left_by(members.leaving))
+            log.info(
+                "the route of %s moves to %d span workers%s",
+                self._settings.stage,
+                len(placed),
+                _left_by(members.leaving),
+            )
         return bool(placed)
 
-    def _move(self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain, *, is_leaving: bool) -> Placed:
-        """Choose the next division, and let workers load what they lack for it while the present route computes.
+    def _move(
+        self, client: redis.Redis, records: SpanRecords, chain: ConnectedChain, *, is_leaving: bool
+    ) -> Placed:
+        """Choose the next division, and let workers load what they lack for it while the present
+        route computes.
 
-        Returns: it, empty if the present one stays. A worker without memory for both spans loads the new one when the present
-        route has ended. Raises: RouteFailure.
+        Returns: it, empty if the present one stays. A worker without memory for both spans loads
+        the new one when the present route has ended. Raises: RouteFailure.
         """
         found, sizes = self._find(records), self._settings.sizes
         placed = self._settings.division.better(found.candidates, is_leaving=is_leaving)
@@ -223,23 +275,34 @@ class RouteKeeper:
 
         def is_changed(hop: RouteHop) -> bool:
             last, span = now[hop.worker], LayerSpan.parse(hop.span, "span")
-            return str(last) != hop.span and (sizes is None or fits_beside(sizes, hop.memory, span, last))
+            return str(last) != hop.span and (
+                sizes is None or fits_beside(sizes, hop.memory, span, last)
+            )
 
         changed = [hop for hop in hops if hop.worker in now and is_changed(hop)]
         workers = [*now, *(hop.worker for hop in added)]
         try:
             prepare_spans(
-                self._settings.anchor, [*changed, *added], lambda: chain.is_broken or self._is_over(records, workers)
-            )  # fmt: skip
+                self._settings.anchor,
+                [*changed, *added],
+                lambda: chain.is_broken or self._is_over(records, workers),
+            )
         except RouteFailure:
-            self._write_route(client, self._hops)  # other anchors may have the workers that are not added
+            # other anchors may have the workers that are not added
+            self._write_route(client, self._hops)
             raise
         return placed
 
     def _follow_standby(self, client: redis.Redis, found: FoundWorkers) -> None:
-        """Let unused workers load spans of the route, and record those that have. Automatic spans are for standby ones only."""
+        """Let unused workers load spans of the route, and record those that have. Automatic spans
+        are for standby ones only.
+        """
         used, is_auto = {hop.worker for hop in self._hops}, self._settings.sizes is not None
-        standby = [each for each in found.records if each.worker not in used and (each.stands_by or not is_auto)]
+        standby = [
+            each
+            for each in found.records
+            if each.worker not in used and (each.stands_by or not is_auto)
+        ]
         unused = found.hops_of([(each.worker, each.span) for each in standby])
         for hop in self._standby.follow([hop.span for hop in self._hops], unused):
             run(client, scripts.note_standby(self._settings.anchor, hop.worker, hop.span))
@@ -260,7 +323,11 @@ class RouteKeeper:
             generation = self._write_route(client, hops)
             division.accept(placed)
             chain = set_up_route(
-                self._settings.anchor, hops, self._terms(generation), lambda: self._is_over(records, names), self._settings.blocks
+                self._settings.anchor,
+                hops,
+                self._terms(generation),
+                lambda: self._is_over(records, names),
+                self._settings.blocks,
             )
         except RouteFailure as failure:
             if isinstance(failure, RouteGap):
@@ -278,18 +345,28 @@ class RouteKeeper:
     def _terms(self, generation: int) -> RouteTerms:
         settings, slot = self._settings, self._slot
         return RouteTerms(
-            generation=generation, lineage=self._lineage or generation, num_pages=slot.num_pages, page_size=slot.page_size,
-            returned=settings.returned, wire_dtype=settings.wire_dtype, keep_bytes=settings.keep_bytes,
-        )  # fmt: skip
+            generation=generation,
+            lineage=self._lineage or generation,
+            num_pages=slot.num_pages,
+            page_size=slot.page_size,
+            returned=settings.returned,
+            wire_dtype=settings.wire_dtype,
+            keep_bytes=settings.keep_bytes,
+        )
 
     def _find(self, records: SpanRecords) -> "FoundWorkers":
-        """Return the span workers that this anchor may have: those of its last route first, and standby ones last."""
+        """Return the span workers that this anchor may have: those of its last route first, and
+        standby ones last.
+        """
         own, found = self._settings.anchor, records.find(self._settings.role)
         others = {record.anchor for record in found} - {"", own}
         live = {other for other in others if records.all_listed([WorkerId(other)])}
         found.sort(key=lambda record: (record.anchor != own, record.stands_by, record.worker))
         num_anchors = max(1, records.num_accepting(RoleName(self._settings.stage)))
-        return FoundWorkers([record for record in found if record.anchor not in live], limit=-(-len(found) // num_anchors))
+        return FoundWorkers(
+            [record for record in found if record.anchor not in live],
+            limit=-(-len(found) // num_anchors),
+        )
 
     def _write_route(self, client: redis.Redis, hops: Sequence[RouteHop]) -> int:
         """Claim the workers in Redis, and return the route's generation. Raises: RouteFailure."""
@@ -306,7 +383,9 @@ class RouteKeeper:
         return int(more[0])
 
     def _follow_gap(self, client: redis.Redis, records: SpanRecords, gap: str) -> None:
-        """Record why there is no route. After a time, give the tasks to an anchor that has one; without any, let them fail."""
+        """Record why there is no route. After a time, give the tasks to an anchor that has one;
+        without any, let them fail.
+        """
         settings, now_s = self._settings, time.monotonic()
         if self._gap_since_s is None:
             self._gap_since_s = now_s
@@ -317,7 +396,12 @@ class RouteKeeper:
         if records.another_serves(RoleName(settings.stage), settings.anchor):
             self._slot.report_outage(None)
             if records.num_tasks(settings.anchor):
-                log.warning("the tasks of %s continue on another worker of %s: %s", settings.anchor, settings.stage, gap)
+                log.warning(
+                    "the tasks of %s continue on another worker of %s: %s",
+                    settings.anchor,
+                    settings.stage,
+                    gap,
+                )
                 run(client, scripts.fence_worker("", settings.anchor))
         elif since_s > settings.no_worker_timeout_s:
             self._slot.report_outage(NoWorker(f"{gap}; start `fleet worker {settings.role}`"))

@@ -1,7 +1,8 @@
 """The queue of an anchor: its passes go through the span workers of its route, several at a time.
 
-Forward: the anchor computes its layers when a pass begins, and draws from the logits or last rows that return. Reverse: the
-embeddings go out, and the anchor computes its layers, and the head, from the rows that return.
+Forward: the anchor computes its layers when a pass begins, and draws from the logits or last rows
+that return. Reverse: the embeddings go out, and the anchor computes its layers, and the head, from
+the rows that return.
 Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
 """
 
@@ -17,6 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import BadInput, FleetError, SpanPrefixMismatch, from_code
+from fleet.engine.base import EngineOutput
+from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
+from fleet.engine.torch.passes import Drawn, PassDone, is_due
+from fleet.engine.torch.program import Program, TaskT
+from fleet.engine.torch.rows import joined
+from fleet.engine.torch.tiles import TILE_ROWS, padded
+from fleet.spans.anchor.copies import SpanCopies, SpanCopy
+from fleet.spans.protocol.chain import RouteSlot, SpanArrival, SpanChain
 from fleet.spans.protocol.figures import PassSums, PassTally, SpanFigures
 from fleet.spans.protocol.messages import (
     Returned,
@@ -28,26 +39,18 @@ from fleet.spans.protocol.messages import (
     SpanStored,
     SpanTapped,
 )
-from fleet.engine.base import EngineOutput
-from fleet.spans.protocol.chain import RouteSlot, SpanArrival, SpanChain
 from fleet.spans.protocol.pass_log import SpanLog
-from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
-from fleet.engine.torch.layout import Extent
-from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
-from fleet.engine.torch.passes import Drawn, PassDone, is_due
-from fleet.spans.torch.prefix_hashes import PrefixHashes, RowKeys
-from fleet.engine.torch.program import Program, TaskT
-from fleet.engine.torch.rows import joined
-from fleet.spans.anchor.copies import SpanCopies, SpanCopy
 from fleet.spans.torch.model import SpanComputer, SpanLayers, SpanRows, last_rows
-from fleet.engine.torch.tiles import TILE_ROWS, padded
+from fleet.spans.torch.prefix_hashes import PrefixHashes, RowKeys
 from fleet.spans.torch.wire_rows import check_rows, rows_from_wire, rows_to_wire
 
 RETRY_S = 0.05
 
 
 class SpanProgram(Program[TaskT], Protocol[TaskT]):
-    """A program whose process has a span of the layers. `taps_elsewhere`: the tapped layer is in a span worker."""
+    """A program whose process has a span of the layers. `taps_elsewhere`: the tapped layer is in a
+    span worker.
+    """
 
     @property
     def layers(self) -> SpanLayers: ...
@@ -55,18 +58,21 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
     @property
     def taps_elsewhere(self) -> bool: ...
 
-    def draw_from(self, tasks: Sequence[TaskT], logits_SV: Tensor) -> Sequence[Sequence[EngineOutput]]:
+    def draw_from(
+        self, tasks: Sequence[TaskT], logits_SV: Tensor
+    ) -> Sequence[Sequence[EngineOutput]]:
         """Draw as `draw` does, from logits that another process computed."""
         ...
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RunningPass(Generic[TaskT]):
-    """A pass that has begun. `extents`: with the pages as they were then. `draws`: for each entry, whether a draw follows.
+    """A pass that has begun. `extents`: with the pages as they were then. `draws`: for each entry,
+    whether a draw follows.
 
-    `taps`: for each entry, whether it needs tapped rows of a span worker. `tapped`: rows by the number of their table; None until
-    they arrive. Times by `time.monotonic`: `began_s`; `sent_s`, when its rows were ready to be sent; `arrived_s`, when the last
-    part of its result arrived.
+    `taps`: for each entry, whether it needs tapped rows of a span worker. `tapped`: rows by the
+    number of their table; None until they arrive. Times by `time.monotonic`: `began_s`; `sent_s`,
+    when its rows were ready to be sent; `arrived_s`, when the last part of its result arrived.
     """
 
     number: int
@@ -83,25 +89,37 @@ class RunningPass(Generic[TaskT]):
     result: SpanResult | None = None
 
     def of_tables(self, tables: Sequence[int]) -> "RunningPass[TaskT]":
-        """Return the part of the pass that has these tables, in their order: a pass that is sent again may have another one."""
+        """Return the part of the pass that has these tables, in their order: a pass that is sent
+        again may have another one.
+        """
         number_of = {extent.table.number: number for number, extent in enumerate(self.extents)}
         at = [number_of[table] for table in tables]
         return RunningPass(
-            number=self.number, changes=self.changes, began_s=self.began_s, entries=[self.entries[number] for number in at],
-            extents=[self.extents[number] for number in at], draws=[self.draws[number] for number in at],
+            number=self.number,
+            changes=self.changes,
+            began_s=self.began_s,
+            entries=[self.entries[number] for number in at],
+            extents=[self.extents[number] for number in at],
+            draws=[self.draws[number] for number in at],
             taps=[self.taps[number] for number in at],
-        )  # fmt: skip
+        )
 
     def check_tables(self, tables: Sequence[int]) -> None:
         """Raises: BadInput unless these are tables of the pass, each of them once."""
-        if len(set(tables)) < len(tables) or not {extent.table.number for extent in self.extents}.issuperset(tables):
+        if len(set(tables)) < len(tables) or not {
+            extent.table.number for extent in self.extents
+        }.issuperset(tables):
             raise BadInput(f"the result of pass {self.number} is of other tables")
 
     @property
     def untapped(self) -> list[int]:
-        """The tables whose tapped rows are needed, and have not arrived. A request that has ended needs none."""
+        """The tables whose tapped rows are needed, and have not arrived. A request that has ended
+        needs none.
+        """
         parts = zip(self.entries, self.extents, self.taps, strict=True)
-        needed = [extent.table.number for entry, extent, taps in parts if taps and not entry.is_void]
+        needed = [
+            extent.table.number for entry, extent, taps in parts if taps and not entry.is_void
+        ]
         return [table for table in needed if table not in (self.tapped or {})]
 
     def divided(self, rows_NH: Tensor) -> dict[int, Tensor]:
@@ -112,14 +130,19 @@ class RunningPass(Generic[TaskT]):
     def tapped_of_entries(self, tapped: Mapping[int, Tensor]) -> dict[int, Tensor]:
         """Return the tapped rows of the tables by the `id` of the entry's extent."""
         pairs = zip(self.entries, self.extents, strict=True)
-        return {id(entry.extent): tapped[extent.table.number] for entry, extent in pairs if extent.table.number in tapped}
+        return {
+            id(entry.extent): tapped[extent.table.number]
+            for entry, extent in pairs
+            if extent.table.number in tapped
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPassOptions:
     """`returned`: what the last worker returns: all rows where the anchor is last.
 
-    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of rows between processes.
+    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of
+    rows between processes.
     `keep_bytes`: see `SpanLog`.
     """
 
@@ -131,11 +154,14 @@ class SpanPassOptions:
 
 
 class SpanPasses(PassQueue[TaskT]):
-    """Invariants: passes are sent, computed by every process, and completed in the order of their numbers. A pass that has begun
-    ends, also when a worker is lost: the next chain computes what is missing.
+    """Invariants: passes are sent, computed by every process, and completed in the order of their
+    numbers. A pass that has begun ends, also when a worker is lost: the next chain computes what is
+    missing.
     """
 
-    def __init__(self, program: SpanProgram[TaskT], pool: KVPool, route: RouteSlot, options: SpanPassOptions) -> None:
+    def __init__(
+        self, program: SpanProgram[TaskT], pool: KVPool, route: RouteSlot, options: SpanPassOptions
+    ) -> None:
         self._program, self._pool, self._route, self._options = program, pool, route, options
         self._computer = SpanComputer(program.layers, pool, tiled=options.tiled)
         self._keys = RowKeys()
@@ -174,7 +200,9 @@ class SpanPasses(PassQueue[TaskT]):
     def _is_complete(self, running: RunningPass[TaskT]) -> bool:
         """Return True if all has arrived that ends the pass."""
         result = running.result
-        return result is not None and (result.error is not None or running.tapped is not None or not running.untapped)
+        return result is not None and (
+            result.error is not None or running.tapped is not None or not running.untapped
+        )
 
     @property
     def is_open(self) -> bool:
@@ -197,7 +225,11 @@ class SpanPasses(PassQueue[TaskT]):
         return self._route.num_layers - self._pool.shape.num_layers
 
     def copy_rows(
-        self, number: int, table: PageTable, keys: NDArray[np.int64], layers: Sequence[NDArray[np.uint8]] | None
+        self,
+        number: int,
+        table: PageTable,
+        keys: NDArray[np.int64],
+        layers: Sequence[NDArray[np.uint8]] | None,
     ) -> bool:
         if layers is not None:
             self._take_changes()
@@ -208,9 +240,16 @@ class SpanPasses(PassQueue[TaskT]):
         before = self._hashes.get(table.number, PrefixHashes()).before(len(keys))
         assert before is not None, f"{len(keys)} rows were never sent"
         copy = SpanCopy(
-            number=number, pages=tuple(table.pages), table=table.number, keys=keys, layers=layers, before=before,
-            layer_bytes=len(keys) * self._pool.page_bytes // (self._pool.page_size * self._pool.shape.num_layers),
-        )  # fmt: skip
+            number=number,
+            pages=tuple(table.pages),
+            table=table.number,
+            keys=keys,
+            layers=layers,
+            before=before,
+            layer_bytes=len(keys)
+            * self._pool.page_bytes
+            // (self._pool.page_size * self._pool.shape.num_layers),
+        )
         self._copies.append(copy, after=self._num_begun)
         return True
 
@@ -229,7 +268,13 @@ class SpanPasses(PassQueue[TaskT]):
     def figures(self) -> SpanFigures:
         received, sent = self._num_bytes()
         total, recent = self._tally.sums()
-        return SpanFigures(weight_bytes=self._weight_bytes, received_bytes=received, sent_bytes=sent, total=total, recent=recent)
+        return SpanFigures(
+            weight_bytes=self._weight_bytes,
+            received_bytes=received,
+            sent_bytes=sent,
+            total=total,
+            recent=recent,
+        )
 
     def _num_bytes(self) -> tuple[int, int]:
         """Return the bytes that were received over all chains, and sent."""
@@ -249,12 +294,19 @@ class SpanPasses(PassQueue[TaskT]):
             self._report()
 
     def _note_break(self) -> None:
-        """Suspect the tasks of running passes, once, when the chain breaks by the death of a worker."""
+        """Suspect the tasks of running passes, once, when the chain breaks by the death of a
+        worker.
+        """
         if self._chain is not None and self._chain.is_broken and not self._break_noted:
             self._break_noted = True
             if not self._chain.is_lost:
                 return
-            entries = [entry for running in self._running.values() for entry in running.entries if not entry.is_void]
+            entries = [
+                entry
+                for running in self._running.values()
+                for entry in running.entries
+                if not entry.is_void
+            ]
             self._suspects = list({id(entry.task): entry.task for entry in entries}.values())
 
     def take_suspects(self) -> Sequence[TaskT]:
@@ -263,7 +315,9 @@ class SpanPasses(PassQueue[TaskT]):
         return suspects
 
     def _resume(self, chain: SpanChain) -> None:
-        """Continue with another chain: each worker sends again what the next one lacks, and so does the anchor."""
+        """Continue with another chain: each worker sends again what the next one lacks, and so does
+        the anchor.
+        """
         if self._chain is not None:
             self._chain.close()
             self._earlier_bytes = self._num_bytes()
@@ -276,7 +330,9 @@ class SpanPasses(PassQueue[TaskT]):
             chain.send(msgspec.structs.replace(message, generation=chain.generation), *rows)
 
     def _report(self) -> None:
-        """Report closed tables and completed passes while no pass does, so that the workers free what they keep for them."""
+        """Report closed tables and completed passes while no pass does, so that the workers free
+        what they keep for them.
+        """
         assert self._chain is not None
         self._take_changes()
         if not self._unsent.closed and self._num_reported == self._num_completed:
@@ -285,17 +341,25 @@ class SpanPasses(PassQueue[TaskT]):
         self._num_reported = self._num_completed
         self._log.close(closed)
         self._log.complete(self._num_completed)
-        self._chain.send(SpanReport(generation=self._chain.generation, closed=closed, completed=self._num_completed))
+        self._chain.send(
+            SpanReport(
+                generation=self._chain.generation, closed=closed, completed=self._num_completed
+            )
+        )
 
     def _take_changes(self) -> None:
         """Add the pool's changes to those that no pass has reported."""
         new = self._pool.take_changes()
         for table in new.closed:
             self._hashes.pop(table, None)
-        self._unsent = PoolChanges(zeroed=self._unsent.zeroed + new.zeroed, closed=self._unsent.closed + new.closed)
+        self._unsent = PoolChanges(
+            zeroed=self._unsent.zeroed + new.zeroed, closed=self._unsent.closed + new.closed
+        )
 
     def max_requests(self, num_open: int) -> int:
-        """Divide open requests among the processes, so that each has a pass to compute; in whole tiles if rows are in tiles."""
+        """Divide open requests among the processes, so that each has a pass to compute; in whole
+        tiles if rows are in tiles.
+        """
         share = -(-num_open // (self._chain.num_hops + 1 if self._chain is not None else 1))
         return max(1, -(-share // TILE_ROWS) * TILE_ROWS if self._options.tiled else share)
 
@@ -305,7 +369,9 @@ class SpanPasses(PassQueue[TaskT]):
         self._take_changes()
         changes = self._unsent
         extents = [_frozen(entry.extent) for entry in entries]
-        rows_NH = joined([entry.task.rows(entry.extent.start, entry.extent.stop) for entry in entries])
+        rows_NH = joined(
+            [entry.task.rows(entry.extent.start, entry.extent.stop) for entry in entries]
+        )
         keys_N = self._keys.of(rows_NH)
         computed = SpanRows(rows_NH=rows_NH)
         if not self._is_last:
@@ -313,10 +379,14 @@ class SpanPasses(PassQueue[TaskT]):
             computed = self._computer.run(rows_NH, extents)
         self._num_begun += 1
         running = RunningPass(
-            number=self._num_begun, entries=entries, extents=extents,
-            draws=[is_due(entry.task, entry.extent) for entry in entries], taps=[self._taps(entry) for entry in entries],
-            changes=changes, began_s=began_s,
-        )  # fmt: skip
+            number=self._num_begun,
+            entries=entries,
+            extents=extents,
+            draws=[is_due(entry.task, entry.extent) for entry in entries],
+            taps=[self._taps(entry) for entry in entries],
+            changes=changes,
+            began_s=began_s,
+        )
         if computed.tapped_NH is not None:
             running.tapped = running.divided(computed.tapped_NH)
         message = self._message(running.number, self._described(running, keys_N.tobytes()), changes)
@@ -329,15 +399,23 @@ class SpanPasses(PassQueue[TaskT]):
 
     def _taps(self, entry: PassEntry[TaskT]) -> bool:
         """Return True if a span worker is to return tapped rows of an entry."""
-        return self._program.taps_elsewhere and entry.task.needs_tapped(entry.extent.start, entry.extent.stop)
+        return self._program.taps_elsewhere and entry.task.needs_tapped(
+            entry.extent.start, entry.extent.stop
+        )
 
-    def _message(self, number: int, extents: tuple[SpanExtent, ...], changes: PoolChanges) -> SpanPass:
+    def _message(
+        self, number: int, extents: tuple[SpanExtent, ...], changes: PoolChanges
+    ) -> SpanPass:
         assert self._chain is not None
         zeroed, closed = tuple(changes.zeroed), tuple(changes.closed)
         return SpanPass(
-            generation=self._chain.generation, number=number, extents=extents, zeroed=zeroed, closed=closed,
+            generation=self._chain.generation,
+            number=number,
+            extents=extents,
+            zeroed=zeroed,
+            closed=closed,
             completed=self._num_completed,
-        )  # fmt: skip
+        )
 
     def _described(self, running: RunningPass[TaskT], keys: bytes) -> tuple[SpanExtent, ...]:
         described: list[SpanExtent] = []
@@ -351,10 +429,17 @@ class SpanPasses(PassQueue[TaskT]):
             first += extent.num_rows
             described.append(
                 SpanExtent(
-                    table=extent.table.number, pages=tuple(extent.table.pages), start=extent.start, stop=extent.stop,
-                    before=before, keys=its_keys, draws=draws, taps=taps, rope_len=extent.rope_len,
+                    table=extent.table.number,
+                    pages=tuple(extent.table.pages),
+                    start=extent.start,
+                    stop=extent.stop,
+                    before=before,
+                    keys=its_keys,
+                    draws=draws,
+                    taps=taps,
+                    rope_len=extent.rope_len,
                 )
-            )  # fmt: skip
+            )
         return tuple(described)
 
     def await_ended(self, timeout_s: float) -> bool:
@@ -387,10 +472,18 @@ class SpanPasses(PassQueue[TaskT]):
             running.arrived_s = arrival.at_s
         elif running.result is None:
             check_rows(arrival.payload, message.num_rows, self._options.wire_dtype)
-            running.result, running.payload, running.arrived_s = message, arrival.payload, arrival.at_s
+            running.result, running.payload, running.arrived_s = (
+                message,
+                arrival.payload,
+                arrival.at_s,
+            )
 
-    def _receive_tapped(self, running: RunningPass[TaskT], message: SpanTapped, payload: memoryview) -> None:
-        """Note the tapped rows of a pass. A worker that has replaced another one may send fewer of them."""
+    def _receive_tapped(
+        self, running: RunningPass[TaskT], message: SpanTapped, payload: memoryview
+    ) -> None:
+        """Note the tapped rows of a pass. A worker that has replaced another one may send fewer of
+        them.
+        """
         tapped = running.of_tables(message.tables)
         num_rows = sum(extent.num_rows for extent in tapped.extents)
         arrived = tapped.divided(self._from_wire(payload, num_rows)) if message.tables else {}
@@ -408,9 +501,14 @@ class SpanPasses(PassQueue[TaskT]):
         if self._is_last:
             self._pool.apply(running.changes)
         if result.error is not None:
-            return PassFailure(error=from_code(result.error.code, result.error.message), loses_rows=result.error.loses_rows)
+            return PassFailure(
+                error=from_code(result.error.code, result.error.message),
+                loses_rows=result.error.loses_rows,
+            )
         if running.untapped:
-            lost = SpanPrefixMismatch("a span worker was lost before its tapped rows arrived; they are computed again")
+            lost = SpanPrefixMismatch(
+                "a span worker was lost before its tapped rows arrived; they are computed again"
+            )
             return PassFailure(error=lost, loses_rows=True)
         due = [entry for entry, draws in zip(running.entries, running.draws, strict=True) if draws]
         before = [entry.task.num_rows for entry in due]
@@ -429,14 +527,18 @@ class SpanPasses(PassQueue[TaskT]):
         computed_s = running.sent_s - running.began_s + ended_s - continued_s
         self._tally.add(
             PassSums(
-                num_passes=1, num_rows=sum(extent.num_rows for extent in running.extents),
-                waited_us=int(1e6 * (continued_s - running.arrived_s)), computed_us=int(1e6 * computed_s),
+                num_passes=1,
+                num_rows=sum(extent.num_rows for extent in running.extents),
+                waited_us=int(1e6 * (continued_s - running.arrived_s)),
+                computed_us=int(1e6 * computed_s),
                 took_us=int(1e6 * (ended_s - running.began_s)),
             )
-        )  # fmt: skip
+        )
 
     def _completed(self, running: RunningPass[TaskT], result: SpanResult) -> PassDone:
-        """Compute what is left of a pass, and draw. Entries without a result have ended while the pass ran."""
+        """Compute what is left of a pass, and draw. Entries without a result have ended while the
+        pass ran.
+        """
         assert running.payload is not None
         rows_NH, tapped = self._from_wire(running.payload, result.num_rows), running.tapped
         left = running.of_tables(result.tables)
@@ -459,7 +561,9 @@ class SpanPasses(PassQueue[TaskT]):
         drawn: Drawn = {}
         for first in range(0, len(current), size):
             some, rows_SH = current[first : first + size], last_SH[first : first + size]
-            outputs = self._program.draw([entry.task for entry in some], padded(rows_SH) if self._options.tiled else rows_SH)
+            outputs = self._program.draw(
+                [entry.task for entry in some], padded(rows_SH) if self._options.tiled else rows_SH
+            )
             drawn |= {id(entry.extent): output for entry, output in zip(some, outputs, strict=True)}
         return drawn
 
@@ -472,14 +576,20 @@ class SpanPasses(PassQueue[TaskT]):
 
 
 def _frozen(extent: Extent) -> Extent:
-    """Return an extent with the pages that the table has now: it may lose them to another request while the pass runs."""
+    """Return an extent with the pages that the table has now: it may lose them to another request
+    while the pass runs.
+    """
     table = PageTable(pages=list(extent.table.pages), number=extent.table.number)
     return msgspec.structs.replace(extent, table=table)
 
 
-def _current(due: Sequence[PassEntry[TaskT]], rows_SX: Tensor) -> tuple[list[PassEntry[TaskT]], Tensor]:
+def _current(
+    due: Sequence[PassEntry[TaskT]], rows_SX: Tensor
+) -> tuple[list[PassEntry[TaskT]], Tensor]:
     """Return the entries that are not void, with their rows."""
     at = [number for number, entry in enumerate(due) if not entry.is_void]
     if len(at) == len(due):
         return list(due), rows_SX
-    return [due[number] for number in at], rows_SX[torch.tensor(at, dtype=torch.int64, device=rows_SX.device)]
+    return [due[number] for number in at], rows_SX[
+        torch.tensor(at, dtype=torch.int64, device=rows_SX.device)
+    ]

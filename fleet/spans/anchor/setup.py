@@ -1,4 +1,5 @@
-"""Connections of an anchor to span workers: each gets its place in a route, or a span for later, and answers once that is loaded.
+"""Connections of an anchor to span workers: each gets its place in a route, or a span for later,
+and answers once that is loaded.
 
 Knows no Redis.
 """
@@ -11,6 +12,18 @@ from typing import TypeVar
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import WorkerId
+from fleet.spans.anchor.connections import ConnectedChain
+from fleet.spans.anchor.division import RouteFailure
+from fleet.spans.net.addresses import SpanAddress
+from fleet.spans.net.connection import (
+    Arrival,
+    ConnectionClosed,
+    FrameReceived,
+    SpanArrivals,
+    SpanConnection,
+)
+from fleet.spans.net.dial import dial
+from fleet.spans.net.ring import BlockReads
 from fleet.spans.protocol.messages import (
     AnySpanMessage,
     Returned,
@@ -22,12 +35,6 @@ from fleet.spans.protocol.messages import (
     decode_span_message,
     encode_span_message,
 )
-from fleet.spans.net.addresses import SpanAddress
-from fleet.spans.anchor.connections import ConnectedChain
-from fleet.spans.net.connection import Arrival, ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
-from fleet.spans.net.dial import dial
-from fleet.spans.net.ring import BlockReads
-from fleet.spans.anchor.division import RouteFailure
 from fleet.spans.protocol.purposes import FROM_ANCHOR
 
 CHECK_S = 0.25
@@ -38,7 +45,8 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteHop:
-    """A span worker of a route: where it listens, the key of connections to it, and the span that it is to host.
+    """A span worker of a route: where it listens, the key of connections to it, and the span that
+    it is to host.
 
     `memory`: bytes that it may occupy.
     """
@@ -64,12 +72,17 @@ class RouteTerms:
 
 
 def set_up_route(
-    anchor: WorkerId, hops: Sequence[RouteHop], terms: RouteTerms, is_stopping: Callable[[], bool] = lambda: False,
+    anchor: WorkerId,
+    hops: Sequence[RouteHop],
+    terms: RouteTerms,
+    is_stopping: Callable[[], bool] = lambda: False,
     blocks: BlockReads | None = None,
-) -> ConnectedChain:  # fmt: skip
-    """Connect to the workers, in the order of the layers, and wait until all have loaded their spans.
+) -> ConnectedChain:
+    """Connect to the workers, in the order of the layers, and wait until all have loaded their
+    spans.
 
-    `is_stopping` is called every `CHECK_S` while they load, and returns True to give up. `blocks`: see `SpanArrivals`.
+    `is_stopping` is called every `CHECK_S` while they load, and returns True to give up. `blocks`:
+    see `SpanArrivals`.
     Raises: RouteFailure; the connections are closed then.
     """
     arrivals, connections = SpanArrivals(blocks), list[SpanConnection]()
@@ -78,21 +91,35 @@ def set_up_route(
         following = [*(hop.worker for hop in hops[1:]), ""]
         for connection, hop, after in zip(connections, hops, following, strict=True):
             setup = SpanSetup(
-                generation=terms.generation, span=hop.span, following=after, num_pages=terms.num_pages,
-                page_size=terms.page_size, returned=terms.returned, wire_dtype=terms.wire_dtype, lineage=terms.lineage,
+                generation=terms.generation,
+                span=hop.span,
+                following=after,
+                num_pages=terms.num_pages,
+                page_size=terms.page_size,
+                returned=terms.returned,
+                wire_dtype=terms.wire_dtype,
+                lineage=terms.lineage,
                 keep_bytes=terms.keep_bytes,
-            )  # fmt: skip
+            )
             connection.send(encode_span_message(setup))
 
         def ready_of(message: AnySpanMessage) -> SpanReady | None:
-            return message if isinstance(message, SpanReady) and message.generation == terms.generation else None
+            return (
+                message
+                if isinstance(message, SpanReady) and message.generation == terms.generation
+                else None
+            )
 
         ready = _await_each(connections, arrivals, ready_of, is_stopping)
     return ConnectedChain(terms.generation, connections, ready, arrivals)
 
 
-def prepare_spans(anchor: WorkerId, hops: Sequence[RouteHop], is_stopping: Callable[[], bool]) -> None:
-    """Let workers load spans beside those that they compute, and wait until all have. Raises: RouteFailure."""
+def prepare_spans(
+    anchor: WorkerId, hops: Sequence[RouteHop], is_stopping: Callable[[], bool]
+) -> None:
+    """Let workers load spans beside those that they compute, and wait until all have. Raises:
+    RouteFailure.
+    """
     arrivals, connections = SpanArrivals(), list[SpanConnection]()
     with _closing(connections):
         _connect(anchor, hops, arrivals, connections)
@@ -122,19 +149,34 @@ def _closing(connections: Sequence[SpanConnection]) -> Generator[None]:
         raise
 
 
-def _connect(anchor: WorkerId, hops: Sequence[RouteHop], arrivals: SpanArrivals, connections: list[SpanConnection]) -> None:
+def _connect(
+    anchor: WorkerId,
+    hops: Sequence[RouteHop],
+    arrivals: SpanArrivals,
+    connections: list[SpanConnection],
+) -> None:
     """Append a connection to each worker."""
     for hop in hops:
         connections.append(
-            dial(hop.address, key=hop.key, own_name=anchor, purpose=FROM_ANCHOR, arrivals=arrivals, timeout_s=DIAL_TIMEOUT_S)
+            dial(
+                hop.address,
+                key=hop.key,
+                own_name=anchor,
+                purpose=FROM_ANCHOR,
+                arrivals=arrivals,
+                timeout_s=DIAL_TIMEOUT_S,
+            )
         )
 
 
 def _await_each(
-    connections: Sequence[SpanConnection], arrivals: SpanArrivals, read: Callable[[AnySpanMessage], AnswerT | None],
+    connections: Sequence[SpanConnection],
+    arrivals: SpanArrivals,
+    read: Callable[[AnySpanMessage], AnswerT | None],
     is_stopping: Callable[[], bool],
-) -> list[AnswerT]:  # fmt: skip
-    """Wait for an answer of each worker, in the order of the connections. `read` returns None for other messages.
+) -> list[AnswerT]:
+    """Wait for an answer of each worker, in the order of the connections. `read` returns None for
+    other messages.
 
     Raises: RouteFailure if a worker refuses or is gone, or if it takes too long.
     """
@@ -143,7 +185,8 @@ def _await_each(
     while len(answers) < len(connections):
         if is_stopping() or time.monotonic() > until_s:
             raise RouteFailure(
-                "the setup of the route was given up: a span worker is lost or loads for too long, or the anchor stops"
+                "the setup of the route was given up: a span worker is lost or loads for too "
+                "long, or the anchor stops"
             )
         for arrival in arrivals.take(CHECK_S):
             answer = _read(arrival, read)

@@ -1,4 +1,6 @@
-"""Spans that unused span workers load beforehand, so that one which replaces a lost worker need not. Knows no Redis."""
+"""Spans that unused span workers load beforehand, so that one which replaces a lost worker need
+not. Knows no Redis.
+"""
 
 import logging
 import threading
@@ -18,9 +20,11 @@ RETRY_S = 60.0
 
 
 def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteHop]) -> list[RouteHop]:
-    """Return the unused workers that are to load a span, with it: the first one of which they have the fewest copies.
+    """Return the unused workers that are to load a span, with it: the first one of which they have
+    the fewest copies.
 
-    `spans`: of the route. The `span` of an unused worker is the one that it has loaded, "" for none.
+    `spans`: of the route. The `span` of an unused worker is the one that it has loaded, "" for
+    none.
     """
     copies = Counter(dict.fromkeys(spans, 0))
     copies.update(hop.span for hop in unused if hop.span in copies)
@@ -33,7 +37,9 @@ def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteHop]) -> li
 
 
 class StandbySpans:
-    """Lets unused workers load spans, all of them at a time, by a thread of its own. The methods are for one other thread."""
+    """Lets unused workers load spans, all of them at a time, by a thread of its own. The methods
+    are for one other thread.
+    """
 
     def __init__(self, anchor: WorkerId, is_stopping: Callable[[], bool]) -> None:
         self._anchor, self._is_stopping = anchor, is_stopping
@@ -43,7 +49,8 @@ class StandbySpans:
         self._retry_s = 0.0
 
     def follow(self, spans: Sequence[str], unused: Sequence[RouteHop]) -> list[RouteHop]:
-        """Begin to load what unused workers lack, unless some still load. Return those that have loaded one since the last call.
+        """Begin to load what unused workers lack, unless some still load. Return those that have
+        loaded one since the last call.
 
         `spans`, `unused`: see `choose_standby_spans`.
         """
@@ -54,7 +61,9 @@ class StandbySpans:
             return loaded
         self._loading, self._has_failed = choose_standby_spans(spans, unused), False
         if self._loading:
-            self._thread = threading.Thread(target=self._load, args=(self._loading,), name="standby spans", daemon=True)
+            self._thread = threading.Thread(
+                target=self._load, args=(self._loading,), name="standby spans", daemon=True
+            )
             self._thread.start()
         return []
 

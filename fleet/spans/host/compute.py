@@ -1,6 +1,8 @@
-"""The part of a pass that a span worker computes: checks, the pool's changes, its layers. Knows no connection.
+"""The part of a pass that a span worker computes: checks, the pool's changes, its layers. Knows no
+connection.
 
-The anchor alone allocates pages; a span worker's pool has as many, and uses those that a pass names.
+The anchor alone allocates pages; a span worker's pool has as many, and uses those that a pass
+names.
 Legend: N rows of a pass, H hidden size.
 """
 
@@ -13,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.core.errors import BadInput, SpanPrefixMismatch
-from fleet.spans.protocol.messages import Returned, SpanExtent, SpanFetch, SpanPass
 from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
-from fleet.spans.torch.prefix_hashes import PrefixHashes
+from fleet.spans.protocol.messages import Returned, SpanExtent, SpanFetch, SpanPass
 from fleet.spans.torch.model import SpanComputer, SpanLayers, last_rows
+from fleet.spans.torch.prefix_hashes import PrefixHashes
 
 KEY_BYTES = 8
 """Size of the key of a row."""
@@ -38,7 +40,9 @@ def extents_of(work: SpanPass) -> list[Extent]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRows:
-    """Rows that leave a span worker. `rows`: for the next worker, or what the last one returns. None: those are not wanted."""
+    """Rows that leave a span worker. `rows`: for the next worker, or what the last one returns.
+    None: those are not wanted.
+    """
 
     rows: Tensor | None
     tapped_NH: Tensor | None
@@ -55,11 +59,18 @@ class HostedTable:
 class SpanHost:
     """A span with the rows of one anchor's requests. `returned`: None if another worker follows.
 
-    `last_number`: of the passes that it has computed. `num_rows`: computed rows, `num_rows_again`: those it had computed before.
+    `last_number`: of the passes that it has computed. `num_rows`: computed rows, `num_rows_again`:
+    those it had computed before.
     """
 
-    def __init__(self, layers: SpanLayers, pool: KVPool, *, tiled: bool, returned: Returned | None) -> None:
-        self._computer, self._pool, self._returned = SpanComputer(layers, pool, tiled=tiled), pool, returned
+    def __init__(
+        self, layers: SpanLayers, pool: KVPool, *, tiled: bool, returned: Returned | None
+    ) -> None:
+        self._computer, self._pool, self._returned = (
+            SpanComputer(layers, pool, tiled=tiled),
+            pool,
+            returned,
+        )
         self._tables: dict[int, HostedTable] = {}
         self._used_pages: set[int] = set()
         self.last_number = self.num_rows = self.num_rows_again = 0
@@ -73,7 +84,9 @@ class SpanHost:
         return self._computer.layers.has_tapped_layer
 
     def check(self, work: SpanPass) -> None:
-        """Check a pass against the pool, before any of its changes. Raises: BadInput for a damaged one."""
+        """Check a pass against the pool, before any of its changes. Raises: BadInput for a damaged
+        one.
+        """
         page_size = self._pool.page_size
         self._check_pages([page for page, _ in work.zeroed])
         if len({extent.table for extent in work.extents}) < len(work.extents):
@@ -82,7 +95,10 @@ class SpanHost:
             self._check_pages(extent.pages)
             num_rows, room = extent.stop - extent.start, len(extent.pages) * page_size
             if num_rows < 1 or extent.stop > room or len(extent.keys) != KEY_BYTES * num_rows:
-                rows = f"rows {extent.start} to {extent.stop} of {room}, with {len(extent.keys)} bytes of keys"
+                rows = (
+                    f"rows {extent.start} to {extent.stop} of {room}, with "
+                    f"{len(extent.keys)} bytes of keys"
+                )
                 raise BadInput(f"pass {work.number} has {rows}")
 
     def _check_pages(self, pages: Sequence[int]) -> None:
@@ -96,13 +112,16 @@ class SpanHost:
     def resume(self, tables: Iterable[int], completed: int) -> None:
         """Close all tables but these.
 
-        `completed`: the last pass that every worker of the last route has computed. A worker without it has also missed changes
-        of the pool; pages that are in no table here are zeroed in their place.
+        `completed`: the last pass that every worker of the last route has computed. A worker
+        without it has also missed changes of the pool; pages that are in no table here are zeroed
+        in their place.
         """
         self.close_tables(set(self._tables) - set(tables))
         if self.last_number < completed:
             kept = {page for table in self._tables.values() for page in table.pages}
-            self._pool.apply(PoolChanges(zeroed=[(page, 0) for page in sorted(self._used_pages - kept)]))
+            self._pool.apply(
+                PoolChanges(zeroed=[(page, 0) for page in sorted(self._used_pages - kept)])
+            )
             self._used_pages = kept
 
     def advance(self, work: SpanPass) -> None:
@@ -114,7 +133,9 @@ class SpanHost:
 
     @torch.inference_mode()
     def run(self, work: SpanPass, rows_NH: Tensor) -> HostedRows:
-        """Compute a pass whose changes were made. Raises: SpanPrefixMismatch; errors of the computation."""
+        """Compute a pass whose changes were made. Raises: SpanPrefixMismatch; errors of the
+        computation.
+        """
         self._check_prefixes(work.extents)
         extents = extents_of(work)
         self._used_pages.update(page for extent in work.extents for page in extent.pages)
@@ -131,27 +152,41 @@ class SpanHost:
     def read_rows(self, fetch: SpanFetch) -> dict[int, NDArray[np.uint8]]:
         """Return the first rows of a table: uint8 [bytes] by the number of the layer in the model.
 
-        Raises: SpanPrefixMismatch if this worker does not have them, as after the loss of another one.
+        Raises: SpanPrefixMismatch if this worker does not have them, as after the loss of another
+        one.
         """
         self._check_pages(fetch.pages)
         hashes = self._tables.get(fetch.table, HostedTable()).hashes
         if hashes.before(fetch.num_rows) != fetch.before:
             raise SpanPrefixMismatch(
-                f"this worker has {hashes.num_rows} of the {fetch.num_rows} rows, since another one was lost; try again later, "
+                f"this worker has {hashes.num_rows} of the {fetch.num_rows} rows, since another "
+                "one was lost; try again later, "
                 "or after another turn"
             )
         first = self._computer.layers.span.first
         rows = self._pool.read_rows(PageTable(pages=list(fetch.pages)), fetch.num_rows)
         return {first + at: its for at, its in enumerate(rows)}
 
-    def write_rows(self, layer: int, table: int, pages: Sequence[int], keys: bytes, rows: NDArray[np.uint8]) -> None:
-        """Set the rows of one layer of a new table. Raises: BadInput for a layer of others, or rows that are not whole."""
+    def write_rows(
+        self, layer: int, table: int, pages: Sequence[int], keys: bytes, rows: NDArray[np.uint8]
+    ) -> None:
+        """Set the rows of one layer of a new table. Raises: BadInput for a layer of others, or rows
+        that are not whole.
+        """
         at, shape = layer - self._computer.layers.span.first, self._pool.shape
         self._check_pages(pages)
         num_rows, room = len(keys) // KEY_BYTES, len(pages) * self._pool.page_size
         wanted = num_rows * 2 * shape.num_kv_heads * shape.head_dim * self._pool.data.dtype.itemsize
-        if not 0 <= at < shape.num_layers or len(keys) % KEY_BYTES or num_rows > room or rows.nbytes != wanted:
-            raise BadInput(f"{rows.nbytes} bytes are not {num_rows} rows of layer {layer}, in {len(pages)} pages")
+        if (
+            not 0 <= at < shape.num_layers
+            or len(keys) % KEY_BYTES
+            or num_rows > room
+            or rows.nbytes != wanted
+        ):
+            raise BadInput(
+                f"{rows.nbytes} bytes are not {num_rows} rows of layer {layer}, in {len(pages)} "
+                "pages"
+            )
         self._pool.write_layer(at, PageTable(pages=list(pages)), rows)
         hashes = PrefixHashes()
         hashes.extend(0, np.frombuffer(keys, np.uint64))
@@ -163,11 +198,14 @@ class SpanHost:
             hashes = self._tables.get(extent.table, HostedTable()).hashes
             if hashes.before(extent.start) != extent.before:
                 raise SpanPrefixMismatch(
-                    f"this worker has {hashes.num_rows} rows of table {extent.table}, which are not those before row "
+                    f"this worker has {hashes.num_rows} rows of table {extent.table}, which are "
+                    "not those before row "
                     f"{extent.start}; they are computed again"
                 )
 
-    def _to_return(self, work: SpanPass, rows_NH: Tensor, extents: Sequence[Extent]) -> Tensor | None:
+    def _to_return(
+        self, work: SpanPass, rows_NH: Tensor, extents: Sequence[Extent]
+    ) -> Tensor | None:
         if self._returned in (None, "rows"):
             return rows_NH
         if work.number <= work.completed:

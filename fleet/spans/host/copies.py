@@ -1,26 +1,47 @@
-"""Copies of a table's rows out of a span worker and into it, for sessions that are saved and loaded."""
+"""Copies of a table's rows out of a span worker and into it, for sessions that are saved and
+loaded.
+"""
 
 import numpy as np
 
 from fleet.core.errors import FleetError, failure_of
-from fleet.spans.protocol.messages import SpanError, SpanFetch, SpanFetched, SpanStore, SpanStored, encode_span_message
 from fleet.engine.torch.pass_queue import FAILURES
 from fleet.spans.host.compute import SpanHost
 from fleet.spans.net.connection import SpanConnection
+from fleet.spans.protocol.messages import (
+    SpanError,
+    SpanFetch,
+    SpanFetched,
+    SpanStore,
+    SpanStored,
+    encode_span_message,
+)
 
 
-def copy_rows(host: SpanHost, anchor: SpanConnection, message: SpanFetch | SpanStore, payload: memoryview) -> None:
+def copy_rows(
+    host: SpanHost, anchor: SpanConnection, message: SpanFetch | SpanStore, payload: memoryview
+) -> None:
     """Follow an anchor's order."""
     if isinstance(message, SpanFetch):
         _send_rows(host, anchor, message)
         return
     error = None
     try:
-        host.write_rows(message.layer, message.table, message.pages, message.keys, np.frombuffer(payload, np.uint8))
+        host.write_rows(
+            message.layer,
+            message.table,
+            message.pages,
+            message.keys,
+            np.frombuffer(payload, np.uint8),
+        )
     except FAILURES as failure:
         error = _as_sent(failure_of("the rows of a session cannot be stored", failure))
     if message.is_last or error is not None:
-        anchor.send(encode_span_message(SpanStored(generation=message.generation, copy=message.copy, error=error)))
+        anchor.send(
+            encode_span_message(
+                SpanStored(generation=message.generation, copy=message.copy, error=error)
+            )
+        )
 
 
 def _send_rows(host: SpanHost, anchor: SpanConnection, message: SpanFetch) -> None:
@@ -28,7 +49,11 @@ def _send_rows(host: SpanHost, anchor: SpanConnection, message: SpanFetch) -> No
         fetched = host.read_rows(message)
     except FAILURES as failure:
         error = _as_sent(failure_of("the rows of a session cannot be read", failure))
-        anchor.send(encode_span_message(SpanFetched(generation=message.generation, copy=message.copy, layer=-1, error=error)))
+        anchor.send(
+            encode_span_message(
+                SpanFetched(generation=message.generation, copy=message.copy, layer=-1, error=error)
+            )
+        )
         return
     for layer, rows in fetched.items():
         header = SpanFetched(generation=message.generation, copy=message.copy, layer=layer)

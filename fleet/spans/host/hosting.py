@@ -13,8 +13,27 @@ import msgspec
 import torch
 from torch import Tensor
 
-from fleet.core.errors import BadInput, FleetError, SpanPrefixMismatch, UnknownWireVersion, failure_of
+from fleet.core.errors import (
+    BadInput,
+    FleetError,
+    SpanPrefixMismatch,
+    UnknownWireVersion,
+    failure_of,
+)
 from fleet.core.ids import WorkerId
+from fleet.engine.torch.build import DTYPES, ComputeDevice
+from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.pass_queue import FAILURES
+from fleet.spans.host.compute import HostedRows, SpanHost
+from fleet.spans.host.copies import copy_rows
+from fleet.spans.host.loaded import LoadedSpans
+from fleet.spans.net.connection import (
+    Arrival,
+    ConnectionClosed,
+    ConnectionOpened,
+    FrameReceived,
+    SpanConnection,
+)
 from fleet.spans.protocol.figures import PassSums, PassTally
 from fleet.spans.protocol.messages import (
     HopTime,
@@ -36,22 +55,17 @@ from fleet.spans.protocol.messages import (
     encode_span_message,
 )
 from fleet.spans.protocol.pass_log import SpanLog
-from fleet.engine.torch.build import DTYPES, ComputeDevice
-from fleet.engine.torch.kv_pool import KVPool
-from fleet.engine.torch.pass_queue import FAILURES
-from fleet.spans.host.compute import HostedRows, SpanHost
-from fleet.spans.torch.wire_rows import check_rows, rows_from_wire, rows_to_wire
-from fleet.spans.net.connection import Arrival, ConnectionClosed, ConnectionOpened, FrameReceived, SpanConnection
-from fleet.stages.base import BuiltSpan
-from fleet.spans.host.loaded import LoadedSpans
-from fleet.spans.host.copies import copy_rows
 from fleet.spans.protocol.purposes import FROM_ANCHOR, purpose_of_hop
+from fleet.spans.torch.wire_rows import check_rows, rows_from_wire, rows_to_wire
+from fleet.stages.base import BuiltSpan
 
 log = logging.getLogger(__name__)
 
 
 class DamagedMessage(FleetError):
-    """A peer sent a message that contradicts itself or the route; its connection is closed, and the route set up again."""
+    """A peer sent a message that contradicts itself or the route; its connection is closed, and the
+    route set up again.
+    """
 
 
 class Neighbours(Protocol):
@@ -64,9 +78,11 @@ class Neighbours(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRoute:
-    """A route in which this worker has a place. `following`: the connection to the next worker, None for the last one.
+    """A route in which this worker has a place. `following`: the connection to the next worker,
+    None for the last one.
 
-    `results`: tapped rows and, of the last worker, results, by the number of the pass: headers and rows.
+    `results`: tapped rows and, of the last worker, results, by the number of the pass: headers and
+    rows.
     """
 
     setup: SpanSetup
@@ -80,7 +96,8 @@ class HostedRoute:
 class SpanHosting:
     """The worker's present route, and the span that is loaded, which outlives routes.
 
-    A route that has ended by the loss of another member is kept until the anchor sets up the next one, which resumes it.
+    A route that has ended by the loss of another member is kept until the anchor sets up the next
+    one, which resumes it.
     """
 
     def __init__(
@@ -90,8 +107,15 @@ class SpanHosting:
         neighbours: Neighbours,
         when_loading: Callable[[], None],
     ) -> None:
-        """`when_loading` is called before a span is loaded that a route needs now, which may take long."""
-        self._where, self._spans, self._neighbours, self._when_loading = where, spans, neighbours, when_loading
+        """`when_loading` is called before a span is loaded that a route needs now, which may take
+        long.
+        """
+        self._where, self._spans, self._neighbours, self._when_loading = (
+            where,
+            spans,
+            neighbours,
+            when_loading,
+        )
         self._like = torch.empty(0, dtype=where.dtype, device=where.device)
         self._connections: dict[SpanConnection, str] = {}
         self._late: set[SpanConnection] = set()
@@ -126,21 +150,33 @@ class SpanHosting:
                 if is_of_route or purpose == purpose_of_hop(self._generation):
                     self._leave(f"the connection to {connection.peer} is closed ({reason})")
                 elif purpose not in ("", FROM_ANCHOR):
-                    log.info("the connection from %s, of a route that has ended, is closed (%s)", connection.peer, reason)
+                    log.info(
+                        "the connection from %s, of a route that has ended, is closed (%s)",
+                        connection.peer,
+                        reason,
+                    )
             case FrameReceived(connection=connection, frame=frame, at_s=at_s):
                 try:
-                    self._receive(connection, decode_span_message(frame.header), frame.payload, at_s)
+                    self._receive(
+                        connection, decode_span_message(frame.header), frame.payload, at_s
+                    )
                 except (UnknownWireVersion, DamagedMessage) as error:
-                    log.warning("the connection to %s is closed: %s", connection.peer, error.message)
+                    log.warning(
+                        "the connection to %s is closed: %s", connection.peer, error.message
+                    )
                     connection.close()
 
     def close(self) -> None:
-        """Leave the route, and close the connections that were handled; `SpanArrivals.close_connections` closes all others."""
+        """Leave the route, and close the connections that were handled;
+        `SpanArrivals.close_connections` closes all others.
+        """
         self._leave("this worker ends")
         for connection in [*self._connections]:
             connection.close()
 
-    def _receive(self, connection: SpanConnection, message: SpanMessage, payload: memoryview, at_s: float) -> None:
+    def _receive(
+        self, connection: SpanConnection, message: SpanMessage, payload: memoryview, at_s: float
+    ) -> None:
         purpose, route = self._connections.get(connection), self.route
         if isinstance(message, SpanSetup):
             if purpose == FROM_ANCHOR:
@@ -154,26 +190,40 @@ class SpanHosting:
             self._start(route, message)
         elif isinstance(message, SpanFetch | SpanStore) and purpose == FROM_ANCHOR:
             copy_rows(route.host, route.anchor, message, payload)
-        elif isinstance(message, SpanPass | SpanReport) and purpose in (FROM_ANCHOR, purpose_of_hop(self._generation)):
+        elif isinstance(message, SpanPass | SpanReport) and purpose in (
+            FROM_ANCHOR,
+            purpose_of_hop(self._generation),
+        ):
             if self._has_started:
                 self._advance(route, message, payload, at_s)
             else:
                 self._early.append((message, payload, at_s))
 
     def _refuse(self, connection: SpanConnection, message: SpanMessage) -> None:
-        """Note a message of a route that has ended, once a connection: its sender has a place in it still."""
+        """Note a message of a route that has ended, once a connection: its sender has a place in it
+        still.
+        """
         if connection not in self._late:
             self._late.add(connection)
             log.info(
-                "messages of route %d from %s arrive late, and are refused: this worker is in route %d%s",
-                message.generation, connection.peer, self._generation, "" if self._is_open else ", which has ended",
-            )  # fmt: skip
+                "messages of route %d from %s arrive late, and are refused: this worker is in "
+                "route %d%s",
+                message.generation,
+                connection.peer,
+                self._generation,
+                "" if self._is_open else ", which has ended",
+            )
 
     def _set_up(self, anchor: SpanConnection, setup: SpanSetup) -> None:
         """Take a place in a new route, and leave the last one."""
         if setup.generation <= self._generation:
-            message = f"this worker is in route {self._generation}, which is newer than {setup.generation}"
-            anchor.send(encode_span_message(SpanRefusal(generation=setup.generation, message=message)))
+            message = (
+                f"this worker is in route {self._generation}, which is newer than "
+                f"{setup.generation}"
+            )
+            anchor.send(
+                encode_span_message(SpanRefusal(generation=setup.generation, message=message))
+            )
             return
         self._leave("its worker is in a newer route")
         self._generation, self._has_started, self._early = setup.generation, False, []
@@ -183,24 +233,35 @@ class SpanHosting:
         try:
             built = self._built(setup.span)
             if setup.following:
-                following = self._neighbours.connect(WorkerId(setup.following), purpose_of_hop(setup.generation))
+                following = self._neighbours.connect(
+                    WorkerId(setup.following), purpose_of_hop(setup.generation)
+                )
             self.route = self._route(setup, anchor, following, built)
         except (FleetError, *FAILURES) as error:
             if following is not None:
                 following.close()
             failure = failure_of(f"span {setup.span} cannot be hosted", error)
             log.warning("%s", failure.message)
-            anchor.send(encode_span_message(SpanRefusal(generation=setup.generation, message=failure.message)))
+            anchor.send(
+                encode_span_message(
+                    SpanRefusal(generation=setup.generation, message=failure.message)
+                )
+            )
             return
         self._is_open = True
         last_number = self.route.host.last_number
-        kept = f", and keeps the rows of {self.route.host.num_tables} requests" if last_number else ""
+        kept = (
+            f", and keeps the rows of {self.route.host.num_tables} requests" if last_number else ""
+        )
         log.info("route %d: this worker has layers %s%s", setup.generation, setup.span, kept)
         span = built.layers.span
         ready = SpanReady(
-            generation=setup.generation, num_bytes=built.num_bytes, last_number=last_number, first_layer=span.first,
+            generation=setup.generation,
+            num_bytes=built.num_bytes,
+            last_number=last_number,
+            first_layer=span.first,
             num_layers=span.final - span.first + 1,
-        )  # fmt: skip
+        )
         anchor.send(encode_span_message(ready))
 
     def _built(self, span: str) -> BuiltSpan:
@@ -213,27 +274,51 @@ class SpanHosting:
 
         def answer(failure: FleetError | None) -> None:
             error = failure.message if failure is not None else ""
-            anchor.send(encode_span_message(SpanPrepared(generation=prepare.generation, span=prepare.span, error=error)))
+            anchor.send(
+                encode_span_message(
+                    SpanPrepared(generation=prepare.generation, span=prepare.span, error=error)
+                )
+            )
 
         self._spans.prepare(prepare.span, answer, beside_used=self._is_open)
 
-    def _route(self, setup: SpanSetup, anchor: SpanConnection, following: SpanConnection | None, built: BuiltSpan) -> HostedRoute:
-        """Return the new place, with the rows of the last route if there is one, which the new one resumes."""
+    def _route(
+        self,
+        setup: SpanSetup,
+        anchor: SpanConnection,
+        following: SpanConnection | None,
+        built: BuiltSpan,
+    ) -> HostedRoute:
+        """Return the new place, with the rows of the last route if there is one, which the new one
+        resumes.
+        """
         if self.route is not None:
             return replace(self.route, setup=setup, anchor=anchor, following=following)
         if setup.wire_dtype not in DTYPES or not setup.num_pages or not setup.page_size:
             pages = f"{setup.num_pages} pages of {setup.page_size} rows"
             raise BadInput(f"a route cannot have {pages}, or rows in {setup.wire_dtype[:64]!r}")
         pool = KVPool(
-            built.layers.kv_shape, num_pages=setup.num_pages, page_size=setup.page_size, dtype=self._where.dtype,
+            built.layers.kv_shape,
+            num_pages=setup.num_pages,
+            page_size=setup.page_size,
+            dtype=self._where.dtype,
             device=self._where.device,
-        )  # fmt: skip
+        )
         returned = None if following is not None else setup.returned
         host = SpanHost(built.layers, pool, tiled=self._where.tiled, returned=returned)
-        return HostedRoute(setup=setup, anchor=anchor, following=following, host=host, log=SpanLog(setup.keep_bytes), results={})
+        return HostedRoute(
+            setup=setup,
+            anchor=anchor,
+            following=following,
+            host=host,
+            log=SpanLog(setup.keep_bytes),
+            results={},
+        )
 
     def _leave(self, why: str) -> None:
-        """Leave the route, whose other members notice by their connections to this worker. Its rows are kept for the next one."""
+        """Leave the route, whose other members notice by their connections to this worker. Its rows
+        are kept for the next one.
+        """
         if self.route is None or not self._is_open:
             return
         self._is_open = False
@@ -254,7 +339,12 @@ class SpanHosting:
                 route.following.send(encode_span_message(again), *rows)
         for results in route.results.values():
             for result, payload in results:
-                route.anchor.send(encode_span_message(msgspec.structs.replace(result, generation=self._generation)), payload)
+                route.anchor.send(
+                    encode_span_message(
+                        msgspec.structs.replace(result, generation=self._generation)
+                    ),
+                    payload,
+                )
         early, self._early = self._early, []
         for message, payload, at_s in early:
             self._advance(route, message, payload, at_s)
@@ -264,7 +354,9 @@ class SpanHosting:
             del route.results[number]
         route.log.complete(completed)
 
-    def _advance(self, route: HostedRoute, message: SpanPass | SpanReport, payload: memoryview, at_s: float) -> None:
+    def _advance(
+        self, route: HostedRoute, message: SpanPass | SpanReport, payload: memoryview, at_s: float
+    ) -> None:
         if isinstance(message, SpanPass):
             self._compute(route, message, payload, at_s)
             return
@@ -274,8 +366,11 @@ class SpanHosting:
         if route.following is not None:
             route.following.send(encode_span_message(message))
 
-    def _compute(self, route: HostedRoute, work: SpanPass, payload: memoryview, at_s: float) -> None:
-        """Compute a pass and send it on. One that fails is sent without rows: its changes of the pool are for every worker.
+    def _compute(
+        self, route: HostedRoute, work: SpanPass, payload: memoryview, at_s: float
+    ) -> None:
+        """Compute a pass and send it on. One that fails is sent without rows: its changes of the
+        pool are for every worker.
 
         `at_s`: of its arrival.
         """
@@ -284,49 +379,87 @@ class SpanHosting:
         began_s = time.monotonic()
         try:
             route.host.check(work)
-            check_rows(payload, sum(extent.stop - extent.start for extent in work.extents), route.setup.wire_dtype)
+            check_rows(
+                payload,
+                sum(extent.stop - extent.start for extent in work.extents),
+                route.setup.wire_dtype,
+            )
         except BadInput as error:
             raise DamagedMessage(error.message) from error
         self._complete(route, work.completed)
-        done, num_rows = HostedRows(rows=None, tapped_NH=None), sum(extent.stop - extent.start for extent in work.extents)
+        done, num_rows = (
+            HostedRows(rows=None, tapped_NH=None),
+            sum(extent.stop - extent.start for extent in work.extents),
+        )
         try:
             route.host.advance(work)
             if work.extents:
-                done = route.host.run(work, rows_from_wire(payload, num_rows, route.setup.wire_dtype, self._like))
+                done = route.host.run(
+                    work, rows_from_wire(payload, num_rows, route.setup.wire_dtype, self._like)
+                )
         except FAILURES as error:
-            num_rows, work = 0, msgspec.structs.replace(work, extents=(), error=_error_of(work, error))
+            num_rows, work = (
+                0,
+                msgspec.structs.replace(work, extents=(), error=_error_of(work, error)),
+            )
         rows = _optional_rows(done.rows, route.setup.wire_dtype)
         ended_s = time.monotonic()  # on a GPU the computation ends with that copy
-        spent = HopTime(waited_us=int(1e6 * (began_s - at_s)), computed_us=int(1e6 * (ended_s - began_s)))
+        spent = HopTime(
+            waited_us=int(1e6 * (began_s - at_s)), computed_us=int(1e6 * (ended_s - began_s))
+        )
         when_sent: Callable[[], None] | None = None
         if num_rows:
-            self.tally.add(PassSums(num_passes=1, num_rows=num_rows, waited_us=spent.waited_us, computed_us=spent.computed_us))
+            self.tally.add(
+                PassSums(
+                    num_passes=1,
+                    num_rows=num_rows,
+                    waited_us=spent.waited_us,
+                    computed_us=spent.computed_us,
+                )
+            )
             when_sent = self.tally.sending(ended_s)
-        self._send_results(route, msgspec.structs.replace(work, times=(*work.times, spent)), done, rows, when_sent)
+        self._send_results(
+            route, msgspec.structs.replace(work, times=(*work.times, spent)), done, rows, when_sent
+        )
 
     def _send_results(
-        self, route: HostedRoute, work: SpanPass, done: HostedRows, rows: memoryview, when_sent: Callable[[], None] | None
+        self,
+        route: HostedRoute,
+        work: SpanPass,
+        done: HostedRows,
+        rows: memoryview,
+        when_sent: Callable[[], None] | None,
     ) -> None:
         """`rows`: those of `done`, as bytes."""
         tables = tuple(extent.table for extent in work.extents)
         if done.tapped_NH is not None or (work.error is not None and route.host.has_tapped_layer):
             tapped = SpanTapped(generation=work.generation, number=work.number, tables=tables)
-            self._return(route, work, tapped, _optional_rows(done.tapped_NH, route.setup.wire_dtype))
+            self._return(
+                route, work, tapped, _optional_rows(done.tapped_NH, route.setup.wire_dtype)
+            )
         if route.following is not None:
             route.log.add(work, rows)
             if work.number > self._following_has:
                 route.following.send(encode_span_message(work), rows, when_sent=when_sent)
             return
         result = SpanResult(
-            generation=work.generation, number=work.number, tables=tables, num_rows=0 if done.rows is None else len(done.rows),
-            error=work.error, times=work.times,
-        )  # fmt: skip
+            generation=work.generation,
+            number=work.number,
+            tables=tables,
+            num_rows=0 if done.rows is None else len(done.rows),
+            error=work.error,
+            times=work.times,
+        )
         self._return(route, work, result, rows, when_sent)
 
     def _return(
-        self, route: HostedRoute, work: SpanPass, result: SpanResult | SpanTapped, payload: memoryview,
+        self,
+        route: HostedRoute,
+        work: SpanPass,
+        result: SpanResult | SpanTapped,
+        payload: memoryview,
         when_sent: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Send a result to the anchor, unless it has it; keep it until the anchor says so."""
         if work.number > work.completed:
             route.results.setdefault(work.number, []).append((result, payload))
@@ -337,7 +470,11 @@ def _resumes(setup: SpanSetup, last: SpanSetup) -> bool:
     """Return True if the rows of the last route are those of the new one."""
     same = ("span", "num_pages", "page_size", "returned", "wire_dtype")
     is_same_end = bool(setup.following) == bool(last.following)
-    return setup.lineage == last.lineage and is_same_end and all(getattr(setup, name) == getattr(last, name) for name in same)
+    return (
+        setup.lineage == last.lineage
+        and is_same_end
+        and all(getattr(setup, name) == getattr(last, name) for name in same)
+    )
 
 
 def _optional_rows(rows: Tensor | None, dtype: str) -> memoryview:
@@ -348,4 +485,6 @@ def _error_of(work: SpanPass, error: Exception) -> SpanError:
     failure = failure_of("a span worker failed the request", error)
     if not isinstance(error, FleetError):
         log.error("pass %d of route %d failed", work.number, work.generation, exc_info=error)
-    return SpanError(code=failure.code, message=failure.message, loses_rows=isinstance(error, SpanPrefixMismatch))
+    return SpanError(
+        code=failure.code, message=failure.message, loses_rows=isinstance(error, SpanPrefixMismatch)
+    )

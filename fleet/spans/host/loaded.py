@@ -1,12 +1,14 @@
-"""The spans that a span worker has loaded: the one that it computes, and at most one that it loads beside it. Thread-safe."""
+"""The spans that a span worker has loaded: the one that it computes, and at most one that it loads
+beside it. Thread-safe.
+"""
 
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from fleet.core.errors import FleetError, failure_of
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.pass_queue import FAILURES
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuiltSpan
 
 log = logging.getLogger(__name__)
@@ -28,7 +30,9 @@ class LoadedSpans:
 
     @property
     def loaded(self) -> str:
-        """Notation of the span that is computed, or was last, if it is still loaded, else of another loaded one; "" for none."""
+        """Notation of the span that is computed, or was last, if it is still loaded, else of
+        another loaded one; "" for none.
+        """
         built, used = self._built, self._used
         return used if used in built else next(iter(built), "")
 
@@ -53,9 +57,16 @@ class LoadedSpans:
         return span in self._built
 
     def prepare(self, span: str, when_prepared: WhenPrepared, *, beside_used: bool) -> None:
-        """Load a span by a thread of its own, beside the one that is used, if that is still needed; others are dropped before."""
+        """Load a span by a thread of its own, beside the one that is used, if that is still needed;
+        others are dropped before.
+        """
         kept = (self._used, span) if beside_used else (span,)
-        threading.Thread(target=self._prepare, args=(span, kept, when_prepared), name=f"loads {span}", daemon=True).start()
+        threading.Thread(
+            target=self._prepare,
+            args=(span, kept, when_prepared),
+            name=f"loads {span}",
+            daemon=True,
+        ).start()
 
     def _prepare(self, span: str, kept: Sequence[str], when_prepared: WhenPrepared) -> None:
         failure: FleetError | None = None

@@ -1,4 +1,6 @@
-"""The process of a span worker: registers, loads the span that an anchor gives it, and computes passes until it is stopped."""
+"""The process of a span worker: registers, loads the span that an anchor gives it, and computes
+passes until it is stopped.
+"""
 
 import logging
 import time
@@ -13,30 +15,30 @@ from fleet.control import scripts
 from fleet.control.connect import connect, run
 from fleet.control.notices import OrderNotice, PromotionNotice
 from fleet.core.errors import SpanUnreachable
-from fleet.process.fleet_secret import FleetSecret, span_connection_key
 from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
-from fleet.spans.protocol.figures import SpanFigures, encode_figures
 from fleet.engine.torch.build import open_device
+from fleet.process.fleet_secret import FleetSecret, span_connection_key
+from fleet.spans.blocks import block_reads
+from fleet.spans.host.hosting import SpanHosting
+from fleet.spans.host.loaded import LoadedSpans
+from fleet.spans.host.memory import available_bytes
 from fleet.spans.net.addresses import SpanAddress
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
+from fleet.spans.protocol.figures import SpanFigures, encode_figures
+from fleet.spans.records import SpanRecords
 from fleet.stages.base import BuildOptions, SpanBuilder
 from fleet.stages.builders import span_builder
 from fleet.worker.availability import Availability
 from fleet.worker.device import DeviceMonitor
 from fleet.worker.endpoints import endpoint_fields, new_token
 from fleet.worker.lease import Lease
-from fleet.spans.host.loaded import LoadedSpans
 from fleet.worker.peers import PeerAccess
 from fleet.worker.redis_link import RedisLink
 from fleet.worker.registered_process import RegisteredProcess
 from fleet.worker.registration import process_fields, register_worker
-from fleet.spans.blocks import block_reads
-from fleet.spans.host.hosting import SpanHosting
-from fleet.spans.host.memory import available_bytes
-from fleet.spans.records import SpanRecords
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +53,15 @@ DRAIN_S = 2.0
 class RedisNeighbours:
     """Connects to other span workers by their records in Redis."""
 
-    def __init__(self, redis_url: str, own_name: WorkerId, secret: FleetSecret | None, arrivals: SpanArrivals) -> None:
-        self._redis_url, self._own_name, self._secret, self._arrivals = redis_url, own_name, secret, arrivals
+    def __init__(
+        self, redis_url: str, own_name: WorkerId, secret: FleetSecret | None, arrivals: SpanArrivals
+    ) -> None:
+        self._redis_url, self._own_name, self._secret, self._arrivals = (
+            redis_url,
+            own_name,
+            secret,
+            arrivals,
+        )
 
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
         with connect(self._redis_url, one_connection=True) as client:
@@ -60,29 +69,56 @@ class RedisNeighbours:
         if not found:
             raise SpanUnreachable(f"span worker {worker} is not registered; it has left")
         return dial(
-            found[0].address, key=found[0].key, own_name=self._own_name, purpose=purpose, arrivals=self._arrivals,
+            found[0].address,
+            key=found[0].key,
+            own_name=self._own_name,
+            purpose=purpose,
+            arrivals=self._arrivals,
             timeout_s=DIAL_TIMEOUT_S,
-        )  # fmt: skip
+        )
 
 
 class SpanWorkerProcess(RegisteredProcess):
     """A worker that owns no task. A loaded span outlives incarnations."""
 
     def __init__(
-        self, config: FleetConfig, serves: Role, redis_url: str, options: BuildOptions, access: PeerAccess, fingerprint: str, *,
-        labels: Labels | None = None, when_joined: Callable[[], None] = lambda: None, build: SpanBuilder | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        config: FleetConfig,
+        serves: Role,
+        redis_url: str,
+        options: BuildOptions,
+        access: PeerAccess,
+        fingerprint: str,
+        *,
+        labels: Labels | None = None,
+        when_joined: Callable[[], None] = lambda: None,
+        build: SpanBuilder | None = None,
+    ) -> None:
         """`build`: None for the builder that the graph names."""
         super().__init__(config, serves.name, redis_url, labels)
-        self._serves, self._options, self._access, self._fingerprint = serves, options, access, fingerprint
+        self._serves, self._options, self._access, self._fingerprint = (
+            serves,
+            options,
+            access,
+            fingerprint,
+        )
         self._when_joined = when_joined
         build = build or span_builder(config.graph_declaration(), serves.stage)
-        self._where = open_device(device=options.device, dtype=options.dtype, numerics=options.numerics, threads=options.threads)
+        self._where = open_device(
+            device=options.device,
+            dtype=options.dtype,
+            numerics=options.numerics,
+            threads=options.threads,
+        )
         self._device_monitor = DeviceMonitor(options.device)
         self._spans = LoadedSpans(lambda span: build(options, span))
         spans = config.stage(serves.stage).spans
         memory_mib = spans.memory_mib if spans is not None else None
-        self._memory = memory_mib << 20 if memory_mib else available_bytes(self._where.device, options.gpu_memory_utilization)
+        self._memory = (
+            memory_mib << 20
+            if memory_mib
+            else available_bytes(self._where.device, options.gpu_memory_utilization)
+        )
         self._availability = Availability()
         self._hosting: SpanHosting | None = None
         self._leave_by_s: float | None = None
@@ -95,7 +131,9 @@ class SpanWorkerProcess(RegisteredProcess):
         token = new_token()
         key = span_connection_key(self._access.secret, token)
         arrivals = SpanArrivals(block_reads(self.config, self._serves.stage, self._access.reach))
-        listener = SpanListener(self._access.listening_place(self.config), arrivals=arrivals, key=key, own_name=worker)
+        listener = SpanListener(
+            self._access.listening_place(self.config), arrivals=arrivals, key=key, own_name=worker
+        )
         neighbours = RedisNeighbours(self.redis_url, worker, self._access.secret, arrivals)
         try:
             order = self._availability.order_in_force()
@@ -104,8 +142,12 @@ class SpanWorkerProcess(RegisteredProcess):
             if order is not None:
                 run(client, scripts.order(worker, order))
             self._when_joined()
-            lease = Lease(lease_client, worker, self.config.lease.worker_ttl_s, lambda: self._vitals(arrivals))
-            self._hosting = SpanHosting(self._where, self._spans, neighbours, lambda: lease.progress(LOADING_S))
+            lease = Lease(
+                lease_client, worker, self.config.lease.worker_ttl_s, lambda: self._vitals(arrivals)
+            )
+            self._hosting = SpanHosting(
+                self._where, self._spans, neighbours, lambda: lease.progress(LOADING_S)
+            )
             self._leave_by_s = None
             self._serve(worker, client, lease, arrivals)
             run(client, scripts.fence_worker("", worker))
@@ -121,17 +163,31 @@ class SpanWorkerProcess(RegisteredProcess):
         total, recent = hosting.tally.sums()
         received, sent = arrivals.num_bytes
         figures = SpanFigures(
-            weight_bytes=hosting.weight_bytes, received_bytes=received, sent_bytes=sent, total=total, recent=recent
+            weight_bytes=hosting.weight_bytes,
+            received_bytes=received,
+            sent_bytes=sent,
+            total=total,
+            recent=recent,
         )
         memory = psutil.Process().memory_info().rss
-        return {**self._device_monitor.read(), "memory_bytes": memory, "span_figures": encode_figures(figures)}
+        return {
+            **self._device_monitor.read(),
+            "memory_bytes": memory,
+            "span_figures": encode_figures(figures),
+        }
 
-    def _serve(self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals) -> None:
+    def _serve(
+        self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals
+    ) -> None:
         """Handle what arrives, until the process may end, or has lost its lease."""
         hosting, link = self._hosting, RedisLink(client, worker, self.role)
         assert hosting is not None
         lease.start()
-        log.info("span worker %s %s", worker, "stands by" if self._availability.standing_by else "is ready")
+        log.info(
+            "span worker %s %s",
+            worker,
+            "stands by" if self._availability.standing_by else "is ready",
+        )
         polled_s = 0.0
         try:
             while not lease.lost.is_set() and not self._may_end(worker, client, hosting):
@@ -147,7 +203,9 @@ class SpanWorkerProcess(RegisteredProcess):
             log.warning("this incarnation's lease is lost: it was fenced; the worker joins again")
 
     def _may_end(self, worker: WorkerId, client: redis.Redis, hosting: SpanHosting) -> bool:
-        """Return True if the process is to stop, and has left its route or has had `DRAIN_S` for it."""
+        """Return True if the process is to stop, and has left its route or has had `DRAIN_S` for
+        it.
+        """
         if self._availability.may_leave(holds_anything=hosting.is_in_route):
             self.stop.set()
         if not self.stop.is_set():
@@ -165,16 +223,26 @@ class SpanWorkerProcess(RegisteredProcess):
                 assert self.last_id is not None
                 self._availability.promote(self.last_id)
 
-    def _register(self, client: redis.Redis, worker: WorkerId, address: SpanAddress, token: bytes) -> bool:
+    def _register(
+        self, client: redis.Redis, worker: WorkerId, address: SpanAddress, token: bytes
+    ) -> bool:
         """Register the worker; return True if it stands by. Raises: VersionSkew."""
         options, secret = self._options, self._access.secret
         fields = process_fields(
-            self.config, self._serves, fingerprint=self._fingerprint, device=options.device, dtype=options.dtype
+            self.config,
+            self._serves,
+            fingerprint=self._fingerprint,
+            device=options.device,
+            dtype=options.dtype,
         )
         record: dict[str, str | bytes] = {
-            **fields, "role": self.role, "capacity": "0", **endpoint_fields("span", address, token),
-            "span": self._spans.loaded, "memory": str(self._memory),
-        }  # fmt: skip
+            **fields,
+            "role": self.role,
+            "capacity": "0",
+            **endpoint_fields("span", address, token),
+            "span": self._spans.loaded,
+            "memory": str(self._memory),
+        }
         if secret is not None:
             record = secret.signed(worker, record)
         return register_worker(client, self.config, self._serves, worker, record)

@@ -1,1 +1,3 @@
-"""Connections between the workers that compute the layers of one model: addresses, handshake, frames, rings."""
+"""Connections between the workers that compute the layers of one model: addresses, handshake,
+frames, rings.
+"""

@@ -1,4 +1,6 @@
-"""Addresses of span connections: a Unix socket for processes of one user on one host, TCP across hosts."""
+"""Addresses of span connections: a Unix socket for processes of one user on one host, TCP across
+hosts.
+"""
 
 import secrets
 import socket
@@ -24,11 +26,16 @@ def parse_address(text: str) -> SpanAddress | None:
         path = Path(text.removeprefix(UNIX))
         return path if path.is_absolute() and "\0" not in text else None
     host, _, port = text.rpartition(":")
-    return (host, int(port)) if host and port.isascii() and port.isdecimal() and int(port) < 2**16 else None
+    return (
+        (host, int(port))
+        if host and port.isascii() and port.isdecimal() and int(port) < 2**16
+        else None
+    )
 
 
 def listen(place: str | Path, port: int, *, backlog: int) -> tuple[socket.socket, SpanAddress]:
-    """Listen at a host's address, or at a new Unix socket in a folder, which is created for this user alone.
+    """Listen at a host's address, or at a new Unix socket in a folder, which is created for this
+    user alone.
 
     Raises: SpanUnreachable.
     """
@@ -49,7 +56,9 @@ def listen(place: str | Path, port: int, *, backlog: int) -> tuple[socket.socket
         )
         where = place if is_path else f"{place}:{port}"
         cause = error.strerror or error
-        raise SpanUnreachable(f"cannot listen for span connections at {where}: {cause}; {remedy}") from error
+        raise SpanUnreachable(
+            f"cannot listen for span connections at {where}: {cause}; {remedy}"
+        ) from error
     name = listener.getsockname()
     return listener, (name[0], name[1])
 

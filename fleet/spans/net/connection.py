@@ -1,4 +1,5 @@
-"""One open connection between two workers, and the queue into which all connections of a process put what arrives.
+"""One open connection between two workers, and the queue into which all connections of a process
+put what arrives.
 
 Knows no handshake, and nothing of the contents of headers and payloads.
 """
@@ -21,7 +22,16 @@ from typing import Final
 
 from fleet.core.errors import TransferError
 from fleet.spans.net import frames
-from fleet.spans.net.frames import MAGIC, PREFIX, BadFrame, ByteSource, SpanFrame, flat_view, frame_parts, read_frame
+from fleet.spans.net.frames import (
+    MAGIC,
+    PREFIX,
+    BadFrame,
+    ByteSource,
+    SpanFrame,
+    flat_view,
+    frame_parts,
+    read_frame,
+)
 from fleet.spans.net.ring import BlockPort, BlockReads
 
 log = logging.getLogger(__name__)
@@ -29,12 +39,15 @@ log = logging.getLogger(__name__)
 MAX_PARTS = 1024
 """Buffers that the kernel accepts in one call (IOV_MAX of Linux and macOS)."""
 READ_AHEAD_BYTES = 64 * 1024
-"""A frame of at most this size is usually read by one call of the kernel; a larger payload is read into its own memory."""
+"""A frame of at most this size is usually read by one call of the kernel; a larger payload is read
+into its own memory.
+"""
 SOCKET_BUFFER_BYTES = 4 * 2**20
 CLOSE_S = 5.0
 PEER_SILENT_S = 30
-"""Time after which the kernel ends a connection whose peer answers neither data nor probes, since its host or network is gone, or
-receives no data for as long, since its process is frozen."""
+"""Time after which the kernel ends a connection whose peer answers neither data nor probes, since
+its host or network is gone, or receives no data for as long, since its process is frozen.
+"""
 STALLED_S = PEER_SILENT_S + 1
 """The same for a peer on this host, which the kernel does not watch."""
 HANG_UP_S = 0.5
@@ -46,7 +59,9 @@ CLOSED_BY_PEER = "the peer closed the connection"
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened:
-    """A connection was accepted after its handshake. `purpose`: the dialer's. The first arrival of the connection."""
+    """A connection was accepted after its handshake. `purpose`: the dialer's. The first arrival of
+    the connection.
+    """
 
     connection: "SpanConnection"
     purpose: str
@@ -63,7 +78,9 @@ class FrameReceived:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionClosed:
-    """The connection is closed, by either side. The last arrival of each connection, exactly once."""
+    """The connection is closed, by either side. The last arrival of each connection, exactly
+    once.
+    """
 
     connection: "SpanConnection"
     reason: str
@@ -75,12 +92,15 @@ Arrival = ConnectionOpened | FrameReceived | ConnectionClosed
 class SpanArrivals:
     """Arrivals of any number of connections of one process, in order for each of them.
 
-    Unbounded: a connection always reads, so that its peer never waits; the protocol above it limits what is under way.
-    Counts the bytes of all these connections. Thread-safe.
+    Unbounded: a connection always reads, so that its peer never waits; the protocol above it limits
+    what is under way. Counts the bytes of all these connections. Thread-safe.
     """
 
-    def __init__(self, blocks: BlockReads | None = None, *, max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES) -> None:
-        """`blocks`: large payloads of these connections are read by NIXL, if the peer does it too; None: none are.
+    def __init__(
+        self, blocks: BlockReads | None = None, *, max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES
+    ) -> None:
+        """`blocks`: large payloads of these connections are read by NIXL, if the peer does it too;
+        None: none are.
 
         `max_payload_bytes`: a connection whose peer announces a larger payload is closed.
         """
@@ -93,10 +113,16 @@ class SpanArrivals:
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Bytes of frames that all connections have received, and that they have given to the kernel; closed ones included."""
+        """Bytes of frames that all connections have received, and that they have given to the
+        kernel; closed ones included.
+        """
         with self._lock:
-            received = self._closed_received + sum(connection.num_bytes_received for connection in self._open)
-            return received, self._closed_sent + sum(connection.num_bytes_sent for connection in self._open)
+            received = self._closed_received + sum(
+                connection.num_bytes_received for connection in self._open
+            )
+            return received, self._closed_sent + sum(
+                connection.num_bytes_sent for connection in self._open
+            )
 
     def add(self, connection: "SpanConnection") -> None:
         """Count the bytes of a new connection."""
@@ -112,7 +138,9 @@ class SpanArrivals:
         self.put(ConnectionClosed(connection, reason))
 
     def close_connections(self) -> None:
-        """Close every open connection, also those of which nothing has been taken yet: their peers wait for answers."""
+        """Close every open connection, also those of which nothing has been taken yet: their peers
+        wait for answers.
+        """
         with self._lock:
             connections = list(self._open)
         for connection in connections:
@@ -126,10 +154,14 @@ class SpanArrivals:
         self._queue.put(None)
 
     def take(self, timeout_s: float) -> list[Arrival]:
-        """Wait for at most `timeout_s` until something arrives, and return all that has arrived; 0 does not wait."""
+        """Wait for at most `timeout_s` until something arrives, and return all that has arrived; 0
+        does not wait.
+        """
         taken: list[Arrival | None] = []
         with suppress(queue.Empty):
-            taken.append(self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait())
+            taken.append(
+                self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
+            )
             # The number is fixed here: a fast sender does not extend the call.
             for _ in range(self._queue.qsize()):
                 taken.append(self._queue.get_nowait())
@@ -137,16 +169,27 @@ class SpanArrivals:
 
 
 class SpanConnection:
-    """A connection to one peer, with a thread that reads frames and one that sends what the kernel does not take immediately.
+    """A connection to one peer, with a thread that reads frames and one that sends what the kernel
+    does not take immediately.
 
-    Invariants: the reader thread alone closes the socket, after the writer has ended, so no call uses the number of another file.
-    `_backlog` holds the unsent bytes in order, and only the writer sends while it is not empty. `_ends` has the functions to call
-    when so many bytes are sent. `_lock` covers both, the counts of sent bytes and `_reason`, and is never held during a call that
-    can block.
+    Invariants: the reader thread alone closes the socket, after the writer has ended, so no call
+    uses the number of another file. `_backlog` holds the unsent bytes in order, and only the writer
+    sends while it is not empty. `_ends` has the functions to call when so many bytes are sent.
+    `_lock` covers both, the counts of sent bytes and `_reason`, and is never held during a call
+    that can block.
     """
 
-    def __init__(self, sock: socket.socket, peer: str, arrivals: SpanArrivals, *, accepted_for: str | None = None) -> None:
-        """Take over a socket after its handshake. `accepted_for`: the dialer's purpose, if this side accepted it."""
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: str,
+        arrivals: SpanArrivals,
+        *,
+        accepted_for: str | None = None,
+    ) -> None:
+        """Take over a socket after its handshake. `accepted_for`: the dialer's purpose, if this
+        side accepted it.
+        """
         _set_options(sock)
         self.peer: Final = peer
         self._socket, self._arrivals = sock, arrivals
@@ -158,12 +201,19 @@ class SpanConnection:
         self._num_block_bytes_sent = self._num_block_bytes_received = 0
         self._reason: str | None = None
         options = arrivals.blocks
-        self._blocks = BlockPort(options, self._has_hung_up) if options is not None and options.is_usable else None
+        self._blocks = (
+            BlockPort(options, self._has_hung_up)
+            if options is not None and options.is_usable
+            else None
+        )
         self._writer = threading.Thread(target=self._write, name=f"span-writer-{peer}", daemon=True)
-        self._reader = threading.Thread(target=self._read, args=(accepted_for,), name=f"span-reader-{peer}", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(accepted_for,), name=f"span-reader-{peer}", daemon=True
+        )
         arrivals.add(self)
         if self._blocks is not None:
-            self._send(frames.READS_BLOCKS, b"", (), None)  # the first frame: what follows may depend on it
+            # the first frame: what follows may depend on it
+            self._send(frames.READS_BLOCKS, b"", (), None)
         self._writer.start()
         self._reader.start()
 
@@ -172,22 +222,30 @@ class SpanConnection:
 
     @property
     def is_closed(self) -> bool:
-        """True once either side has closed the connection; what arrived before may not have been taken yet."""
+        """True once either side has closed the connection; what arrived before may not have been
+        taken yet.
+        """
         return self._reason is not None
 
     def _has_hung_up(self) -> bool:
-        """Return True if either side has closed the connection, also while a few frames of the peer are not read yet."""
+        """Return True if either side has closed the connection, also while a few frames of the peer
+        are not read yet.
+        """
         closed = select.poll()
         closed.register(self._socket, getattr(select, "POLLRDHUP", select.POLLHUP))
         return self.is_closed or bool(closed.poll(0))
 
     def _ends_soon(self) -> bool:
-        """Return True if either side closes the connection within `HANG_UP_S`. Drops what the peer has sent before its end."""
+        """Return True if either side closes the connection within `HANG_UP_S`. Drops what the peer
+        has sent before its end.
+        """
         readable, until_s = select.poll(), time.monotonic() + HANG_UP_S
         readable.register(self._socket, select.POLLIN)
         while not self.is_closed and (left_s := until_s - time.monotonic()) > 0:
             try:
-                if readable.poll(1e3 * left_s) and not self._socket.recv(SOCKET_BUFFER_BYTES, socket.MSG_DONTWAIT):
+                if readable.poll(1e3 * left_s) and not self._socket.recv(
+                    SOCKET_BUFFER_BYTES, socket.MSG_DONTWAIT
+                ):
                     return True
             except OSError:
                 return True
@@ -213,12 +271,16 @@ class SpanConnection:
         """Bytes of frames not yet given to the kernel."""
         return self._backlog_bytes
 
-    def send(self, header: bytes, *buffers: ByteSource, when_sent: Callable[[], None] | None = None) -> None:
-        """Send a frame whose payload is the bytes of `buffers`, in order. Never waits for the peer; any thread may call this.
+    def send(
+        self, header: bytes, *buffers: ByteSource, when_sent: Callable[[], None] | None = None
+    ) -> None:
+        """Send a frame whose payload is the bytes of `buffers`, in order. Never waits for the peer;
+        any thread may call this.
 
-        The buffers are C-contiguous, and are not modified while `backlog_bytes` counts them. On a closed connection this does
-        nothing: its `ConnectionClosed` arrives. `when_sent` is called once the kernel has taken all bytes, by this thread or the
-        writer; it must not block. Raises: TypeError if a buffer is not C-contiguous.
+        The buffers are C-contiguous, and are not modified while `backlog_bytes` counts them. On a
+        closed connection this does nothing: its `ConnectionClosed` arrives. `when_sent` is called
+        once the kernel has taken all bytes, by this thread or the writer; it must not block.
+        Raises: TypeError if a buffer is not C-contiguous.
         """
         blocks, views = self._blocks, [flat_view(buffer) for buffer in buffers]
         num_bytes = sum(view.nbytes for view in views)
@@ -236,7 +298,13 @@ class SpanConnection:
             self._send(frames.BLOCK_AT, header, [memoryview(block)], when_sent)
             self._num_block_bytes_sent += num_bytes
 
-    def _send(self, kind: bytes, header: bytes, buffers: Sequence[memoryview], when_sent: Callable[[], None] | None) -> None:
+    def _send(
+        self,
+        kind: bytes,
+        header: bytes,
+        buffers: Sequence[memoryview],
+        when_sent: Callable[[], None] | None,
+    ) -> None:
         parts, num_bytes = frame_parts(header, buffers, kind)
         with self._lock:
             if self._reason is not None:
@@ -254,18 +322,26 @@ class SpanConnection:
             when_sent()
 
     def close(self) -> None:
-        """Close the connection and wait until its threads have ended; `ConnectionClosed` has then arrived.
+        """Close the connection and wait until its threads have ended; `ConnectionClosed` has then
+        arrived.
 
-        The peer may lose what it has not read yet: send a last frame and wait for an answer where that matters.
+        The peer may lose what it has not read yet: send a last frame and wait for an answer where
+        that matters.
         """
         with self._lock:
             self._stop(CLOSED_HERE)
         self._reader.join(CLOSE_S)
         if self._reader.is_alive():
-            log.warning("the threads of the span connection to %s have not ended within %g s", self.peer, CLOSE_S)
+            log.warning(
+                "the threads of the span connection to %s have not ended within %g s",
+                self.peer,
+                CLOSE_S,
+            )
 
     def _send_some(self, parts: Sequence[memoryview]) -> int:
-        """Give the kernel what it takes without waiting. A failure stops the connection. Needs `_lock`."""
+        """Give the kernel what it takes without waiting. A failure stops the connection. Needs
+        `_lock`.
+        """
         try:
             return self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -275,7 +351,9 @@ class SpanConnection:
             return 0
 
     def _stop(self, reason: str) -> None:
-        """End both threads and drop the backlog. The first reason is the one that is reported. Needs `_lock`."""
+        """End both threads and drop the backlog. The first reason is the one that is reported.
+        Needs `_lock`.
+        """
         if self._reason is not None:
             return
         self._reason = reason
@@ -307,7 +385,9 @@ class SpanConnection:
             self._count_sent(num_sent)
 
     def _next_parts(self) -> list[memoryview]:
-        """Wait for a backlog and return its beginning, or nothing once the connection is stopped."""
+        """Wait for a backlog and return its beginning, or nothing once the connection is
+        stopped.
+        """
         with self._changed:
             while not self._backlog and self._reason is None:
                 self._changed.wait()
@@ -326,7 +406,8 @@ class SpanConnection:
             when_sent()
 
     def _read(self, accepted_for: str | None) -> None:
-        # Not before this thread runs: the receiver may close the connection immediately, which joins it.
+        # Not before this thread runs: the receiver may close the connection immediately, which
+        # joins it.
         if accepted_for is not None:
             self._arrivals.put(ConnectionOpened(self, accepted_for))
         reason = READER_FAILED
@@ -340,13 +421,20 @@ class SpanConnection:
             if self._blocks is not None:
                 self._blocks.close()
                 if any(self.num_blocks):
-                    log.info("NIXL read %d blocks from %s and %d for it", self.num_blocks[0], self.peer, self.num_blocks[1])
+                    log.info(
+                        "NIXL read %d blocks from %s and %d for it",
+                        self.num_blocks[0],
+                        self.peer,
+                        self.num_blocks[1],
+                    )
             self._arrivals.end(self, self._reason or reason)
 
     def _read_frames(self) -> str:
         """Read to the end of the connection, and return the reason of its end."""
         try:
-            with BufferedReader(self._socket.makefile("rb", buffering=0), READ_AHEAD_BYTES) as stream:
+            with BufferedReader(
+                self._socket.makefile("rb", buffering=0), READ_AHEAD_BYTES
+            ) as stream:
                 while (frame := read_frame(stream, self._arrivals.max_payload_bytes)) is not None:
                     self._take(frame)
                     del frame  # its memory ends with its receiver's use, not with the next frame
@@ -358,19 +446,27 @@ class SpanConnection:
             # The memory of a process that ends is gone before its sockets are.
             if self._arrivals.blocks is not None and not self._ends_soon():
                 self._arrivals.blocks.pause()
-                log.warning("the memory of %s cannot be read; its rows travel on connections for a while: %s", self.peer, error)
+                log.warning(
+                    "the memory of %s cannot be read; its rows travel on connections for a "
+                    "while: %s",
+                    self.peer,
+                    error,
+                )
             return error.message
         return CLOSED_BY_PEER
 
     def _take(self, frame: SpanFrame) -> None:
-        """Count a frame, and deliver it unless it is about blocks only. Raises: BadFrame, TransferError."""
+        """Count a frame, and deliver it unless it is about blocks only. Raises: BadFrame,
+        TransferError.
+        """
         self._num_bytes_received += PREFIX.size + len(frame.header) + frame.payload.nbytes
         whole = frame if frame.kind == MAGIC else self._take_control(frame)
         if whole is not None:
             self._arrivals.put(FrameReceived(self, whole, time.monotonic()))
 
     def _take_control(self, frame: SpanFrame) -> SpanFrame | None:
-        """Follow a frame about blocks; return the frame that has the block as its payload, if it names one.
+        """Follow a frame about blocks; return the frame that has the block as its payload, if it
+        names one.
 
         Raises: TransferError; the connection cannot be used further.
         """
@@ -409,12 +505,14 @@ def _text_of(error: OSError) -> str:
 def _set_options(sock: socket.socket) -> None:
     sock.settimeout(None)
     options = [
-        (socket.IPPROTO_TCP, "TCP_NODELAY", 1), (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PEER_SILENT_S // 3), (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PEER_SILENT_S // 6),
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PEER_SILENT_S // 3),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PEER_SILENT_S // 6),
         (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
         # For data under way, during which the kernel sends no probes.
         (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", PEER_SILENT_S * 1000),
-    ]  # fmt: skip
+    ]
     for name, limit in (("SO_SNDBUF", "wmem_max"), ("SO_RCVBUF", "rmem_max")):
         if _kernel_limit_bytes(limit) >= SOCKET_BUFFER_BYTES:
             options.append((socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES))
@@ -426,7 +524,9 @@ def _set_options(sock: socket.socket) -> None:
 
 @cache
 def _kernel_limit_bytes(name: str) -> int:
-    """Return a limit of socket buffers. Below it, a set size would be smaller than the one that the kernel finds itself."""
+    """Return a limit of socket buffers. Below it, a set size would be smaller than the one that the
+    kernel finds itself.
+    """
     with suppress(OSError, ValueError):
         return int(Path("/proc/sys/net/core", name).read_text())
     return 0

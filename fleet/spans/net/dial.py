@@ -6,19 +6,33 @@ import time
 from fleet.core.errors import SpanUnreachable
 from fleet.spans.net.addresses import SpanAddress, address_text, connect
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
-from fleet.spans.net.handshake import DialHandshake, HandshakeMessage, HandshakeRefused, MessageBuffer, ProvenPeer
+from fleet.spans.net.handshake import (
+    DialHandshake,
+    HandshakeMessage,
+    HandshakeRefused,
+    MessageBuffer,
+    ProvenPeer,
+)
 
 _ADVICE = "check that the worker runs, and that firewalls let its span port pass"
 
 
 def dial(
-    address: SpanAddress, *, key: bytes, own_name: str, purpose: str, arrivals: SpanArrivals, timeout_s: float
+    address: SpanAddress,
+    *,
+    key: bytes,
+    own_name: str,
+    purpose: str,
+    arrivals: SpanArrivals,
+    timeout_s: float,
 ) -> SpanConnection:
     """Connect to a worker's `SpanListener`; `purpose` is delivered to it with the connection.
 
-    The listener verifies the last message after this returns: if it refuses it, `ConnectionClosed` arrives.
-    Another worker may have the port of one that has ended: compare `peer` of the returned connection with the expected name.
-    Raises: SpanUnreachable if it does not connect, or does not prove that it has the key, within `timeout_s`.
+    The listener verifies the last message after this returns: if it refuses it, `ConnectionClosed`
+    arrives. Another worker may have the port of one that has ended: compare `peer` of the returned
+    connection with the expected name.
+    Raises: SpanUnreachable if it does not connect, or does not prove that it has the key, within
+    `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
     handshake = DialHandshake(key, own_name, purpose)
@@ -62,7 +76,8 @@ def _receive(sock: socket.socket, deadline_s: float) -> HandshakeMessage:
         received = sock.recv(buffer.num_missing())
         if not received:
             raise HandshakeRefused(
-                "the listener closed the connection during the handshake: it stops or is overloaded; try again"
+                "the listener closed the connection during the handshake: it stops or is "
+                "overloaded; try again"
             )
         if (message := buffer.append(received)) is not None:
             return message

@@ -1,10 +1,13 @@
-"""Handshake of a span connection: both ends prove that they have the same key, which is not sent. Pure; reads no socket.
+"""Handshake of a span connection: both ends prove that they have the same key, which is not sent.
+Pure; reads no socket.
 
-The dialer sends HELLO (nonce, name, purpose), the listener answers CHALLENGE (nonce, MAC, name), and the dialer ends with PROOF
-(MAC). Each MAC covers the version, the role of its sender, both nonces, both names and the purpose. Since it covers the role, a
-MAC sent back to its author is refused; since it covers both nonces, so is a MAC of an earlier connection.
+The dialer sends HELLO (nonce, name, purpose), the listener answers CHALLENGE (nonce, MAC, name),
+and the dialer ends with PROOF (MAC). Each MAC covers the version, the role of its sender, both
+nonces, both names and the purpose. Since it covers the role, a MAC sent back to its author is
+refused; since it covers both nonces, so is a MAC of an earlier connection.
 
-All versions of the protocol share the envelope of these messages, so that each end can name the version of the other.
+All versions of the protocol share the envelope of these messages, so that each end can name the
+version of the other.
 """
 
 import hashlib
@@ -21,7 +24,9 @@ MAX_NAME_BYTES = 512
 MAX_BODY_BYTES = 2048
 MAGIC = b"FSPH"
 ENVELOPE = struct.Struct(">4sBBH")
-"""Magic bytes, kind of the message, length of the version, length of the body; the version and the body follow."""
+"""Magic bytes, kind of the message, length of the version, length of the body; the version and the
+body follow.
+"""
 HELLO, CHALLENGE, PROOF = 1, 2, 3
 _HELLO_BODY = struct.Struct(f">{NONCE_BYTES}sH")
 _CHALLENGE_BODY = struct.Struct(f">{NONCE_BYTES}s{MAC_BYTES}s")
@@ -48,7 +53,9 @@ class HandshakeMessage:
 
 @dataclass(frozen=True, slots=True)
 class ProvenPeer:
-    """The other end of a connection after the handshake. `purpose`: the dialer's, also where the peer is the listener."""
+    """The other end of a connection after the handshake. `purpose`: the dialer's, also where the
+    peer is the listener.
+    """
 
     name: str
     purpose: str
@@ -57,20 +64,24 @@ class ProvenPeer:
 class MessageBuffer:
     """The bytes of the handshake message that is being received.
 
-    Invariants: never accepts bytes beyond that message, since frames may follow the last one; holds at most a few KB.
+    Invariants: never accepts bytes beyond that message, since frames may follow the last one; holds
+    at most a few KB.
     """
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     def num_missing(self) -> int:
-        """Return how many bytes to read next. Raises: HandshakeRefused if the bytes so far are no message."""
+        """Return how many bytes to read next. Raises: HandshakeRefused if the bytes so far are no
+        message.
+        """
         if len(self._bytes) < ENVELOPE.size:
             return ENVELOPE.size - len(self._bytes)
         magic, _, version_len, body_len = ENVELOPE.unpack_from(self._bytes)
         if magic != MAGIC or body_len > MAX_BODY_BYTES:
             raise HandshakeRefused(
-                "the other process sent no message of this protocol; check that the address is a worker's span address"
+                "the other process sent no message of this protocol; check that the address is "
+                "a worker's span address"
             )
         return ENVELOPE.size + version_len + body_len - len(self._bytes)
 
@@ -88,7 +99,9 @@ class MessageBuffer:
 
 
 def encode_message(kind: int, body: bytes, version: str = VERSION) -> bytes:
-    assert len(body) <= MAX_BODY_BYTES, f"a handshake message has {len(body)} bytes, limit {MAX_BODY_BYTES}"
+    assert len(body) <= MAX_BODY_BYTES, (
+        f"a handshake message has {len(body)} bytes, limit {MAX_BODY_BYTES}"
+    )
     return ENVELOPE.pack(MAGIC, kind, len(version), len(body)) + version.encode("ascii") + body
 
 
@@ -101,11 +114,17 @@ class DialHandshake:
 
     def hello(self) -> bytes:
         purpose = self._purpose.encode()
-        assert len(purpose) <= MAX_NAME_BYTES, f"a purpose has {len(purpose)} bytes, limit {MAX_NAME_BYTES}"
-        return encode_message(HELLO, _HELLO_BODY.pack(self._nonce, len(self._name)) + self._name + purpose)
+        assert len(purpose) <= MAX_NAME_BYTES, (
+            f"a purpose has {len(purpose)} bytes, limit {MAX_NAME_BYTES}"
+        )
+        return encode_message(
+            HELLO, _HELLO_BODY.pack(self._nonce, len(self._name)) + self._name + purpose
+        )
 
     def answer(self, message: HandshakeMessage) -> tuple[ProvenPeer, bytes]:
-        """Check the listener's challenge; return its name and the proof to send. Raises: HandshakeRefused."""
+        """Check the listener's challenge; return its name and the proof to send. Raises:
+        HandshakeRefused.
+        """
         body = _checked_body(message, CHALLENGE, _CHALLENGE_BODY.size)
         nonce, mac = _CHALLENGE_BODY.unpack_from(body)
         name = body[_CHALLENGE_BODY.size :]
@@ -130,7 +149,11 @@ class AcceptHandshake:
 
     def receive(self, message: HandshakeMessage) -> bytes | ProvenPeer:
         """Return the challenge to send, and after the proof the peer. Raises: HandshakeRefused."""
-        return self._challenge(message) if self._transcript is None else self._verify(message, self._transcript)
+        return (
+            self._challenge(message)
+            if self._transcript is None
+            else self._verify(message, self._transcript)
+        )
 
     def _challenge(self, message: HandshakeMessage) -> bytes:
         body = _checked_body(message, HELLO, _HELLO_BODY.size)
@@ -150,33 +173,41 @@ class AcceptHandshake:
 
 
 def _checked_key(key: bytes) -> bytes:
-    assert len(key) == KEY_BYTES, f"the key of span connections has {len(key)} bytes, not {KEY_BYTES}"
+    assert len(key) == KEY_BYTES, (
+        f"the key of span connections has {len(key)} bytes, not {KEY_BYTES}"
+    )
     return key
 
 
 def _encoded_name(name: str) -> bytes:
     encoded = name.encode()
-    assert 0 < len(encoded) <= MAX_NAME_BYTES, f"a name has {len(encoded)} bytes, not 1 to {MAX_NAME_BYTES}"
+    assert 0 < len(encoded) <= MAX_NAME_BYTES, (
+        f"a name has {len(encoded)} bytes, not 1 to {MAX_NAME_BYTES}"
+    )
     return encoded
 
 
 def _checked_body(message: HandshakeMessage, kind: int, min_bytes: int) -> bytes:
     if message.version != VERSION:
         raise HandshakeRefused(
-            f"the other process uses version {message.version[:64]!r} of the protocol, and this process {VERSION!r}; "
+            f"the other process uses version {message.version[:64]!r} of the protocol, and this "
+            f"process {VERSION!r}; "
             "run one version of Fleet on both",
             # An empty message of the next kind carries the version of this process.
             reply=encode_message(CHALLENGE, b"") if kind == HELLO else b"",
         )
     if message.kind != kind or len(message.body) < min_bytes:
         raise HandshakeRefused(
-            f"the other process sent message {message.kind} of {len(message.body)} bytes where message {kind} was due"
+            f"the other process sent message {message.kind} of {len(message.body)} bytes where "
+            f"message {kind} was due"
         )
     return message.body
 
 
 def _decoded_peer(name: bytes, purpose: bytes, own_name: bytes) -> ProvenPeer:
-    """Decode what a valid MAC covers. An end with the own name is this process, reached by a relay or a stale address."""
+    """Decode what a valid MAC covers. An end with the own name is this process, reached by a relay
+    or a stale address.
+    """
     if name == own_name:
         raise HandshakeRefused("the connection leads back to this process; check the address")
     try:
@@ -188,4 +219,6 @@ def _decoded_peer(name: bytes, purpose: bytes, own_name: bytes) -> ProvenPeer:
 def _mac(key: bytes, role: bytes, transcript: tuple[bytes, ...]) -> bytes:
     # Each part with its length in front: no two transcripts have the same bytes.
     parts = (VERSION.encode(), role, *transcript)
-    return hmac.new(key, b"".join(len(part).to_bytes(8, "big") + part for part in parts), hashlib.sha256).digest()
+    return hmac.new(
+        key, b"".join(len(part).to_bytes(8, "big") + part for part in parts), hashlib.sha256
+    ).digest()

@@ -1,7 +1,9 @@
-"""Acceptance of span connections: one thread does all handshakes, without waiting for any of the clients. Knows no frames.
+"""Acceptance of span connections: one thread does all handshakes, without waiting for any of the
+clients. Knows no frames.
 
-A client that has not proved the key costs a socket and at most a few KB, for a limited time. The number of such clients is also
-limited: one more takes the place of the oldest, since a worker's handshake takes milliseconds.
+A client that has not proved the key costs a socket and at most a few KB, for a limited time. The
+number of such clients is also limited: one more takes the place of the oldest, since a worker's
+handshake takes milliseconds.
 """
 
 import logging
@@ -14,17 +16,27 @@ from pathlib import Path
 
 from fleet.spans.net.addresses import address_text, listen
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
-from fleet.spans.net.handshake import KEY_ADVICE, AcceptHandshake, HandshakeRefused, MessageBuffer, ProvenPeer
+from fleet.spans.net.handshake import (
+    KEY_ADVICE,
+    AcceptHandshake,
+    HandshakeRefused,
+    MessageBuffer,
+    ProvenPeer,
+)
 
 log = logging.getLogger(__name__)
 
 MAX_HANDSHAKES = 64
 ACCEPT_BACKLOG = 1024
-"""Connections that the kernel holds until they are accepted; beyond it, a dialer tries again after a second."""
+"""Connections that the kernel holds until they are accepted; beyond it, a dialer tries again after
+a second.
+"""
 HANDSHAKE_TIMEOUT_S = 5.0
 CLOSE_S = 5.0
 NO_FILES_S = 0.2
-"""Pause after a connection that could not be accepted, usually since the process has too many open files."""
+"""Pause after a connection that could not be accepted, usually since the process has too many open
+files.
+"""
 LOG_S = 1.0
 """Least time between two log lines about refused clients, which may come in any number."""
 
@@ -32,18 +44,26 @@ LOG_S = 1.0
 class PendingHandshake:
     """An accepted socket whose client has not proved the key."""
 
-    def __init__(self, sock: socket.socket, client: str, handshake: AcceptHandshake, deadline_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, client: str, handshake: AcceptHandshake, deadline_s: float
+    ) -> None:
         self.socket, self.client, self.deadline_s = sock, client, deadline_s
         self._handshake, self._buffer = handshake, MessageBuffer()
 
     def advance(self) -> ProvenPeer | None:
-        """Read what has arrived, and answer it; return the peer after its proof. Raises: HandshakeRefused, OSError."""
+        """Read what has arrived, and answer it; return the peer after its proof. Raises:
+        HandshakeRefused, OSError.
+        """
         try:
             received = self.socket.recv(self._buffer.num_missing())
         except BlockingIOError:
             return None
         if not received:
-            cause = f"; the client probably has another key: {KEY_ADVICE}" if self._handshake.awaits_proof else ""
+            cause = (
+                f"; the client probably has another key: {KEY_ADVICE}"
+                if self._handshake.awaits_proof
+                else ""
+            )
             raise HandshakeRefused(f"the client closed the connection before its proof{cause}")
         message = self._buffer.append(received)
         if message is None:
@@ -51,24 +71,38 @@ class PendingHandshake:
         answer = self._handshake.receive(message)
         if isinstance(answer, ProvenPeer):
             return answer
-        # A new socket has room for these few bytes; without it, the client does not get a valid challenge.
+        # A new socket has room for these few bytes; without it, the client does not get a valid
+        # challenge.
         self.socket.send(answer)
         return None
 
 
 class SpanListener:
-    """The address at which a process accepts span connections; each arrives as `ConnectionOpened`, and belongs to its receiver.
+    """The address at which a process accepts span connections; each arrives as `ConnectionOpened`,
+    and belongs to its receiver.
 
-    `place`: an address of this host for TCP at `port`, or a folder for a Unix socket, which is removed at the end.
+    `place`: an address of this host for TCP at `port`, or a folder for a Unix socket, which is
+    removed at the end.
     Raises: SpanUnreachable if the address cannot be bound.
     """
 
     def __init__(
-        self, place: str | Path, *, arrivals: SpanArrivals, key: bytes, own_name: str, port: int = 0,
+        self,
+        place: str | Path,
+        *,
+        arrivals: SpanArrivals,
+        key: bytes,
+        own_name: str,
+        port: int = 0,
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
-    ) -> None:  # fmt: skip
+    ) -> None:
         AcceptHandshake(key, own_name)  # checks both before the first client does
-        self._arrivals, self._key, self._own_name, self._timeout_s = arrivals, key, own_name, handshake_timeout_s
+        self._arrivals, self._key, self._own_name, self._timeout_s = (
+            arrivals,
+            key,
+            own_name,
+            handshake_timeout_s,
+        )
         self._socket, self.address = listen(place, port, backlog=ACCEPT_BACKLOG)
         self._socket.setblocking(False)
         self._pending: dict[socket.socket, PendingHandshake] = {}  # oldest first
@@ -82,13 +116,19 @@ class SpanListener:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more connections, and end unfinished handshakes; accepted connections remain."""
+        """Accept no more connections, and end unfinished handshakes; accepted connections
+        remain.
+        """
         self._closing.set()
         with suppress(OSError):
             self._waker.send(b"\0")
         self._thread.join(CLOSE_S)
         if self._thread.is_alive():
-            log.warning("the thread of the span listener at %s has not ended within %g s", address_text(self.address), CLOSE_S)
+            log.warning(
+                "the thread of the span listener at %s has not ended within %g s",
+                address_text(self.address),
+                CLOSE_S,
+            )
 
     def _run(self) -> None:
         try:
@@ -111,7 +151,9 @@ class SpanListener:
             elif isinstance(ready.data, PendingHandshake):
                 self._advance(ready.data)
         while self._remaining_s() == 0:
-            self._refuse(next(iter(self._pending.values())), f"no proof within {self._timeout_s:g} s")
+            self._refuse(
+                next(iter(self._pending.values())), f"no proof within {self._timeout_s:g} s"
+            )
 
     def _remaining_s(self) -> float | None:
         """Return the time until the oldest handshake has taken too long; None without one."""
@@ -126,13 +168,22 @@ class SpanListener:
             return
         except OSError as error:
             where = address_text(self.address)
-            self._log("the span listener at %s cannot accept a connection: %s", where, error.strerror)
+            self._log(
+                "the span listener at %s cannot accept a connection: %s", where, error.strerror
+            )
             self._closing.wait(NO_FILES_S)
             return
         if len(self._pending) >= MAX_HANDSHAKES:
-            self._refuse(next(iter(self._pending.values())), f"{MAX_HANDSHAKES} newer clients have not proved the key either")
+            self._refuse(
+                next(iter(self._pending.values())),
+                f"{MAX_HANDSHAKES} newer clients have not proved the key either",
+            )
         sock.setblocking(False)
-        client = "a process of this host" if isinstance(self.address, Path) else f"{address[0]}:{address[1]}"
+        client = (
+            "a process of this host"
+            if isinstance(self.address, Path)
+            else f"{address[0]}:{address[1]}"
+        )
         handshake = AcceptHandshake(self._key, self._own_name)
         pending = PendingHandshake(sock, client, handshake, time.monotonic() + self._timeout_s)
         self._pending[sock] = pending

@@ -1,8 +1,10 @@
-"""Large payloads of one span connection: its sender writes them to a ring of memory that NIXL has registered, the peer reads.
+"""Large payloads of one span connection: its sender writes them to a ring of memory that NIXL has
+registered, the peer reads.
 
-The connection carries only where a block is, so its frames keep their order. A ring belongs to one connection and is never used
-by another one, and a block has stamps at both ends, which are checked after the read: a read that is late, or of a peer that is
-gone, delivers nothing. The end of a connection closes its NIXL agent, after which no read can write to this process's memory.
+The connection carries only where a block is, so its frames keep their order. A ring belongs to one
+connection and is never used by another one, and a block has stamps at both ends, which are checked
+after the read: a read that is late, or of a peer that is gone, delivers nothing. The end of a
+connection closes its NIXL agent, after which no read can write to this process's memory.
 """
 
 import logging
@@ -28,9 +30,9 @@ log = logging.getLogger(__name__)
 MIN_BLOCK_BYTES = 2 << 20
 """Payloads from this size on are read by NIXL, by default.
 
-By `fleet bench --span-hops` between two processes of one host with the kernel's copy, as the time of TCP over that of the ring,
-in eight runs: 0.9 to 1.8 for 1 MiB, 1.2 to 2.1 for 2 MiB, 1.3 to 1.8 for 4 MiB, 1.4 to 1.8 for 16 MiB; 0.6 to 0.8 for 256 KiB. A
-ninth gave 0.95 for 2 MiB.
+By `fleet bench --span-hops` between two processes of one host with the kernel's copy, as the time
+of TCP over that of the ring, in eight runs: 0.9 to 1.8 for 1 MiB, 1.2 to 2.1 for 2 MiB, 1.3 to 1.8
+for 4 MiB, 1.4 to 1.8 for 16 MiB; 0.6 to 0.8 for 256 KiB. A ninth gave 0.95 for 2 MiB.
 """
 RING_BYTES = 64 << 20
 MAX_BLOCK_SHARE = 4
@@ -47,11 +49,15 @@ NUM_BUSY_POLLS, MIN_POLL_S, MAX_POLL_S = 20, 20e-6, 1e-3
 
 
 def nixl_starts(reach: Reach = LOCAL) -> bool:
-    """Return True if NIXL starts here. A process's first agent takes 0.4 s, further ones some milliseconds."""
+    """Return True if NIXL starts here. A process's first agent takes 0.4 s, further ones some
+    milliseconds.
+    """
     try:
         Agent(f"start {secrets.token_hex(8)}", (), reach).close()
     except (ImportError, TransferError) as error:
-        log.warning("NIXL does not start here (%s); all rows between processes travel on connections", error)
+        log.warning(
+            "NIXL does not start here (%s); all rows between processes travel on connections", error
+        )
         return False
     return True
 
@@ -60,8 +66,8 @@ def nixl_starts(reach: Reach = LOCAL) -> bool:
 class BlockReads:
     """Payloads of `min_bytes` and more are read by NIXL. `reach`: as of the process's transfers.
 
-    Shared by the connections of a process: if the memory of a peer that lives cannot be read, those that open within `PAUSE_S`
-    read no blocks.
+    Shared by the connections of a process: if the memory of a peer that lives cannot be read, those
+    that open within `PAUSE_S` read no blocks.
     """
 
     min_bytes: int = MIN_BLOCK_BYTES
@@ -117,14 +123,17 @@ class RingSpace:
 
 
 class BlockPort:
-    """One connection's end: its ring, the memory into which it reads, its agent. Each is made when it is first needed.
+    """One connection's end: its ring, the memory into which it reads, its agent. Each is made when
+    it is first needed.
 
-    `writing` is held while a block is written and sent, so that its frame follows the metadata. Any thread may write; only the
-    reader of the connection reads.
+    `writing` is held while a block is written and sent, so that its frame follows the metadata. Any
+    thread may write; only the reader of the connection reads.
     """
 
     def __init__(self, options: BlockReads, is_over: Callable[[], bool]) -> None:
-        """`is_over` returns True once either side has closed the connection: a read that is not done ends then."""
+        """`is_over` returns True once either side has closed the connection: a read that is not
+        done ends then.
+        """
         self._options, self._is_over = options, is_over
         self.writing = threading.RLock()
         self._lock = threading.Lock()
@@ -144,8 +153,11 @@ class BlockPort:
         """Return True if a payload is to be a block."""
         return self.peer_reads and self._options.min_bytes <= num_bytes <= self._options.max_bytes
 
-    def write(self, buffers: Sequence[memoryview], num_bytes: int) -> tuple[bytes, bytes | None] | None:
-        """Write a block; return where it is, and before the first one the metadata that the peer needs. None if the ring is full.
+    def write(
+        self, buffers: Sequence[memoryview], num_bytes: int
+    ) -> tuple[bytes, bytes | None] | None:
+        """Write a block; return where it is, and before the first one the metadata that the peer
+        needs. None if the ring is full.
 
         Needs `writing`.
         """
@@ -172,14 +184,18 @@ class BlockPort:
         return BLOCK.pack(ring.address + offset, num_bytes, self._stamp), metadata
 
     def free_first(self) -> None:
-        """Free the space of the oldest block, which the peer has read. Raises: TransferError if there is none."""
+        """Free the space of the oldest block, which the peer has read. Raises: TransferError if
+        there is none.
+        """
         with self._lock:
             if not self._space.num_reserved:
                 raise TransferError("the peer has read a block that was not written")
             self._space.free_first()
 
     def load_peer(self, name: bytes, metadata: memoryview) -> None:
-        """Make the peer's ring readable. Raises: TransferError if that fails, or for a second ring of the peer."""
+        """Make the peer's ring readable. Raises: TransferError if that fails, or for a second ring
+        of the peer.
+        """
         if self._inbox is not None or metadata.nbytes > MAX_METADATA_BYTES:
             raise TransferError("the peer sent the metadata of a second ring, or too much of it")
         check_metadata(name.decode(errors="replace"), bytes(metadata))
@@ -189,13 +205,17 @@ class BlockPort:
         self._peer = agent.add_peer(bytes(metadata))
 
     def read(self, block: bytes | memoryview) -> memoryview:
-        """Read a block of the peer. Raises: TransferError if it cannot be read in time, or is not what the peer wrote."""
+        """Read a block of the peer. Raises: TransferError if it cannot be read in time, or is not
+        what the peer wrote.
+        """
         if self._peer is None or self._inbox is None or len(block) != BLOCK.size:
             raise TransferError("the peer sent a block without its metadata")
         address, num_bytes, stamp = BLOCK.unpack(block)
         size = num_bytes + 2 * STAMP.size
         if size > self._inbox.length_bytes:
-            raise TransferError(f"the peer sent a block of {num_bytes} bytes, limit {self._options.max_bytes}")
+            raise TransferError(
+                f"the peer sent a block of {num_bytes} bytes, limit {self._options.max_bytes}"
+            )
         self._await(self._open_agent(), Span(address, self._inbox.address, size))
         view = self._inbox.view
         payload = np.empty(num_bytes, np.uint8).data
@@ -217,13 +237,17 @@ class BlockPort:
             if self._is_over():
                 raise TransferError("the connection is closed")
             if time.monotonic() > deadline_s:
-                raise TransferError(f"a block of {span.length_bytes} bytes was not read within {READ_TIMEOUT_S:g} s")
+                raise TransferError(
+                    f"a block of {span.length_bytes} bytes was not read within {READ_TIMEOUT_S:g} s"
+                )
             time.sleep(pause_s)  # polling without a pause would take a core from the computation
             pause_s = min(2 * pause_s, MAX_POLL_S)
         agent.release(handle)
 
     def _open_ring(self) -> bytes | None:
-        """Return the metadata of a new ring; None if NIXL fails: all payloads then travel on the connection."""
+        """Return the metadata of a new ring; None if NIXL fails: all payloads then travel on the
+        connection.
+        """
         try:
             agent, ring = self._open_agent(), HostMemory(self._options.ring_bytes, huge_pages=True)
             agent.register(ring.region)
@@ -244,7 +268,9 @@ class BlockPort:
             return self._agent
 
     def close(self) -> None:
-        """Close the agent: no read of this end can write any more, and none of the peer can begin."""
+        """Close the agent: no read of this end can write any more, and none of the peer can
+        begin.
+        """
         with self.writing, self._lock:
             self._is_closed = True
             if self._agent is not None:

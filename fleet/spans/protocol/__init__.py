@@ -1,1 +1,3 @@
-"""Layer ranges, plans, messages and statistics of divided models. Pure; knows no connection and no torch."""
+"""Layer ranges, plans, messages and statistics of divided models. Pure; knows no connection and no
+torch.
+"""

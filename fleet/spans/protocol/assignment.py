@@ -8,8 +8,9 @@ from fleet.core.ids import WorkerId
 def assign_spans(wanted: Sequence[str], hosted: Mapping[WorkerId, str]) -> list[WorkerId | None]:
     """Return a worker for each wanted span, None where there are too few.
 
-    `hosted`: the span that each free worker has loaded, "" for none; of equal ones, the first is chosen. A worker
-    keeps its span where that is wanted; then those without a span load one, and last those that have another one.
+    `hosted`: the span that each free worker has loaded, "" for none; of equal ones, the first is
+    chosen. A worker keeps its span where that is wanted; then those without a span load one, and
+    last those that have another one.
     """
     chosen: list[WorkerId | None] = [None] * len(wanted)
     free = dict(hosted)

@@ -1,4 +1,5 @@
-"""Memory of a process beside its weights and its KV pool: an upper bound, by the limits of passes. Pure.
+"""Memory of a process beside its weights and its KV pool: an upper bound, by the limits of passes.
+Pure.
 
 Knows no model: the width of a row is given.
 """
@@ -8,16 +9,19 @@ from dataclasses import dataclass
 PROCESS_BYTES = {"cpu": 512 << 20, "cuda": 512 << 20}
 """Memory of a process that holds no model, by the kind of its device.
 
-cpu: measured with torch 2.13 (CPU) on x86-64: 429 MiB are resident after the imports of a worker and one matrix product, and some
-60 MiB more after the first passes, for models of different sizes. cuda: an allowance for CUDA's context and the workspaces of its
-libraries in the GPU's memory; not measured.
+cpu: measured with torch 2.13 (CPU) on x86-64: 429 MiB are resident after the imports of a worker
+and one matrix product, and some 60 MiB more after the first passes, for models of different sizes.
+cuda: an allowance for CUDA's context and the workspaces of its libraries in the GPU's memory; not
+measured.
 """
 ROWS_OF_PASS = 20
-"""Hidden rows that a process holds for each row of a pass while it computes one layer: residual, norm, queries, keys, values,
-attention, and an MLP of up to four times the hidden width, some of them in float32.
+"""Hidden rows that a process holds for each row of a pass while it computes one layer: residual,
+norm, queries, keys, values, attention, and an MLP of up to four times the hidden width, some of
+them in float32.
 
-Measured on a CPU as the growth of resident memory during passes of 1024 to 4096 rows of hidden width 1024: 16 for an MLP of width
-4096, 8 for one of 3072, 11 for 4 of 8 experts of width 768, all in float32; 19 for the MLP of 3072 in bfloat16.
+Measured on a CPU as the growth of resident memory during passes of 1024 to 4096 rows of hidden
+width 1024: 16 for an MLP of width 4096, 8 for one of 3072, 11 for 4 of 8 experts of width 768, all
+in float32; 19 for the MLP of 3072 in bfloat16.
 """
 COPIES_OF_LOGITS = 4
 """Copies of the logits in float32 that sampling holds."""
@@ -26,10 +30,11 @@ LOGIT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassLimits:
-    """Limits of a stage's passes. Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one request per pass;
-    `num_positions` of the KV pool.
+    """Limits of a stage's passes. Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows
+    of one request per pass; `num_positions` of the KV pool.
 
-    `window`: the most passes in flight. `keep_bytes`: of sent rows, which a process keeps for a successor of the next one.
+    `window`: the most passes in flight. `keep_bytes`: of sent rows, which a process keeps for a
+    successor of the next one.
     """
 
     max_batch: int
@@ -44,17 +49,25 @@ class PassLimits:
         return min(self.max_batch * self.prefill_chunk_tokens, self.num_positions)
 
 
-def buffer_bytes(limits: PassLimits, *, device_kind: str, row_width: int, num_ids: int, itemsize: int) -> int:
-    """Return the most memory that any process of a divided stage has beside weights, keys and values.
+def buffer_bytes(
+    limits: PassLimits, *, device_kind: str, row_width: int, num_ids: int, itemsize: int
+) -> int:
+    """Return the most memory that any process of a divided stage has beside weights, keys and
+    values.
 
-    It is the sum of the process itself; the intermediate rows of one layer in the largest pass; the logits of the largest batch;
-    the input rows of open requests, which the anchor stores; and, on a CPU, the rows sent to the next process, which are kept up
-    to `keep_bytes` and while their passes are in flight. `row_width`, `num_ids`: numbers in a row between layers, and in logits.
+    It is the sum of the process itself; the intermediate rows of one layer in the largest pass; the
+    logits of the largest batch; the input rows of open requests, which the anchor stores; and, on a
+    CPU, the rows sent to the next process, which are kept up to `keep_bytes` and while their passes
+    are in flight. `row_width`, `num_ids`: numbers in a row between layers, and in logits.
     """
     row_bytes = row_width * itemsize
     pass_bytes = ROWS_OF_PASS * limits.max_rows * row_bytes
     logits = COPIES_OF_LOGITS * LOGIT_BYTES * limits.max_batch * num_ids
     stored = limits.num_positions * row_bytes
     # Rows that were sent are in the host's memory. Each is of another position of the pool.
-    sent = min(stored, limits.keep_bytes + limits.window * limits.max_rows * row_bytes) if device_kind == "cpu" else 0
+    sent = (
+        min(stored, limits.keep_bytes + limits.window * limits.max_rows * row_bytes)
+        if device_kind == "cpu"
+        else 0
+    )
     return PROCESS_BYTES[device_kind] + pass_bytes + logits + stored + sent

@@ -1,4 +1,5 @@
-"""The span workers of an anchor's route as its engine uses them, and the place where the next chain is left for it.
+"""The span workers of an anchor's route as its engine uses them, and the place where the next chain
+is left for it.
 
 Knows no connection, no tensor library and no Redis.
 """
@@ -14,7 +15,9 @@ from fleet.spans.protocol.messages import AnySpanMessage, SpanFetch, SpanPass, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanArrival:
-    """A message from a worker of the route, with its rows. `at_s`: of its arrival, by `time.monotonic`."""
+    """A message from a worker of the route, with its rows. `at_s`: of its arrival, by
+    `time.monotonic`.
+    """
 
     message: AnySpanMessage
     payload: memoryview
@@ -37,7 +40,9 @@ class SpanChain(Protocol):
 
     @property
     def is_lost(self) -> bool:
-        """True once it is broken by the death of a worker: one that leaves, or a route that was closed here, is no such case."""
+        """True once it is broken by the death of a worker: one that leaves, or a route that was
+        closed here, is no such case.
+        """
         return self.is_broken
 
     @property
@@ -54,8 +59,14 @@ class SpanChain(Protocol):
         """Bytes that were received from the workers, and sent to them."""
         ...
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
-        """Send a pass, or a report, to the first worker, without waiting; the rows must not change afterwards.
+    def send(
+        self,
+        message: SpanPass | SpanReport,
+        *rows: memoryview,
+        when_sent: Callable[[], None] | None = None,
+    ) -> None:
+        """Send a pass, or a report, to the first worker, without waiting; the rows must not change
+        afterwards.
 
         `when_sent` is called once it is sent, by any thread.
         """
@@ -113,7 +124,12 @@ class DelegatingChain(SpanChain):
     def num_bytes(self) -> tuple[int, int]:
         return self._chain.num_bytes
 
-    def send(self, message: SpanPass | SpanReport, *rows: memoryview, when_sent: Callable[[], None] | None = None) -> None:
+    def send(
+        self,
+        message: SpanPass | SpanReport,
+        *rows: memoryview,
+        when_sent: Callable[[], None] | None = None,
+    ) -> None:
         self._chain.send(message, *rows, when_sent=when_sent)
 
     def take(self, timeout_s: float) -> Sequence[SpanArrival]:
@@ -133,7 +149,8 @@ class DelegatingChain(SpanChain):
 
 
 class RouteSlot:
-    """Thread-safe. Holds at most one chain that the engine has not taken; one that is replaced is closed.
+    """Thread-safe. Holds at most one chain that the engine has not taken; one that is replaced is
+    closed.
 
     `num_layers` of the whole model; `num_pages`, `page_size` of the anchor's KV pool.
     """

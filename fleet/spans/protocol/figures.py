@@ -1,6 +1,7 @@
 """Times, rows and bytes of the passes of one process of a route: an anchor or a span worker.
 
-Each process counts its own and publishes them; readers compare the processes of a route. Knows no connection.
+Each process counts its own and publishes them; readers compare the processes of a route. Knows no
+connection.
 """
 
 import threading
@@ -13,18 +14,22 @@ import msgspec
 from fleet.core.ids import WorkerId
 
 WINDOW_PASSES = 256
-"""Passes in `SpanFigures.recent`. Passes and not seconds: all processes of a route then have the same, and figures of an idle
-route do not change."""
+"""Passes in `SpanFigures.recent`. Passes and not seconds: all processes of a route then have the
+same, and figures of an idle route do not change.
+"""
 
 
 class PassSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over passes that were computed without an error, again after a loss included. `num_rows`: of the passes.
+    """Sums over passes that were computed without an error, again after a loss included.
+    `num_rows`: of the passes.
 
-    Units: microseconds. `waited_us`: from the arrival of a pass, of its result at an anchor, to the start of its computation.
-    `computed_us`: until what it sends is in the host's memory as bytes; of an anchor the draws too. `sent_us`: from then until
-    the kernel has taken the bytes, so it grows where a connection is slower than the computation; where cores are busy it has the
-    sender's wait for one, during which the receiver may run. `took_us`: of an anchor, from the beginning of a pass to its end; 0
-    of a span worker.
+    Units: microseconds. `waited_us`: from the arrival of a pass, of its result at an anchor, to the
+    start of its computation.
+    `computed_us`: until what it sends is in the host's memory as bytes; of an anchor the draws too.
+    `sent_us`: from then until the kernel has taken the bytes, so it grows where a connection is
+    slower than the computation; where cores are busy it has the sender's wait for one, during which
+    the receiver may run. `took_us`: of an anchor, from the beginning of a pass to its end; 0 of a
+    span worker.
     """
 
     num_passes: int = 0
@@ -35,17 +40,26 @@ class PassSums(msgspec.Struct, frozen=True, kw_only=True):
     took_us: int = 0
 
     def __add__(self, other: "PassSums") -> "PassSums":
-        return PassSums(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+        return PassSums(
+            **{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__}
+        )
 
     def __sub__(self, earlier: "PassSums") -> "PassSums":
         """Return the sums over the passes since `earlier`."""
-        return PassSums(**{name: getattr(self, name) - getattr(earlier, name) for name in self.__struct_fields__})
+        return PassSums(
+            **{
+                name: getattr(self, name) - getattr(earlier, name)
+                for name in self.__struct_fields__
+            }
+        )
 
 
 class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one process since it joined. `recent`: of its last `WINDOW_PASSES` passes. `weight_bytes`: of its weights.
+    """Figures of one process since it joined. `recent`: of its last `WINDOW_PASSES` passes.
+    `weight_bytes`: of its weights.
 
-    `received_bytes`, `sent_bytes`: of the frames on its connections to the other processes of its routes.
+    `received_bytes`, `sent_bytes`: of the frames on its connections to the other processes of its
+    routes.
     """
 
     weight_bytes: int = 0
@@ -56,11 +70,13 @@ class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a divided model that a worker has. `span`: in its notation; "" for a span worker that has none.
+    """The part of a divided model that a worker has. `span`: in its notation; "" for a span worker
+    that has none.
 
-    `anchor`: of a span worker, the anchor that claimed it last; "" without one. Of an anchor: `worker_spans`, those of its route
-    in the order of the layers, or the configured ones while it has no route; `hops`, the workers of its route in that order;
-    `gap`, why it cannot compute, "" if it can.
+    `anchor`: of a span worker, the anchor that claimed it last; "" without one. Of an anchor:
+    `worker_spans`, those of its route in the order of the layers, or the configured ones while it
+    has no route; `hops`, the workers of its route in that order; `gap`, why it cannot compute, ""
+    if it can.
     """
 
     is_anchor: bool
@@ -88,7 +104,9 @@ class PassTally:
             self._total += passed
 
     def sending(self, since_s: float) -> Callable[[], None]:
-        """Return a function that counts the time from `since_s`, by `time.monotonic`, to its call as that of sending a pass."""
+        """Return a function that counts the time from `since_s`, by `time.monotonic`, to its call
+        as that of sending a pass.
+        """
 
         def count() -> None:
             sent = PassSums(sent_us=int(1e6 * (time.monotonic() - since_s)))
@@ -111,7 +129,9 @@ def encode_figures(figures: SpanFigures) -> str:
 
 
 def decode_figures(text: str) -> SpanFigures | None:
-    """Decode figures; None if none were written yet, or another version wrote them in another form."""
+    """Decode figures; None if none were written yet, or another version wrote them in another
+    form.
+    """
     try:
         return _decoder.decode(text) if text else None
     except msgspec.DecodeError:

@@ -1,7 +1,9 @@
-"""Spans of a language model's layers: their notation, the topology that the anchor's span implies, and routes. Pure.
+"""Spans of a language model's layers: their notation, the topology that the anchor's span implies,
+and routes. Pure.
 
-The anchor owns ids, embedding, sampling and sessions, and computes the first or the last span itself. Span workers compute the
-other layers, in the order of the layers. A span includes both of its ends.
+The anchor owns ids, embedding, sampling and sessions, and computes the first or the last span
+itself. Span workers compute the other layers, in the order of the layers. A span includes both of
+its ends.
 """
 
 import re
@@ -15,11 +17,15 @@ from fleet.core.ids import WorkerId
 
 OUTPUT, LAST = "output", "last"
 _NOTATION = re.compile(rf"(0|[1-9][0-9]*):(0|[1-9][0-9]*|{OUTPUT}|{LAST})")
-_FORMS = "0:13 (layers 0 to 13), 14:output (layer 14 to the last, and the output head) or 14:last (without the head)"
+_FORMS = (
+    "0:13 (layers 0 to 13), 14:output (layer 14 to the last, and the output head) or "
+    "14:last (without the head)"
+)
 
 
 class Topology(StrEnum):
-    """Direction of the passes: `forward` from the anchor through the workers, `reverse` through the workers to the anchor.
+    """Direction of the passes: `forward` from the anchor through the workers, `reverse` through the
+    workers to the anchor.
     `single`: the anchor has all layers.
     """
 
@@ -30,7 +36,9 @@ class Topology(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class LayerSpan:
-    """Layers `first` to `last`, and the output head if `has_output`. `last` is None for the last layer of any model."""
+    """Layers `first` to `last`, and the output head if `has_output`. `last` is None for the last
+    layer of any model.
+    """
 
     first: int
     last: int | None = None
@@ -41,11 +49,15 @@ class LayerSpan:
         """Raises: ConfigError naming `param` and the accepted forms."""
         found = _NOTATION.fullmatch(notation)
         if found is None:
-            raise ConfigError(f"{param}: {notation!r} is no span of layers; write {_FORMS}", param=param)
+            raise ConfigError(
+                f"{param}: {notation!r} is no span of layers; write {_FORMS}", param=param
+            )
         first, end = int(found[1]), found[2]
         last = None if end in (OUTPUT, LAST) else int(end)
         if last is not None and last < first:
-            raise ConfigError(f"{param}: {notation} ends before it begins; write {last}:{first}", param=param)
+            raise ConfigError(
+                f"{param}: {notation} ends before it begins; write {last}:{first}", param=param
+            )
         return cls(first, last, end == OUTPUT)
 
     def __str__(self) -> str:
@@ -60,18 +72,24 @@ class LayerSpan:
         return self.last
 
     def of_model(self, num_layers: int, param: str) -> Self:
-        """Return the span with `last` set for a model of so many layers. Raises: ConfigError if it exceeds the last layer."""
+        """Return the span with `last` set for a model of so many layers. Raises: ConfigError if it
+        exceeds the last layer.
+        """
         final = num_layers - 1
         beyond = max(self.first, self.last or 0)
         if beyond > final:
-            raise ConfigError(f"{param}: {self} names layer {beyond}, but the model's last layer is {final}", param=param)
+            raise ConfigError(
+                f"{param}: {self} names layer {beyond}, but the model's last layer is {final}",
+                param=param,
+            )
         return type(self)(self.first, final if self.last is None else self.last, self.has_output)
 
 
 def topology_of(anchor: LayerSpan, param: str) -> Topology:
     """Return the topology that an anchor's span implies.
 
-    Raises: ConfigError for a span that neither begins with the embedding nor ends with the output head, naming the forms that do.
+    Raises: ConfigError for a span that neither begins with the embedding nor ends with the output
+    head, naming the forms that do.
     """
     if anchor.first == 0:
         return Topology.SINGLE if anchor.has_output else Topology.FORWARD
@@ -80,9 +98,11 @@ def topology_of(anchor: LayerSpan, param: str) -> Topology:
     first, last = anchor.first, anchor.last
     forward = f" or begin with the embedding (0:{last})" if last is not None else ""
     raise ConfigError(
-        f"{param}: {anchor} has neither the embedding nor the output head; an anchor's span must end with the output head "
-        f"({first}:{OUTPUT}){forward}", param=param,
-    )  # fmt: skip
+        f"{param}: {anchor} has neither the embedding nor the output head; an anchor's span "
+        "must end with the output head "
+        f"({first}:{OUTPUT}){forward}",
+        param=param,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +115,11 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class RoutePlan:
-    """The hops of the workers, by layer, which cover as many of the layers that the anchor lacks as possible.
+    """The hops of the workers, by layer, which cover as many of the layers that the anchor lacks as
+    possible.
 
-    `missing`: ranges of layers that no hop covers. `needs_output`: no hop, and not the anchor, has the output head. `unused`: the
-    other workers, each with the reason.
+    `missing`: ranges of layers that no hop covers. `needs_output`: no hop, and not the anchor, has
+    the output head. `unused`: the other workers, each with the reason.
     """
 
     hops: tuple[Hop, ...]
@@ -112,10 +133,14 @@ class RoutePlan:
 
     def describe_gap(self) -> str:
         """Return what is missing, with every range; "" if the route is complete."""
-        ranges = [f"{first}" if first == last else f"{first} to {last}" for first, last in self.missing]
+        ranges = [
+            f"{first}" if first == last else f"{first} to {last}" for first, last in self.missing
+        ]
         single = len(self.missing) == 1 and self.missing[0][0] == self.missing[0][1]
         layers = f"layer{'' if single else 's'} {', '.join(ranges)}" if ranges else ""
-        return " and ".join(part for part in (layers, "the output head" if self.needs_output else "") if part)
+        return " and ".join(
+            part for part in (layers, "the output head" if self.needs_output else "") if part
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,34 +152,58 @@ class _Chain:
     hops: tuple[Hop, ...] = ()
 
     def rank(self) -> tuple[int, bool, int, list[WorkerId]]:
-        """Return the key of which the smallest is the best: more layers, then the wanted end, then fewer hops, then names."""
-        return -self.num_covered, not self.ends_as_wanted, len(self.hops), [hop.worker for hop in self.hops]
+        """Return the key of which the smallest is the best: more layers, then the wanted end, then
+        fewer hops, then names.
+        """
+        return (
+            -self.num_covered,
+            not self.ends_as_wanted,
+            len(self.hops),
+            [hop.worker for hop in self.hops],
+        )
 
 
 def plan_route(
-    anchor: LayerSpan, workers: Mapping[WorkerId, LayerSpan], num_layers: int, *, head_on_anchor: bool = False
+    anchor: LayerSpan,
+    workers: Mapping[WorkerId, LayerSpan],
+    num_layers: int,
+    *,
+    head_on_anchor: bool = False,
 ) -> RoutePlan:
-    """Choose the workers whose spans continue each other from the first layer that the anchor lacks to the last one.
+    """Choose the workers whose spans continue each other from the first layer that the anchor lacks
+    to the last one.
 
-    `head_on_anchor`: in the forward topology the last worker returns rows, and the anchor has the output head. In the reverse
-    topology a worker with the head is never used. Raises: ConfigError if the anchor's span is not one of this model.
+    `head_on_anchor`: in the forward topology the last worker returns rows, and the anchor has the
+    output head. In the reverse topology a worker with the head is never used. Raises: ConfigError
+    if the anchor's span is not one of this model.
     """
     whole = anchor.of_model(num_layers, "anchor")
     topology = topology_of(anchor, "anchor")
-    low, high = (whole.final + 1, num_layers - 1) if topology is Topology.FORWARD else (0, whole.first - 1)
+    low, high = (
+        (whole.final + 1, num_layers - 1) if topology is Topology.FORWARD else (0, whole.first - 1)
+    )
     wants_head = topology is Topology.FORWARD and not head_on_anchor
     usable, unused = _usable(workers, low, high, num_layers, forbids_head=not wants_head)
     chain = _best_chain(usable, low, high, wants_head=wants_head)
     chosen = {hop.worker for hop in chain.hops}
     unused |= {hop.worker: _overlap(hop, chain.hops) for hop in usable if hop.worker not in chosen}
     has_head = bool(chain.hops) and chain.hops[-1].span.has_output
-    return RoutePlan(chain.hops, _missing(chain.hops, low, high), wants_head and not has_head, unused)
+    return RoutePlan(
+        chain.hops, _missing(chain.hops, low, high), wants_head and not has_head, unused
+    )
 
 
 def _usable(
-    workers: Mapping[WorkerId, LayerSpan], low: int, high: int, num_layers: int, *, forbids_head: bool
+    workers: Mapping[WorkerId, LayerSpan],
+    low: int,
+    high: int,
+    num_layers: int,
+    *,
+    forbids_head: bool,
 ) -> tuple[list[Hop], dict[WorkerId, str]]:
-    """Return the workers whose layers all lie within `low` to `high`, and of each other worker why it cannot be used."""
+    """Return the workers whose layers all lie within `low` to `high`, and of each other worker why
+    it cannot be used.
+    """
     usable: list[Hop] = []
     unused: dict[WorkerId, str] = {}
     for worker, span in sorted(workers.items()):
@@ -178,7 +227,9 @@ def _best_chain(usable: Sequence[Hop], low: int, high: int, *, wants_head: bool)
         best = best_from[layer + 1]
         for hop in usable:
             if hop.span.first == layer:
-                best = min(best, _before(hop, best_from, high, wants_head=wants_head), key=_Chain.rank)
+                best = min(
+                    best, _before(hop, best_from, high, wants_head=wants_head), key=_Chain.rank
+                )
         best_from[layer] = best
     return best
 
@@ -188,7 +239,9 @@ def _before(hop: Hop, best_from: Mapping[int, _Chain], high: int, *, wants_head:
     rest = best_from[hop.span.final + 1]
     is_end = hop.span.final == high
     ends_as_wanted = (hop.span.has_output == wants_head) if is_end else rest.ends_as_wanted
-    return _Chain(rest.num_covered + hop.span.final - hop.span.first + 1, ends_as_wanted, (hop, *rest.hops))
+    return _Chain(
+        rest.num_covered + hop.span.final - hop.span.first + 1, ends_as_wanted, (hop, *rest.hops)
+    )
 
 
 def _missing(hops: Sequence[Hop], low: int, high: int) -> tuple[tuple[int, int], ...]:
@@ -202,6 +255,15 @@ def _missing(hops: Sequence[Hop], low: int, high: int) -> tuple[tuple[int, int],
 
 
 def _overlap(unused: Hop, hops: Sequence[Hop]) -> str:
-    """Return which hop has layers of an unused worker; one must, or the worker would extend the chain."""
-    hop = next(hop for hop in hops if hop.span.first <= unused.span.final and unused.span.first <= hop.span.final)
-    return f"{unused.span} {'repeats' if hop.span == unused.span else 'overlaps'} {hop.span} of {hop.worker}"
+    """Return which hop has layers of an unused worker; one must, or the worker would extend the
+    chain.
+    """
+    hop = next(
+        hop
+        for hop in hops
+        if hop.span.first <= unused.span.final and unused.span.first <= hop.span.final
+    )
+    return (
+        f"{unused.span} {'repeats' if hop.span == unused.span else 'overlaps'} {hop.span} of "
+        f"{hop.worker}"
+    )

@@ -1,7 +1,9 @@
-"""Messages between an anchor and the span workers of its route, and between neighbours on it; rows follow as raw bytes.
+"""Messages between an anchor and the span workers of its route, and between neighbours on it; rows
+follow as raw bytes.
 
-The anchor sends `SpanSetup` to each worker, then each pass to the first one, which computes its layers and sends the pass on. The
-last worker sends the result to the anchor, on the anchor's own connection to it.
+The anchor sends `SpanSetup` to each worker, then each pass to the first one, which computes its
+layers and sends the pass on. The last worker sends the result to the anchor, on the anchor's own
+connection to it.
 """
 
 from typing import Annotated, Literal
@@ -11,15 +13,21 @@ import msgspec
 from fleet.core.wire_codec import WireCodec
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""Number of a route, pass, copy or table; a received message with another one is refused as damaged."""
+"""Number of a route, pass, copy or table; a received message with another one is refused as
+damaged.
+"""
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 """Position, row, page, layer, or a number of them; the same."""
 Returned = Literal["rows", "last_rows", "logits"]
-"""Results of a route's last worker: all rows of a pass; the last rows of the extents that draw; their logits."""
+"""Results of a route's last worker: all rows of a pass; the last rows of the extents that draw;
+their logits.
+"""
 
 
 class SpanMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Base of the messages. `generation`: of the route to which a message belongs; messages of another one are not used."""
+    """Base of the messages. `generation`: of the route to which a message belongs; messages of
+    another one are not used.
+    """
 
     generation: Number
 
@@ -27,7 +35,8 @@ class SpanMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, ta
 class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """Positions `start` to `stop` of the table numbered `table`, consecutive rows of the pass.
 
-    `pages`: of the table, up to `stop`. `before`: hash of the rows before `start`; `keys`: of the extent's rows, 8 bytes each.
+    `pages`: of the table, up to `stop`. `before`: hash of the rows before `start`; `keys`: of the
+    extent's rows, 8 bytes each.
     `draws`: a draw follows its last row. `taps`: tapped rows of it are wanted.
     `rope_len`: length of the text by which its rows' rotary embeddings are scaled at least.
     """
@@ -44,8 +53,8 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Times of one worker for a pass, in microseconds: from its arrival to the computation, and of that, until what is sent is in
-    the host's memory as bytes.
+    """Times of one worker for a pass, in microseconds: from its arrival to the computation, and of
+    that, until what is sent is in the host's memory as bytes.
     """
 
     waited_us: Number
@@ -53,7 +62,9 @@ class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An error of a worker's computation. `loses_rows`: it does not have the rows before those of the pass."""
+    """An error of a worker's computation. `loses_rows`: it does not have the rows before those of
+    the pass.
+    """
 
     code: str
     message: str
@@ -63,9 +74,10 @@ class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 class SpanPass(SpanMessage, frozen=True, kw_only=True):
     """A pass: rows follow, one for each position of the extents.
 
-    `number`: passes are computed in the order of their numbers. `zeroed`, `closed`: see `PoolChanges`; they come before the
-    computation. `completed`: the anchor has the results of passes up to this one. `error`: of an earlier worker; nothing else is
-    computed. `times`: of the workers so far.
+    `number`: passes are computed in the order of their numbers. `zeroed`, `closed`: see
+    `PoolChanges`; they come before the computation. `completed`: the anchor has the results of
+    passes up to this one. `error`: of an earlier worker; nothing else is computed. `times`: of the
+    workers so far.
     """
 
     number: Number
@@ -78,14 +90,18 @@ class SpanPass(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanReport(SpanMessage, frozen=True, kw_only=True):
-    """The part of a pass that is due although none begins: see `SpanPass`. It has no result, and is not sent again."""
+    """The part of a pass that is due although none begins: see `SpanPass`. It has no result, and is
+    not sent again.
+    """
 
     closed: tuple[Number, ...]
     completed: Number
 
 
 class SpanResult(SpanMessage, frozen=True, kw_only=True):
-    """Result of a pass. `tables`: those of the pass. All of their rows follow, or a row or logits for each that draws."""
+    """Result of a pass. `tables`: those of the pass. All of their rows follow, or a row or logits
+    for each that draws.
+    """
 
     number: Number
     tables: tuple[Number, ...]
@@ -95,17 +111,21 @@ class SpanResult(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanTapped(SpanMessage, frozen=True, kw_only=True):
-    """The tapped rows of a pass follow, one for each position of the tables. No tables: the pass failed, and has none."""
+    """The tapped rows of a pass follow, one for each position of the tables. No tables: the pass
+    failed, and has none.
+    """
 
     number: Number
     tables: tuple[Number, ...]
 
 
 class SpanSetup(SpanMessage, frozen=True, kw_only=True):
-    """A worker's place in a route: its span, the next worker ("" for the last one) and the pages of the anchor's pool.
+    """A worker's place in a route: its span, the next worker ("" for the last one) and the pages of
+    the anchor's pool.
 
-    `returned`: what the last worker returns. `wire_dtype`: of rows between processes. `lineage`: the generation of the
-    anchor's first route; a worker with the span and rows of the same lineage keeps them. `keep_bytes`: of sent rows.
+    `returned`: what the last worker returns. `wire_dtype`: of rows between processes. `lineage`:
+    the generation of the anchor's first route; a worker with the span and rows of the same lineage
+    keeps them. `keep_bytes`: of sent rows.
     """
 
     span: str
@@ -119,7 +139,9 @@ class SpanSetup(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanPrepare(SpanMessage, frozen=True, kw_only=True):
-    """Order to load a span beside the one that a worker computes, for a later route. `generation`: of none."""
+    """Order to load a span beside the one that a worker computes, for a later route. `generation`:
+    of none.
+    """
 
     span: str
 
@@ -132,9 +154,11 @@ class SpanPrepared(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanReady(SpanMessage, frozen=True, kw_only=True):
-    """A worker has loaded its span, and is connected to the next worker. `num_bytes`: of the span's weights.
+    """A worker has loaded its span, and is connected to the next worker. `num_bytes`: of the span's
+    weights.
 
-    `last_number`: of the passes that it has computed; 0 if it has no rows. `first_layer`, `num_layers`: of its span.
+    `last_number`: of the passes that it has computed; 0 if it has no rows. `first_layer`,
+    `num_layers`: of its span.
     """
 
     num_bytes: Number
@@ -144,7 +168,8 @@ class SpanReady(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStart(SpanMessage, frozen=True, kw_only=True):
-    """All workers of the route are ready: a worker sends again what the next one lacks, which has computed up to `following_has`.
+    """All workers of the route are ready: a worker sends again what the next one lacks, which has
+    computed up to `following_has`.
 
     `completed`: as in `SpanPass`. `tables`: the open ones; nothing of others is needed.
     """
@@ -155,7 +180,8 @@ class SpanStart(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanFetch(SpanMessage, frozen=True, kw_only=True):
-    """Order to send the keys and values of a table's first rows. `copy`: number of this copy. `pages`: of the table.
+    """Order to send the keys and values of a table's first rows. `copy`: number of this copy.
+    `pages`: of the table.
 
     `before`: hash of these rows; a worker that has others, or has lost them, refuses.
     """
@@ -176,7 +202,9 @@ class SpanFetched(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStore(SpanMessage, frozen=True, kw_only=True):
-    """The rows of one layer of a new table follow. `keys`: of the rows, 8 bytes each. `is_last`: all layers have come then."""
+    """The rows of one layer of a new table follow. `keys`: of the rows, 8 bytes each. `is_last`:
+    all layers have come then.
+    """
 
     copy: Number
     layer: int
@@ -200,8 +228,20 @@ class SpanRefusal(SpanMessage, frozen=True, kw_only=True):
 
 
 AnySpanMessage = (
-    SpanPass | SpanReport | SpanResult | SpanTapped | SpanSetup | SpanReady | SpanStart | SpanRefusal | SpanFetch | SpanFetched
-    | SpanStore | SpanStored | SpanPrepare | SpanPrepared
-)  # fmt: skip
+    SpanPass
+    | SpanReport
+    | SpanResult
+    | SpanTapped
+    | SpanSetup
+    | SpanReady
+    | SpanStart
+    | SpanRefusal
+    | SpanFetch
+    | SpanFetched
+    | SpanStore
+    | SpanStored
+    | SpanPrepare
+    | SpanPrepared
+)
 _CODEC: WireCodec[AnySpanMessage] = WireCodec(AnySpanMessage, "a message between span workers")
 encode_span_message, decode_span_message = _CODEC.encode, _CODEC.decode

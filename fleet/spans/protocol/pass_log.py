@@ -1,4 +1,5 @@
-"""Log of the passes that a process has sent to the next one of a route: a replaced neighbour is fed from it, and computes again.
+"""Log of the passes that a process has sent to the next one of a route: a replaced neighbour is fed
+from it, and computes again.
 
 Knows no connection and no tensor library.
 """
@@ -27,11 +28,15 @@ class KeptRows:
         extent, num_rows = self.extent, self.extent.stop - self.extent.start
         left = stop - extent.start
         cut = msgspec.structs.replace(extent, stop=stop, keys=extent.keys[: 8 * left], draws=False)
-        return replace(self, extent=cut, rows=memoryview(bytes(self.rows[: len(self.rows) // num_rows * left])))
+        return replace(
+            self, extent=cut, rows=memoryview(bytes(self.rows[: len(self.rows) // num_rows * left]))
+        )
 
 
 class KeptTable:
-    """The rows of one table, without those that later ones replaced. `pages`: of the table, those of its last rows."""
+    """The rows of one table, without those that later ones replaced. `pages`: of the table, those
+    of its last rows.
+    """
 
     def __init__(self) -> None:
         self._kept: list[KeptRows] = []
@@ -44,7 +49,11 @@ class KeptTable:
     def add(self, added: KeptRows, completed: int) -> int:
         """Add rows; return the number of bytes of completed passes that they replace."""
         num_replaced, extent = 0, added.extent
-        while self._kept and self._kept[-1].extent.stop > extent.start and self._kept[-1].number <= completed:
+        while (
+            self._kept
+            and self._kept[-1].extent.stop > extent.start
+            and self._kept[-1].number <= completed
+        ):
             last = self._kept.pop()
             num_replaced += len(last.rows)
             if last.extent.start < extent.start:
@@ -63,17 +72,20 @@ class KeptTable:
     def after(self, number: int) -> list[KeptRows]:
         """Return the rows of later passes, with their pages."""
         return [
-            replace(one, extent=msgspec.structs.replace(one.extent, pages=self._pages[: one.num_pages]))
+            replace(
+                one, extent=msgspec.structs.replace(one.extent, pages=self._pages[: one.num_pages])
+            )
             for one in self._kept
             if one.number > number
         ]
 
 
 class SpanLog:
-    """Passes that may have to be sent again: those that are not completed, and the rows of open tables.
+    """Passes that may have to be sent again: those that are not completed, and the rows of open
+    tables.
 
-    `keep_bytes`: beyond it, rows of completed passes are dropped. A worker that lacks them reports it, and their requests are
-    computed again from the first row.
+    `keep_bytes`: beyond it, rows of completed passes are dropped. A worker that lacks them reports
+    it, and their requests are computed again from the first row.
     """
 
     def __init__(self, keep_bytes: int) -> None:
@@ -98,7 +110,8 @@ class SpanLog:
         first = 0
         for place, extent in enumerate(work.extents):
             size = width * (extent.stop - extent.start)
-            # A copy, unless the pass is all of it: the memory of a pass is free only once no part of it is kept.
+            # A copy, unless the pass is all of it: the memory of a pass is free only once no part
+            # of it is kept.
             part = rows if size == len(rows) else memoryview(bytes(rows[first : first + size]))
             table = self._tables.setdefault(extent.table, KeptTable())
             kept = KeptRows(work.number, place, extent, len(extent.pages), part)
@@ -124,11 +137,15 @@ class SpanLog:
 
     def _drop_completed(self) -> None:
         """Drop the rows of completed passes."""
-        self._tables = {number: table for number, table in self._tables.items() if table.drop(self._completed)}
+        self._tables = {
+            number: table for number, table in self._tables.items() if table.drop(self._completed)
+        }
         self.num_bytes = sum(table.num_bytes for table in self._tables.values())
 
     def after(self, number: int) -> list[tuple[SpanPass, list[memoryview]]]:
-        """Return the passes to send to a process that has computed those up to `number`, with their rows, in order."""
+        """Return the passes to send to a process that has computed those up to `number`, with their
+        rows, in order.
+        """
         of_pass: dict[int, list[KeptRows]] = defaultdict(list)
         for table in self._tables.values():
             for one in table.after(number):
@@ -136,8 +153,14 @@ class SpanLog:
         found: list[tuple[SpanPass, list[memoryview]]] = []
         for each in sorted({*of_pass, *(open_ for open_ in self._passes if open_ > number)}):
             # Single rows come first in a pass, here also those that are left of more.
-            kept = sorted(of_pass[each], key=lambda one: (one.extent.stop - one.extent.start > 1, one.place))
-            work = self._passes.get(each) or SpanPass(generation=0, number=each, extents=(), completed=self._completed)
+            kept = sorted(
+                of_pass[each], key=lambda one: (one.extent.stop - one.extent.start > 1, one.place)
+            )
+            work = self._passes.get(each) or SpanPass(
+                generation=0, number=each, extents=(), completed=self._completed
+            )
             extents = tuple(one.extent for one in kept)
-            found.append((msgspec.structs.replace(work, extents=extents), [one.rows for one in kept]))
+            found.append(
+                (msgspec.structs.replace(work, extents=extents), [one.rows for one in kept])
+            )
         return found

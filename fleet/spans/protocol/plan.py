@@ -1,7 +1,9 @@
-"""Division of a model's layers into spans by the memory of the processes that hold them. Pure: counts bytes, reads nothing.
+"""Division of a model's layers into spans by the memory of the processes that hold them. Pure:
+counts bytes, reads nothing.
 
-The anchor holds the embedding, and, if it is last, the output head; otherwise the last worker holds the head, or the anchor of a
-model whose workers cannot. Every process holds the keys and values of its own layers.
+The anchor holds the embedding, and, if it is last, the output head; otherwise the last worker holds
+the head, or the anchor of a model whose workers cannot. Every process holds the keys and values of
+its own layers.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,12 +15,12 @@ from fleet.spans.protocol.layers import LayerSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Bytes of a model's weights: of each layer, of the embedding, of what runs `before` the first layer (learned positions),
-    of what runs `after` the last (the final norm), and of the output head. `tied`: the head is the embedding. `anchor`: of what
-    only the anchor has.
+    """Bytes of a model's weights: of each layer, of the embedding, of what runs `before` the first
+    layer (learned positions), of what runs `after` the last (the final norm), and of the output
+    head. `tied`: the head is the embedding. `anchor`: of what only the anchor has.
 
-    `kv_bytes`: keys and values of one layer, for all positions that a process is to hold. `buffer_bytes`: rows of passes and
-    other memory of a process that does not depend on its layers.
+    `kv_bytes`: keys and values of one layer, for all positions that a process is to hold.
+    `buffer_bytes`: rows of passes and other memory of a process that does not depend on its layers.
     """
 
     layers: tuple[int, ...]
@@ -32,13 +34,23 @@ class ModelSizes:
     anchor: int = 0
 
     def bytes_of(self, span: LayerSpan, *, is_anchor: bool, with_head: bool = False) -> int:
-        """Return what a process with this span occupies. `with_head`: it has the output head also if the span ends before it."""
+        """Return what a process with this span occupies. `with_head`: it has the output head also
+        if the span ends before it.
+        """
         has_head = span.has_output or with_head
         weights = sum(self.layers[span.first : span.final + 1])
-        weights += self.before * (span.first == 0) + (self.after + self.head * (not self.tied)) * has_head
+        weights += (
+            self.before * (span.first == 0) + (self.after + self.head * (not self.tied)) * has_head
+        )
         has_embedding = is_anchor or (self.tied and has_head)
         cached = self.cached_bytes(span)
-        return weights + self.embedding * has_embedding + self.anchor * is_anchor + cached + self.buffer_bytes
+        return (
+            weights
+            + self.embedding * has_embedding
+            + self.anchor * is_anchor
+            + cached
+            + self.buffer_bytes
+        )
 
     def cached_bytes(self, span: LayerSpan) -> int:
         """Return the size of the keys and values of a span's layers."""
@@ -47,7 +59,9 @@ class ModelSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSpan:
-    """The span of one process, with what it occupies and what it may occupy, in bytes. `has_head`: it has the output head."""
+    """The span of one process, with what it occupies and what it may occupy, in bytes. `has_head`:
+    it has the output head.
+    """
 
     span: LayerSpan
     is_anchor: bool
@@ -83,7 +97,9 @@ NO_PROCESS = -1
 
 @dataclass(frozen=True, slots=True)
 class _Processes:
-    """The processes in the order of the layers. `budgets`: None for one without a limit. `anchor`: its place, or `NO_PROCESS`."""
+    """The processes in the order of the layers. `budgets`: None for one without a limit. `anchor`:
+    its place, or `NO_PROCESS`.
+    """
 
     sizes: ModelSizes
     budgets: tuple[int | None, ...]
@@ -97,81 +113,129 @@ class _Processes:
     def planned(self, process: int, first: int, stop: int) -> PlannedSpan:
         """Return the span of a process that has the layers from `first` to before `stop`."""
         is_last, is_anchor = stop == self.num_layers, process == self.anchor
-        span = LayerSpan(first, stop - 1, has_output=is_last and (is_anchor or not self.head_on_anchor))
+        span = LayerSpan(
+            first, stop - 1, has_output=is_last and (is_anchor or not self.head_on_anchor)
+        )
         has_head = span.has_output or (is_anchor and self.head_on_anchor)
         num_bytes = self.sizes.bytes_of(span, is_anchor=is_anchor, with_head=has_head)
         return PlannedSpan(
-            span=span, is_anchor=is_anchor, has_head=has_head, num_bytes=num_bytes, budget=self.budgets[process] or num_bytes
+            span=span,
+            is_anchor=is_anchor,
+            has_head=has_head,
+            num_bytes=num_bytes,
+            budget=self.budgets[process] or num_bytes,
         )
 
     def fits(self, process: int, first: int, stop: int) -> bool:
         return not self.planned(process, first, stop).lacking_bytes
 
     def possible_stops(self, process: int, firsts: Iterable[int]) -> set[int]:
-        """Return the layers before which a process can stop that begins at one of `firsts`: all, since a following one may be too
-        small for the layer at which the furthest ends.
+        """Return the layers before which a process can stop that begins at one of `firsts`: all,
+        since a following one may be too small for the layer at which the furthest ends.
         """
         return {
             stop
             for first in firsts
             for stop in range(first + 1, self.num_layers + 1)
             if self.fits(process, first, stop)
-        }  # fmt: skip
+        }
 
 
 def plan_spans(
-    sizes: ModelSizes, anchor_budget: int, worker_budgets: Sequence[int], *, anchor_is_last: bool, head_on_anchor: bool = False
+    sizes: ModelSizes,
+    anchor_budget: int,
+    worker_budgets: Sequence[int],
+    *,
+    anchor_is_last: bool,
+    head_on_anchor: bool = False,
 ) -> SpanPlan:
-    """Divide the layers so that the fullest process is as empty as possible; budgets in bytes, workers in the order of layers.
+    """Divide the layers so that the fullest process is as empty as possible; budgets in bytes,
+    workers in the order of layers.
 
-    A plan that does not fit is the one that lacks least. `head_on_anchor`: workers cannot have the output head. Every process has
-    a layer at least, so `sizes` must have as many layers as there are processes.
+    A plan that does not fit is the one that lacks least. `head_on_anchor`: workers cannot have the
+    output head. Every process has a layer at least, so `sizes` must have as many layers as there
+    are processes.
     """
-    budgets = (*worker_budgets, anchor_budget) if anchor_is_last else (anchor_budget, *worker_budgets)
-    processes = _Processes(sizes, budgets, len(budgets) - 1 if anchor_is_last else 0, head_on_anchor)
-    assert processes.num_layers >= len(budgets), f"{len(budgets)} processes for {processes.num_layers} layers"
+    budgets = (
+        (*worker_budgets, anchor_budget) if anchor_is_last else (anchor_budget, *worker_budgets)
+    )
+    processes = _Processes(
+        sizes, budgets, len(budgets) - 1 if anchor_is_last else 0, head_on_anchor
+    )
+    assert processes.num_layers >= len(budgets), (
+        f"{len(budgets)} processes for {processes.num_layers} layers"
+    )
     cuts = _best_cuts(len(budgets), range(processes.num_layers), processes.planned)
-    return SpanPlan(spans=tuple(processes.planned(process, first, stop) for process, (first, stop) in enumerate(pairwise(cuts))))
+    return SpanPlan(
+        spans=tuple(
+            processes.planned(process, first, stop)
+            for process, (first, stop) in enumerate(pairwise(cuts))
+        )
+    )
 
 
-def plan_workers(sizes: ModelSizes, layers: range, budgets: Sequence[int], *, head_on_anchor: bool = False) -> SpanPlan:
-    """Divide the layers that the anchor lacks among span workers, in their order: none has more layers than needed, and of equal
-    divisions the fullest process is as empty as possible.
+def plan_workers(
+    sizes: ModelSizes, layers: range, budgets: Sequence[int], *, head_on_anchor: bool = False
+) -> SpanPlan:
+    """Divide the layers that the anchor lacks among span workers, in their order: none has more
+    layers than needed, and of equal divisions the fullest process is as empty as possible.
 
-    A plan that does not fit is the one that lacks least. There must be as many layers as workers. The last one has the output
-    head if its last layer is the model's and not `head_on_anchor`.
+    A plan that does not fit is the one that lacks least. There must be as many layers as workers.
+    The last one has the output head if its last layer is the model's and not `head_on_anchor`.
     """
     assert len(layers) >= len(budgets) > 0, f"{len(budgets)} workers for {len(layers)} layers"
     processes = _Processes(sizes, tuple(budgets), NO_PROCESS, head_on_anchor)
     cuts = _best_cuts(len(budgets), layers, processes.planned, most_layers_first=True)
-    return SpanPlan(spans=tuple(processes.planned(process, first, stop) for process, (first, stop) in enumerate(pairwise(cuts))))
+    return SpanPlan(
+        spans=tuple(
+            processes.planned(process, first, stop)
+            for process, (first, stop) in enumerate(pairwise(cuts))
+        )
+    )
 
 
 def further_worker_bytes(
-    sizes: ModelSizes, anchor_budget: int, worker_budgets: Sequence[int], *, anchor_is_last: bool, head_on_anchor: bool = False
+    sizes: ModelSizes,
+    anchor_budget: int,
+    worker_budgets: Sequence[int],
+    *,
+    anchor_is_last: bool,
+    head_on_anchor: bool = False,
 ) -> int | None:
-    """Return the smallest budget of one more worker, after the others, with which a model fits that does not fit without it.
+    """Return the smallest budget of one more worker, after the others, with which a model fits that
+    does not fit without it.
 
     None: no budget is enough, or there are not enough layers.
     """
-    before: tuple[int | None, ...] = tuple(worker_budgets) if anchor_is_last else (anchor_budget, *worker_budgets)
+    before: tuple[int | None, ...] = (
+        tuple(worker_budgets) if anchor_is_last else (anchor_budget, *worker_budgets)
+    )
     after = (anchor_budget,) if anchor_is_last else ()
-    processes = _Processes(sizes, (*before, None, *after), len(before) + 1 if anchor_is_last else 0, head_on_anchor)
+    processes = _Processes(
+        sizes, (*before, None, *after), len(before) + 1 if anchor_is_last else 0, head_on_anchor
+    )
     if processes.num_layers < len(processes.budgets):
         return None
     further, end = len(before), processes.num_layers
     firsts = {0}
     for process in range(further):
         firsts = processes.possible_stops(process, firsts)
-    stops = [stop for stop in range(end) if processes.fits(further + 1, stop, end)] if after else [end]
-    spans = [processes.planned(further, first, stop) for first in firsts for stop in stops if first < stop]
+    stops = (
+        [stop for stop in range(end) if processes.fits(further + 1, stop, end)] if after else [end]
+    )
+    spans = [
+        processes.planned(further, first, stop)
+        for first in firsts
+        for stop in stops
+        if first < stop
+    ]
     return min((span.num_bytes for span in spans), default=None)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class _Division:
-    """Layers divided among the first processes. The smallest is the best: what lacks, then the most layers of a process, if they
-    count, then the fill of the fullest process.
+    """Layers divided among the first processes. The smallest is the best: what lacks, then the most
+    layers of a process, if they count, then the fill of the fullest process.
     """
 
     num_lacking: int
@@ -181,7 +245,11 @@ class _Division:
 
 
 def _best_cuts(
-    num_processes: int, layers: range, planned: Callable[[int, int, int], PlannedSpan], *, most_layers_first: bool = False
+    num_processes: int,
+    layers: range,
+    planned: Callable[[int, int, int], PlannedSpan],
+    *,
+    most_layers_first: bool = False,
 ) -> tuple[int, ...]:
     """Return the layers at which processes begin, and the end of the layers, of the best division.
 
@@ -191,24 +259,41 @@ def _best_cuts(
     """For each end of the layers of the processes so far: their best division."""
     for process in range(num_processes):
         num_left = num_processes - 1 - process
-        stops = range(layers.start + process + 1, layers.stop - num_left + 1) if num_left else (layers.stop,)
+        stops = (
+            range(layers.start + process + 1, layers.stop - num_left + 1)
+            if num_left
+            else (layers.stop,)
+        )
         best = {
-            stop: _extended(best, stop, lambda first, stop, process=process: planned(process, first, stop), most_layers_first)
+            stop: _extended(
+                best,
+                stop,
+                lambda first, stop, process=process: planned(process, first, stop),
+                most_layers_first,
+            )
             for stop in stops
         }
     return best[layers.stop].cuts
 
 
 def _extended(
-    best: Mapping[int, _Division], stop: int, planned: Callable[[int, int], PlannedSpan], most_layers_first: bool
+    best: Mapping[int, _Division],
+    stop: int,
+    planned: Callable[[int, int], PlannedSpan],
+    most_layers_first: bool,
 ) -> _Division:
-    """Return the best division of the layers before `stop`, of which the last process has those that the others leave."""
+    """Return the best division of the layers before `stop`, of which the last process has those
+    that the others leave.
+    """
     found: list[_Division] = []
     for division in best.values():
         first = division.cuts[-1]
         if first < stop:
             own = planned(first, stop)
             most_layers = max(division.most_layers, stop - first) if most_layers_first else 0
-            num_lacking, fullest = division.num_lacking + own.lacking_bytes, max(division.fullest, own.fill)
+            num_lacking, fullest = (
+                division.num_lacking + own.lacking_bytes,
+                max(division.fullest, own.fill),
+            )
             found.append(_Division(num_lacking, most_layers, fullest, (*division.cuts, stop)))
     return min(found)

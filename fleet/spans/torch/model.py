@@ -1,4 +1,5 @@
-"""A span of a model's layers as one process holds it, and its computation for a pass. Knows no connection.
+"""A span of a model's layers as one process holds it, and its computation for a pass. Knows no
+connection.
 
 Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
 """
@@ -10,7 +11,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.engine.torch.attention_fast import FastLayout
 from fleet.engine.torch.attention_rows import RowLayout
 from fleet.engine.torch.kv_pool import KVPool, KVShape
@@ -18,12 +18,13 @@ from fleet.engine.torch.layout import Extent, Layout
 from fleet.engine.torch.passes import tiles
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, in_tiles, padded
+from fleet.spans.protocol.layers import LayerSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanRows:
-    """`rows_NH`: after the span's last layer, normed if the span has the output head. `tapped_NH`: those that enter the tapped
-    layer, if the span has it.
+    """`rows_NH`: after the span's last layer, normed if the span has the output head. `tapped_NH`:
+    those that enter the tapped layer, if the span has it.
     """
 
     rows_NH: Tensor
@@ -31,7 +32,9 @@ class SpanRows:
 
 
 class SpanLayers(Protocol):
-    """A span of a model's layers. `kv_shape`: of its own layers, which are numbered from 0 in the pool."""
+    """A span of a model's layers. `kv_shape`: of its own layers, which are numbered from 0 in the
+    pool.
+    """
 
     @property
     def span(self) -> LayerSpan: ...
@@ -74,13 +77,18 @@ class SpanComputer:
         parts = zip(rows_NH.split(TILE_ROWS), groups, strict=True)
         done = [self._tile(tile_NH, [extent for _, extent in group]) for tile_NH, group in parts]
         taps = [part.tapped_NH for part in done if part.tapped_NH is not None]
-        return SpanRows(rows_NH=joined([part.rows_NH for part in done]), tapped_NH=joined(taps) if taps else None)
+        return SpanRows(
+            rows_NH=joined([part.rows_NH for part in done]),
+            tapped_NH=joined(taps) if taps else None,
+        )
 
     def _tile(self, tile_NH: Tensor, extents: Sequence[Extent]) -> SpanRows:
         used = len(tile_NH)
         done = self.layers.forward(padded(tile_NH), RowLayout(self.pool, extents, TILE_ROWS))
         tapped_NH = done.tapped_NH
-        return SpanRows(rows_NH=done.rows_NH[:used], tapped_NH=None if tapped_NH is None else tapped_NH[:used])
+        return SpanRows(
+            rows_NH=done.rows_NH[:used], tapped_NH=None if tapped_NH is None else tapped_NH[:used]
+        )
 
     def finish(self, last_SH: Tensor) -> Tensor:
         """Return the final norm of rows: [S, H]."""

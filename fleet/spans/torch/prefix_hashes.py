@@ -1,6 +1,8 @@
-"""Hashes of the first rows of a request, by which the processes that hold its layers agree on what they have computed.
+"""Hashes of the first rows of a request, by which the processes that hold its layers agree on what
+they have computed.
 
-A row's key depends on its contents, the hash of a prefix on the keys in their order. All arithmetic is modulo 2^64.
+A row's key depends on its contents, the hash of a prefix on the keys in their order. All arithmetic
+is modulo 2^64.
 Legend: N rows, H hidden size.
 """
 

@@ -8,8 +8,8 @@ from fleet.engine.torch.build import DTYPES
 
 
 def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
-    """Return rows in a wire dtype as bytes. They share the tensor's memory if it is the host's, of that dtype, and has no other
-    rows: bytes that are kept keep no memory beside them.
+    """Return rows in a wire dtype as bytes. They share the tensor's memory if it is the host's, of
+    that dtype, and has no other rows: bytes that are kept keep no memory beside them.
     """
     host_NH = rows_NH.to(device="cpu", dtype=DTYPES[wire_dtype]).contiguous()
     if host_NH.untyped_storage().nbytes() > host_NH.nbytes:
@@ -18,15 +18,21 @@ def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
 
 
 def check_rows(data: memoryview, num_rows: int, wire_dtype: str) -> None:
-    """Raises: BadInput if bytes are not so many rows of one width. A pass that has failed has none."""
+    """Raises: BadInput if bytes are not so many rows of one width. A pass that has failed has
+    none.
+    """
     itemsize = DTYPES[wire_dtype].itemsize
     if bool(len(data)) != bool(num_rows) or len(data) % (itemsize * max(1, num_rows)):
         raise BadInput(f"{len(data)} bytes are not {num_rows} rows in {wire_dtype}")
 
 
 def rows_from_wire(data: memoryview, num_rows: int, wire_dtype: str, like: Tensor) -> Tensor:
-    """Return rows [num_rows, width] as a tensor of the dtype and on the device of `like`. Raises: BadInput."""
+    """Return rows [num_rows, width] as a tensor of the dtype and on the device of `like`. Raises:
+    BadInput.
+    """
     check_rows(data, num_rows, wire_dtype)
     dtype = DTYPES[wire_dtype]
     rows = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
-    return rows.view(num_rows, len(rows) // max(1, num_rows)).to(device=like.device, dtype=like.dtype)
+    return rows.view(num_rows, len(rows) // max(1, num_rows)).to(
+        device=like.device, dtype=like.dtype
+    )

@@ -1,1 +1,3 @@
-"""Adapters and builders of the Qwen3-Omni stages: chunks to engine inputs, engine outputs to items."""
+"""Adapters and builders of the Qwen3-Omni stages: chunks to engine inputs, engine outputs to
+items.
+"""

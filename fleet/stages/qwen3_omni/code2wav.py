@@ -1,4 +1,6 @@
-"""The `code2wav` stage: chunks of codec frames in, PCM16 out. `extra.left_context` = N: the approximate, stateless decoder."""
+"""The `code2wav` stage: chunks of codec frames in, PCM16 out. `extra.left_context` = N: the
+approximate, stateless decoder.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,43 +16,70 @@ from fleet.engine.torch.codec import CodecEngine, WindowPolicy
 from fleet.graphs.qwen3_omni import DECODE
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import (
+    NO_OUTPUT,
+    BuildOptions,
+    BuiltStage,
+    EdgeItem,
+    LoggedOutput,
+    TaskAdapter,
+)
 
 AUDIO = EdgeName("audio")
 _PCM_PEAK = 32767
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build the stage. Raises: ConfigError if the checkpoint has no codec decoder, or an option is invalid."""
+    """Build the stage. Raises: ConfigError if the checkpoint has no codec decoder, or an option is
+    invalid.
+    """
     torch.set_num_threads(options.threads)
     # TensorFloat-32 would cost three decimal digits of the wave.
     torch.backends.cudnn.allow_tf32 = False
-    decoder, names = load_code2wav(options.checkpoint, device=options.device, dtype=options.dtype, progress=options.progress)
+    decoder, names = load_code2wav(
+        options.checkpoint, device=options.device, dtype=options.dtype, progress=options.progress
+    )
     policy = WindowPolicy(ramp=options.window_ramp, invariant=options.numerics == "invariant")
     engine: Engine = CodecEngine(decoder, policy, max_batch=options.max_batch)
     left_context = options.extra.get("left_context")
     if left_context is not None:
         if not isinstance(left_context, int):
             field = f"stages.{options.stage}.extra.left_context"
-            raise ConfigError(f"{field}: {left_context!r} is not a number of frames; give a whole number such as 25", param=field)
-        engine = CodecEngine(LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.max_batch)
+            raise ConfigError(
+                f"{field}: {left_context!r} is not a number of frames; give a whole number such "
+                "as 25",
+                param=field,
+            )
+        engine = CodecEngine(
+            LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.max_batch
+        )
 
-    return BuiltStage(engine=engine, adapter=lambda spec, _blob: Code2WavTask(spec, options.stage), weight_names=names)
+    return BuiltStage(
+        engine=engine,
+        adapter=lambda spec, _blob: Code2WavTask(spec, options.stage),
+        weight_names=names,
+    )
 
 
 class Code2WavTask(TaskAdapter):
     """One request; one item of audio per window."""
 
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
-        self._request = EngineRequest(request_id=spec.id, sampling=spec.sampling.get(stage, Sampling()), params=spec.params)
+        self._request = EngineRequest(
+            request_id=spec.id, sampling=spec.sampling.get(stage, Sampling()), params=spec.params
+        )
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request, with logged audio as its history, which is not decoded again."""
+        """Return the engine request, with logged audio as its history, which is not decoded
+        again.
+        """
         pcm = logged.get((AUDIO, DECODE), {}).get("pcm")
         history = {} if pcm is None else {"wave": pcm.astype(np.float32) / _PCM_PEAK}
         return replace(self._request, history=history), ()
 
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+    def consume(
+        self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
+    ) -> Sequence[EngineInput]:
         return (EngineInput(walk=walk, arrays=arrays, final=final),)
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:

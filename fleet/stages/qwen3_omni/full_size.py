@@ -1,4 +1,6 @@
-"""Qwen3-Omni at its published size with random weights: the stages' own programs and loops, without a checkpoint."""
+"""Qwen3-Omni at its published size with random weights: the stages' own programs and loops, without
+a checkpoint.
+"""
 
 import random
 from collections.abc import Sequence
@@ -35,12 +37,19 @@ from fleet.stages.stop_strings import StopDetector
 
 SAMPLE_RATE_HZ = 24_000
 TURN_ROWS = 8
-"""Rows of a prompt around its text: three begin the user's turn, two end it, and three begin the assistant's."""
+"""Rows of a prompt around its text: three begin the user's turn, two end it, and three begin the
+assistant's.
+"""
 PUBLISHED = PublishedRates(
     source="M*, chart in the README of mstar-project/mstar (read off), 2 x H200",
     audio_s_per_s={1: 12.0, 4: 36.0, 8: 55.0, 16: 88.0, 32: 114.0},
 )
-EXPECTED = Expected(graph_gain={TALKER: 3.0}, batch_cost={TALKER: 1.6}, bytes_time={THINKER: 2.5}, first_audio_ms=100.0)
+EXPECTED = Expected(
+    graph_gain={TALKER: 3.0},
+    batch_cost={TALKER: 1.6},
+    bytes_time={THINKER: 2.5},
+    first_audio_ms=100.0,
+)
 
 
 def build(options: FullSizeOptions) -> FullSizeModel:
@@ -82,10 +91,14 @@ class _Builder:
 
     def _reader(self, stage: StageName) -> RandomWeightReader:
         where = self._setup.where
-        self._weights[stage] = RandomWeightReader(self._shapes, fill_full_size, device=where.device, dtype=where.dtype)
+        self._weights[stage] = RandomWeightReader(
+            self._shapes, fill_full_size, device=where.device, dtype=where.dtype
+        )
         return self._weights[stage]
 
-    def _built(self, stage: StageName, engine: Engine, adapter: AdapterFactory, eager: Engine | None = None) -> BuiltStage:
+    def _built(
+        self, stage: StageName, engine: Engine, adapter: AdapterFactory, eager: Engine | None = None
+    ) -> BuiltStage:
         if eager is not None:
             self._eager[stage] = BuiltStage(engine=eager, adapter=adapter)
         self._on_built()
@@ -94,45 +107,82 @@ class _Builder:
     def _thinker(self) -> BuiltStage:
         setup, end_ids = self._setup, frozenset([self._config.im_end_token_id])
         program = Thinker(
-            self._reader(THINKER), self._config, end_ids, setup.where.experts, setup.num_positions, one_by_one=setup.where.tiled
+            self._reader(THINKER),
+            self._config,
+            end_ids,
+            setup.where.experts,
+            setup.num_positions,
+            one_by_one=setup.where.tiled,
         )
 
         def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
             return ThinkerAdapter(spec, blob, _no_features, StopDetector((), build_tokenizer))
 
-        return self._built(THINKER, setup.graph_loop(program, on_cpu=True), adapter, eager=setup.loop(program))
+        return self._built(
+            THINKER, setup.graph_loop(program, on_cpu=True), adapter, eager=setup.loop(program)
+        )
 
     def _talker(self) -> BuiltStage:
         setup, config = self._setup, self._config
-        program = Talker(self._reader(TALKER), config, setup.where.experts, setup.num_positions, tiled=setup.where.tiled)
-        roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
+        program = Talker(
+            self._reader(TALKER),
+            config,
+            setup.where.experts,
+            setup.num_positions,
+            tiled=setup.where.tiled,
+        )
+        roles = RoleIds(
+            start=config.im_start_token_id,
+            user=config.user_token_id,
+            assistant=config.assistant_token_id,
+        )
         engine, eager = setup.graph_loop(program, on_cpu=True), setup.loop(program)
         return self._built(TALKER, engine, lambda spec, _blob: TalkerAdapter(spec, roles), eager)
 
     def _code2wav(self) -> BuiltStage:
-        reader, policy = self._reader(CODE2WAV), WindowPolicy(ramp=QWEN3_OMNI.edge(CODES).policy.ramp)
+        reader, policy = (
+            self._reader(CODE2WAV),
+            WindowPolicy(ramp=QWEN3_OMNI.edge(CODES).policy.ramp),
+        )
         decoder = Code2Wav(self._code2wav_config, lambda name: reader.get(PREFIX + name))
         engine = CodecEngine(decoder, policy, max_batch=self._setup.options.max_batch)
         return self._built(CODE2WAV, engine, lambda spec, _blob: Code2WavTask(spec, CODE2WAV))
 
 
 def _no_features(clips: Sequence[NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-    raise BadInput(f"messages: {len(clips)} clips, but the prompts of this measurement are text", param="messages")
+    raise BadInput(
+        f"messages: {len(clips)} clips, but the prompts of this measurement are text",
+        param="messages",
+    )
 
 
-def _request(config: OmniConfig, number: int, *, num_prompt_rows: int, num_tokens: int, num_frames: int) -> RequestSpec:
+def _request(
+    config: OmniConfig, number: int, *, num_prompt_rows: int, num_tokens: int, num_frames: int
+) -> RequestSpec:
     source = random.Random(number)
     # Below the added tokens, whose ids are the highest, every id is text.
-    text = [source.randrange(config.im_start_token_id - 1) for _ in range(num_prompt_rows - TURN_ROWS)]
+    text = [
+        source.randrange(config.im_start_token_id - 1) for _ in range(num_prompt_rows - TURN_ROWS)
+    ]
     line_break = text[0]
-    user = (config.im_start_token_id, config.user_token_id, line_break, *text, config.im_end_token_id, line_break)
+    user = (
+        config.im_start_token_id,
+        config.user_token_id,
+        line_break,
+        *text,
+        config.im_end_token_id,
+        line_break,
+    )
     return RequestSpec(
         id=RequestId(f"{NAME}-{number}"),
         graph=QWEN3_OMNI.name,
         prompt_ids=(*user, config.im_start_token_id, config.assistant_token_id, line_break),
         outputs=tuple(QWEN3_OMNI.media),
         # The last code drawn yields no frame.
-        sampling={THINKER: _sampling(THINKER, num_tokens), TALKER: _sampling(TALKER, num_frames + 1)},
+        sampling={
+            THINKER: _sampling(THINKER, num_tokens),
+            TALKER: _sampling(TALKER, num_frames + 1),
+        },
         params={VOICE: min(config.talker_config.speaker_id)},
     )
 

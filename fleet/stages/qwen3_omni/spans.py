@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.config import DividedStage, OmniConfig, decoder_config, read_config
 from fleet.models.qwen3_omni.load import AUDIO_TOWER, THINKER_EMBEDDING
 from fleet.models.qwen3_omni.span import StageDecoder, load_omni_span
 from fleet.models.qwen3_omni.span_sizes import TALKER_PARTS
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuildOptions, BuiltSpan
 from fleet.stages.lm_setup import StageSetup, prepare_stage
 
@@ -25,7 +25,9 @@ def load_stage_span(options: BuildOptions, stage: DividedStage, span: LayerSpan)
     setup = prepare_stage(options, decoder_config(config, stage).max_position_embeddings)
     reader = span_reader(setup, config, stage, span)
     layers = load_omni_span(reader, config, stage, span, setup.where.experts, setup.num_positions)
-    return BuiltSpan(layers=layers, num_bytes=sum(weight.nbytes for weight in layers.weights().values()))
+    return BuiltSpan(
+        layers=layers, num_bytes=sum(weight.nbytes for weight in layers.weights().values())
+    )
 
 
 def num_layers(checkpoint: Path, stage: DividedStage) -> int:
@@ -35,23 +37,37 @@ def num_layers(checkpoint: Path, stage: DividedStage) -> int:
 
 def anchor_reader(
     setup: StageSetup, config: OmniConfig, stage: DividedStage, span: LayerSpan, *, with_head: bool
-) -> WeightReader:  # fmt: skip
-    """Open the checkpoint for an anchor: its span, what it has beside it, and the output head, in any case if `with_head`."""
+) -> WeightReader:
+    """Open the checkpoint for an anchor: its span, what it has beside it, and the output head, in
+    any case if `with_head`.
+    """
     return _reader(setup, config, stage, span, BESIDE[stage], with_head=with_head)
 
 
-def span_reader(setup: StageSetup, config: OmniConfig, stage: DividedStage, span: LayerSpan) -> WeightReader:
+def span_reader(
+    setup: StageSetup, config: OmniConfig, stage: DividedStage, span: LayerSpan
+) -> WeightReader:
     """Open the checkpoint for a span worker."""
     return _reader(setup, config, stage, span, (), with_head=False)
 
 
 def _reader(
-    setup: StageSetup, config: OmniConfig, stage: DividedStage, span: LayerSpan, beside: tuple[str, ...], *, with_head: bool
+    setup: StageSetup,
+    config: OmniConfig,
+    stage: DividedStage,
+    span: LayerSpan,
+    beside: tuple[str, ...],
+    *,
+    with_head: bool,
 ) -> WeightReader:
-    """Return a reader that opens only files with weights of this process, and reports its progress by them."""
+    """Return a reader that opens only files with weights of this process, and reports its progress
+    by them.
+    """
     reader = setup.reader(lambda _: False)
     stored = StageDecoder.of(stage, reader, config)
-    own = stored.weights_of(reader, span.of_model(stored.config.num_hidden_layers, "spans"), with_head=with_head)
+    own = stored.weights_of(
+        reader, span.of_model(stored.config.num_hidden_layers, "spans"), with_head=with_head
+    )
     own += [name for prefix in beside for name in reader.under(prefix)]
     reader.report_to(setup.options.progress, list(dict.fromkeys(own)))
     return reader

@@ -8,16 +8,31 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, ChunkOrderError
 from fleet.core.ids import EdgeName, Walk
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import RequestSpec
-from fleet.engine.base import NUM_POSITIONS, Arrays, Engine, EngineInput, EngineOutput, EngineRequest
-from fleet.spans.protocol.chain import RouteSlot
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    Arrays,
+    Engine,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+)
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, QWEN3_OMNI, TALKER
 from fleet.models.qwen3_omni.config import OmniConfig, read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, talker_prompt
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.spans.protocol.chain import RouteSlot
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.stages.base import (
+    NO_OUTPUT,
+    BuildOptions,
+    BuiltSpan,
+    BuiltStage,
+    EdgeItem,
+    LoggedOutput,
+    TaskAdapter,
+)
 from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
 from fleet.stages.sampling import sampling_of
@@ -28,7 +43,11 @@ CODES = EdgeName("codes")
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
     config = read_config(options.checkpoint)
-    roles = RoleIds(start=config.im_start_token_id, user=config.user_token_id, assistant=config.assistant_token_id)
+    roles = RoleIds(
+        start=config.im_start_token_id,
+        user=config.user_token_id,
+        assistant=config.assistant_token_id,
+    )
     engine, names, route = _engine(options, config)
     return BuiltStage(
         engine=engine,
@@ -49,8 +68,13 @@ def count_layers(checkpoint: Path) -> int:
     return num_layers(checkpoint, "talker")
 
 
-def _engine(options: BuildOptions, config: OmniConfig) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
-    setup, anchor = prepare_stage(options, config.talker_config.text_config.max_position_embeddings), options.anchor
+def _engine(
+    options: BuildOptions, config: OmniConfig
+) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
+    setup, anchor = (
+        prepare_stage(options, config.talker_config.text_config.max_position_embeddings),
+        options.anchor,
+    )
     experts, num_positions, tiled = setup.where.experts, setup.num_positions, setup.where.tiled
     if anchor is None:
         reader = setup.reader(lambda name: name.startswith("talker.") or name in THINKER_EMBEDDING)
@@ -63,7 +87,9 @@ def _engine(options: BuildOptions, config: OmniConfig) -> tuple[Engine, tuple[st
 
 
 class TalkerAdapter(TaskAdapter):
-    """One request. User turns are fed as the Thinker prefills them, the last assistant header with the first answer token."""
+    """One request. User turns are fed as the Thinker prefills them, the last assistant header with
+    the first answer token.
+    """
 
     def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:
         self._spec = spec
@@ -73,16 +99,27 @@ class TalkerAdapter(TaskAdapter):
         self._answering = False
 
     def open(self, logged: LoggedOutput = NO_OUTPUT) -> tuple[EngineRequest, Sequence[EngineInput]]:
-        """Return the engine request. Raises: BadInput if the prompt does not end in an assistant turn."""
+        """Return the engine request. Raises: BadInput if the prompt does not end in an assistant
+        turn.
+        """
         if self._prompt.header_at is None:
-            raise BadInput("messages: the prompt has no assistant header, so nothing can be spoken", param="messages")
+            raise BadInput(
+                "messages: the prompt has no assistant header, so nothing can be spoken",
+                param="messages",
+            )
         sampling = sampling_of(self._spec, QWEN3_OMNI, TALKER)
-        num_positions = int(self._prompt.in_user_turn.sum()) + NUM_OPENING_ROWS + sampling.max_tokens
+        num_positions = (
+            int(self._prompt.in_user_turn.sum()) + NUM_OPENING_ROWS + sampling.max_tokens
+        )
         params = {**self._spec.params, NUM_POSITIONS: str(num_positions)}
         history = logged.get((CODES, DECODE), {})
-        return EngineRequest(request_id=self._spec.id, sampling=sampling, params=params, history=history), ()
+        return EngineRequest(
+            request_id=self._spec.id, sampling=sampling, params=params, history=history
+        ), ()
 
-    def consume(self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool) -> Sequence[EngineInput]:
+    def consume(
+        self, edge: EdgeName, walk: Walk, arrays: Arrays, *, final: bool
+    ) -> Sequence[EngineInput]:
         if walk == PREFILL and len(arrays.get("ids", ())):
             return [EngineInput(walk=PREFILL, arrays=self._select_user_turns(arrays), final=final)]
         fed = dict(arrays)
@@ -92,23 +129,33 @@ class TalkerAdapter(TaskAdapter):
         return [EngineInput(walk=walk, arrays=fed, final=final)]
 
     def _select_user_turns(self, arrays: Arrays) -> Arrays:
-        """Return the chunk's positions in user turns, and their rows. Raises: ChunkOrderError if they do not fit the prompt."""
+        """Return the chunk's positions in user turns, and their rows. Raises: ChunkOrderError if
+        they do not fit the prompt.
+        """
         start, self._at = self._at, self._at + len(arrays["ids"])
         selected = self._prompt.in_user_turn[start : self._at]
         if not np.array_equal(arrays["ids"], self._prompt_ids[start : self._at]):
-            raise ChunkOrderError(f"edge thought: the ids of positions {start} to {self._at - 1} are not those of the prompt")
+            raise ChunkOrderError(
+                f"edge thought: the ids of positions {start} to {self._at - 1} are not those of "
+                "the prompt"
+            )
         fed: dict[str, np.ndarray] = {"ids": arrays["ids"][selected]}
         if len(arrays.get("row_positions", ())):
             at = arrays["row_positions"] - start
             if len(arrays["rows"]) != len(at) or at.min() < 0 or at.max() >= len(selected):
-                raise ChunkOrderError(f"edge thought: {len(arrays['rows'])} rows do not fit positions {start} to {self._at - 1}")
+                raise ChunkOrderError(
+                    f"edge thought: {len(arrays['rows'])} rows do not fit positions {start} to "
+                    f"{self._at - 1}"
+                )
             wanted = selected[at]
             fed["rows"] = arrays["rows"][wanted]
             fed["row_index"] = (np.cumsum(selected) - 1)[at[wanted]].astype(np.int32)
         return fed
 
     def _opening(self, ids: np.ndarray) -> Arrays:
-        """Return the assistant header, and the prompt's own beginning of the answer before the first token."""
+        """Return the assistant header, and the prompt's own beginning of the answer before the
+        first token.
+        """
         assert self._prompt.header_at is not None
         text_at = self._prompt.header_at + HEADER_LEN
         header = self._prompt_ids[self._prompt.header_at : text_at]

@@ -1,4 +1,6 @@
-"""The Thinker's stage: the request's prompt in; answer tokens to the client, prompt and tokens to the Talker."""
+"""The Thinker's stage: the request's prompt in; answer tokens to the client, prompt and tokens to
+the Talker.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,10 +12,8 @@ from transformers import WhisperFeatureExtractor
 
 from fleet.core.errors import BadInput, ConfigError
 from fleet.core.ids import EdgeName
-from fleet.spans.protocol.layers import LayerSpan
 from fleet.core.request import RequestSpec
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineOutput, EngineRequest
-from fleet.spans.protocol.chain import RouteSlot
 from fleet.engine.torch.prefix import content_key
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.start import installed_version, start
@@ -22,8 +22,18 @@ from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import SALT, WITH_ROWS, Thinker
 from fleet.processing.end_ids import read_end_ids
+from fleet.spans.protocol.chain import RouteSlot
+from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import NO_OUTPUT, BuildOptions, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import (
+    NO_OUTPUT,
+    BuildOptions,
+    BuiltSpan,
+    BuiltStage,
+    EdgeItem,
+    LoggedOutput,
+    TaskAdapter,
+)
 from fleet.stages.capture import capturing
 from fleet.stages.lm_setup import exchange_of, prepare_stage, vllm_options
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
@@ -37,18 +47,29 @@ Features = Callable[[Sequence[NDArray[np.float32]]], dict[str, NDArray[np.float3
 
 def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError."""
-    engine, names, route = (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
+    engine, names, route = (
+        (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
+    )
     tokenizer = tokenizer_of(options.checkpoint)
     features = feature_extractor(options.checkpoint)
     captures = capturing(options, lambda: count_layers(options.checkpoint))
 
     def adapter(spec: RequestSpec, blob: bytes | None) -> TaskAdapter:
-        own = ThinkerAdapter(spec, blob, features, StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer))
+        own = ThinkerAdapter(
+            spec,
+            blob,
+            features,
+            StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer),
+        )
         return captures(spec, own)
 
     heads = exchange_of(
-        options, engine, lambda _: head_config(options.checkpoint, read_config(options.checkpoint), options.most_draft_ids)
-    )  # fmt: skip
+        options,
+        engine,
+        lambda _: head_config(
+            options.checkpoint, read_config(options.checkpoint), options.most_draft_ids
+        ),
+    )
     return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route, heads=heads)
 
 
@@ -63,7 +84,11 @@ def count_layers(checkpoint: Path) -> int:
 
 
 def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], RouteSlot | None]:
-    config, end_ids, anchor = read_config(options.checkpoint), read_end_ids(options.checkpoint), options.anchor
+    config, end_ids, anchor = (
+        read_config(options.checkpoint),
+        read_end_ids(options.checkpoint),
+        options.anchor,
+    )
     setup = prepare_stage(options, config.thinker_config.text_config.max_position_embeddings)
     experts, num_positions, tiled = setup.where.experts, setup.num_positions, setup.where.tiled
     if anchor is None:
@@ -73,8 +98,15 @@ def _torch_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...], Route
     with_head = anchor.returned != "logits"
     reader = anchor_reader(setup, config, "thinker", anchor.span, with_head=with_head)
     thinker = Thinker(
-        reader, config, end_ids, experts, num_positions, one_by_one=tiled, span=anchor.span, with_head=with_head
-    )  # fmt: skip
+        reader,
+        config,
+        end_ids,
+        experts,
+        num_positions,
+        one_by_one=tiled,
+        span=anchor.span,
+        with_head=with_head,
+    )
     engine, route = setup.anchor_loop(thinker, thinker.num_layers)
     return engine, tuple(reader.names), route
 
@@ -89,7 +121,11 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
     media_ids = [thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id]
 
     def row_positions(request: EngineRequest, ids: np.ndarray) -> Sequence[int] | None:
-        return np.flatnonzero(np.isin(ids, media_ids)).tolist() if WITH_ROWS in request.params else None
+        return (
+            np.flatnonzero(np.isin(ids, media_ids)).tolist()
+            if WITH_ROWS in request.params
+            else None
+        )
 
     started = start(vllm_options(options, None, TAPPED_THINKER))
     engine = VllmEngine(
@@ -107,14 +143,20 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 class ThinkerAdapter(TaskAdapter):
     """One request. Edges that it does not run get no items."""
 
-    def __init__(self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector) -> None:
+    def __init__(
+        self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector
+    ) -> None:
         running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
         self._spec, self._blob, self._features = spec, blob, features
         self._speaks = THOUGHT in running
         spoken = THOUGHT if self._speaks else None
         min_tokens = sampling_of(spec, QWEN3_OMNI, THINKER).min_tokens
         self._tokens = AnswerTokens(
-            client=TEXT, spoken=spoken, stop_detector=stop_detector, given=spec.given, min_tokens=min_tokens
+            client=TEXT,
+            spoken=spoken,
+            stop_detector=stop_detector,
+            given=spec.given,
+            min_tokens=min_tokens,
         )
         self._gives_text = TEXT in running
 
@@ -130,16 +172,22 @@ class ThinkerAdapter(TaskAdapter):
             clips = cut_clips(spec, self._blob)
             arrays |= self._features(clips)
             if spec.session:
-                arrays["clips"] = np.array([content_key(clip.tobytes()) for clip in clips], np.int64)
+                arrays["clips"] = np.array(
+                    [content_key(clip.tobytes()) for clip in clips], np.int64
+                )
         history = self._tokens.history(logged)
-        request = EngineRequest(request_id=spec.id, sampling=sampling, params=params, history=history)
+        request = EngineRequest(
+            request_id=spec.id, sampling=sampling, params=params, history=history
+        )
         return request, [EngineInput(walk=PREFILL, arrays=arrays, final=True)]
 
     def produce(self, output: EngineOutput) -> Sequence[EdgeItem]:
         if output.error is not None or not output.arrays:
             return ()
         if output.walk == PREFILL:
-            return [EdgeItem(edge=THOUGHT, walk=PREFILL, arrays=output.arrays)] if self._speaks else ()
+            return (
+                [EdgeItem(edge=THOUGHT, walk=PREFILL, arrays=output.arrays)] if self._speaks else ()
+            )
         items = self._tokens.items(output, output.arrays[TOKEN])
         return [item for item in items if item.edge != TEXT or self._gives_text]
 
@@ -151,18 +199,26 @@ def cut_clips(spec: RequestSpec, blob: bytes | None) -> list[NDArray[np.float32]
     """Return the samples of each clip. Raises: BadInput if the blob is too short."""
     samples = np.frombuffer(blob or b"", dtype="<f4")
     if any(clip.offset_samples + clip.num_samples > len(samples) for clip in spec.audio):
-        raise BadInput(f"audio: the request's clips need more samples than the {len(samples)} received", param="messages")
-    return [samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio]
+        raise BadInput(
+            f"audio: the request's clips need more samples than the {len(samples)} received",
+            param="messages",
+        )
+    return [
+        samples[clip.offset_samples : clip.offset_samples + clip.num_samples] for clip in spec.audio
+    ]
 
 
 def feature_extractor(folder: Path) -> Features:
-    """Return a function that computes mel features like `Qwen3OmniMoeProcessor`: clips padded to the longest, none cut.
+    """Return a function that computes mel features like `Qwen3OmniMoeProcessor`: clips padded to
+    the longest, none cut.
 
     Raises: ConfigError if the folder has no preprocessor configuration.
     """
     try:
         extractor = WhisperFeatureExtractor.from_pretrained(folder)
     except OSError as error:
-        raise ConfigError(f"checkpoint {folder}: no preprocessor_config.json", param="checkpoint") from error
+        raise ConfigError(
+            f"checkpoint {folder}: no preprocessor_config.json", param="checkpoint"
+        ) from error
 
     return partial(mel_features, extractor)

@@ -5,6 +5,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from fleet.drafts.trainer.samples import TargetParts
 from fleet.models.checkpoint import CheckpointReader
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
@@ -14,18 +15,26 @@ from fleet.stages.base import BuildOptions, BuiltStage
 from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.training import build_trainer
-from fleet.drafts.trainer.samples import TargetParts
 
 
 def build(options: BuildOptions) -> BuiltStage:
-    """Build the stage; of the Thinker only embedding, final norm and output head are loaded. Raises: ConfigError."""
+    """Build the stage; of the Thinker only embedding, final norm and output head are loaded.
+    Raises: ConfigError.
+    """
     config, training = read_config(options.checkpoint), options.training
     assert training is not None, "a trainer without its options"
     device = prepare_stage(options).where.device
     reader = CheckpointReader(options.checkpoint, device=device, dtype=torch.float32)
     stored = StageDecoder.of("thinker", reader, config)
-    embedding_VH, norm_H = reader.get(reader.first_prefix(THINKER_EMBEDDING)), reader.get(stored.norm)
+    embedding_VH, norm_H = (
+        reader.get(reader.first_prefix(THINKER_EMBEDDING)),
+        reader.get(stored.norm),
+    )
     head_VH = embedding_VH if stored.tied else reader.get(stored.head)
     head = head_config(options.checkpoint, config, training.draft_vocab_size)
-    target = TargetParts(embed=partial(F.embedding, weight=embedding_VH), head=partial(F.linear, weight=head_VH))
-    return build_trainer(options, head, target, read_end_ids(options.checkpoint), head_VH=head_VH, norm_H=norm_H)
+    target = TargetParts(
+        embed=partial(F.embedding, weight=embedding_VH), head=partial(F.linear, weight=head_VH)
+    )
+    return build_trainer(
+        options, head, target, read_end_ids(options.checkpoint), head_VH=head_VH, norm_H=norm_H
+    )

@@ -14,7 +14,17 @@ from tests.web.divided import divided_workers
 from tests.web.plausible import busy
 from web.realtime.session_views import SessionView
 
-LIVE_PAGES = ("overview", "requests", "workers", "queues", "transfers", "training", "sessions", "jobs", "logs")
+LIVE_PAGES = (
+    "overview",
+    "requests",
+    "workers",
+    "queues",
+    "transfers",
+    "training",
+    "sessions",
+    "jobs",
+    "logs",
+)
 NUM_TICKS, NUM_PREFILL = 40, 6
 
 
@@ -24,37 +34,70 @@ def fill(gateway: ServedGateway) -> None:
     for trace in telemetry.traces.values():
         for edge in trace.edges:
             if not edge.medium and edge.first_us:
-                telemetry.edge_logs[trace.id, edge.name] = build_chunks(trace, edge, gateway.config.graph_declaration())
-    telemetry.worker_list[-2:-2] = divided_workers(gateway.config.graph_declaration().stages[0].name)
+                telemetry.edge_logs[trace.id, edge.name] = build_chunks(
+                    trace, edge, gateway.config.graph_declaration()
+                )
+    telemetry.worker_list[-2:-2] = divided_workers(
+        gateway.config.graph_declaration().stages[0].name
+    )
     gateway.client.show(telemetry)
     gateway.client.training.known, gateway.client.training.shown = training()
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
-        gateway.client.held[view.id] = HeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+        gateway.client.held[view.id] = HeldVoice(
+            epoch=1, fields={"view": msgspec.json.encode(view)}
+        )
 
 
 def training() -> tuple[list[DraftVersion], TrainingState]:
     """Return two versions of a draft head, and the state of the trainer that made them."""
     versions = [
         DraftVersion(
-            number=number, sha256=64 * str(number), target="ab" * 32, num_bytes=24_000_000, windows=60 * number,
-            samples=480 * number, acceptance=1.1 + 0.4 * number, source=f"weekly {number}", created_us=now_us() - 10**9 // number,
+            number=number,
+            sha256=64 * str(number),
+            target="ab" * 32,
+            num_bytes=24_000_000,
+            windows=60 * number,
+            samples=480 * number,
+            acceptance=1.1 + 0.4 * number,
+            source=f"weekly {number}",
+            created_us=now_us() - 10**9 // number,
         )
         for number in (2, 1)
-    ]  # fmt: skip
+    ]
     losses = tuple(9 / (1 + 0.1 * window) + 0.3 * (window % 3) for window in range(60))
     figures = TrainingFigures(
-        windows=131, loss=losses[-1], accepted=1010, refused=3, waiting=5, held_out=64, replay_samples=940,
-        replay_bytes=310_000_000, checkpoint=128, acceptance=1.9, losses=losses, shares=(0.81, 0.66, 0.52, 0.4, 0.31),
-    )  # fmt: skip
+        windows=131,
+        loss=losses[-1],
+        accepted=1010,
+        refused=3,
+        waiting=5,
+        held_out=64,
+        replay_samples=940,
+        replay_bytes=310_000_000,
+        checkpoint=128,
+        acceptance=1.9,
+        losses=losses,
+        shares=(0.81, 0.66, 0.52, 0.4, 0.31),
+    )
     return versions, TrainingState(
-        enabled=True, trainer=WorkerId("trainer@a:31:77aa01"), figures=figures, checkpoint="00000128-9f31aa02",
-        saved_us=now_us() - 40_000_000, acknowledged=1005, shed=212, failed=3, version=2, last_version=1,
-    )  # fmt: skip
+        enabled=True,
+        trainer=WorkerId("trainer@a:31:77aa01"),
+        figures=figures,
+        checkpoint="00000128-9f31aa02",
+        saved_us=now_us() - 40_000_000,
+        acknowledged=1005,
+        shed=212,
+        failed=3,
+        version=2,
+        last_version=1,
+    )
 
 
 def build_chunks(trace: RequestTrace, edge_trace: EdgeTrace, graph: Graph) -> list[Chunk]:
-    """Build an edge's chunks from each walk of its producer, with a boundary where the consumer enters another walk."""
+    """Build an edge's chunks from each walk of its producer, with a boundary where the consumer
+    enters another walk.
+    """
     edge, walks = graph.edge(edge_trace.name), graph.stage(edge_trace.source).walks
     step_us = max((edge_trace.last_us - edge_trace.first_us) // NUM_TICKS, 1)
     chunks: list[Chunk] = []

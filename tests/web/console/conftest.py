@@ -16,14 +16,18 @@ from tests.web.voice.browsers import visiting
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=ARGS)
+        browser = playwright.chromium.launch(
+            executable_path=chromium_path(), headless=True, args=ARGS
+        )
         yield browser
         browser.close()
 
 
 @pytest.fixture
 def open_page(browser: Browser, gateway: ServedGateway) -> Iterator[OpenPage]:
-    """Opens pages over a busy fleet. Errors in the browser (a blocked script, an exception) fail the test."""
+    """Opens pages over a busy fleet. Errors in the browser (a blocked script, an exception) fail
+    the test.
+    """
     fill(gateway)
     with visiting(browser, expected=(REFUSED,), viewport={"width": 1280, "height": 800}) as page:
 

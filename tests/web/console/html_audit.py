@@ -3,7 +3,21 @@
 from collections import Counter
 from html.parser import HTMLParser
 
-VOID = {"area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"}
+VOID = {
+    "area",
+    "base",
+    "br",
+    "col",
+    "embed",
+    "hr",
+    "img",
+    "input",
+    "link",
+    "meta",
+    "source",
+    "track",
+    "wbr",
+}
 FIELDS = {"input", "select", "textarea"}
 NAMED = {"button", "a", "summary"}
 
@@ -61,7 +75,9 @@ class PageAudit(HTMLParser):
     def finish(self) -> list[str]:
         self.close()
         self.faults += [f"<{tag}> is never closed" for tag in self._open]
-        self.faults += [f"id {name!r} {count} times" for name, count in self.ids.items() if count > 1]
+        self.faults += [
+            f"id {name!r} {count} times" for name, count in self.ids.items() if count > 1
+        ]
         for tag, attributes, wrapped in self._fields:
             if not (wrapped or "aria-label" in attributes or attributes.get("id") in self._for):
                 self.faults.append(f"<{tag} name={attributes.get('name')!r}> without a label")

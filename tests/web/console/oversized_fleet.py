@@ -1,4 +1,6 @@
-"""A fleet at its limits: a thousand workers with long names, two hundred rows of everything, words without spaces."""
+"""A fleet at its limits: a thousand workers with long names, two hundred rows of everything, words
+without spaces.
+"""
 
 import msgspec
 
@@ -44,25 +46,41 @@ def fill_to_limits(gateway: ServedGateway, num_requests: int = 10_000) -> None:
     ]
     telemetry.queue_list = [
         msgspec.structs.replace(
-            queue, pending=tuple(msgspec.structs.replace(g, epoch=place * 1000 + n) for n, g in enumerate(queue.pending))
+            queue,
+            pending=tuple(
+                msgspec.structs.replace(g, epoch=place * 1000 + n)
+                for n, g in enumerate(queue.pending)
+            ),
         )
         for place, queue in enumerate(telemetry.queue_list)
     ]
     telemetry.letters = [
-        msgspec.structs.replace(telemetry.letters[0], id=request_id(number, now), why=LONG) for number in range(NUM_ROWS)
+        msgspec.structs.replace(telemetry.letters[0], id=request_id(number, now), why=LONG)
+        for number in range(NUM_ROWS)
     ]
     telemetry.job_list = [
-        msgspec.structs.replace(telemetry.job_list[number % 4], id=f"{LONG[:36]}-{number}", error=LONG)
+        msgspec.structs.replace(
+            telemetry.job_list[number % 4], id=f"{LONG[:36]}-{number}", error=LONG
+        )
         for number in range(NUM_ROWS)
     ]
     for number in range(NUM_ROWS):
-        view = msgspec.structs.replace(session(number, "listening", ""), voice=LONG[:40], gateway=f"gateway@{HOST}:1:1")
-        gateway.client.held[view.id] = HeldVoice(epoch=1, fields={"view": msgspec.json.encode(view)})
+        view = msgspec.structs.replace(
+            session(number, "listening", ""), voice=LONG[:40], gateway=f"gateway@{HOST}:1:1"
+        )
+        gateway.client.held[view.id] = HeldVoice(
+            epoch=1, fields={"view": msgspec.json.encode(view)}
+        )
     telemetry.lines = [
-        msgspec.structs.replace(telemetry.lines[number], message=LONG, worker=str(telemetry.worker_list[number].id))
+        msgspec.structs.replace(
+            telemetry.lines[number], message=LONG, worker=str(telemetry.worker_list[number].id)
+        )
         for number in range(NUM_ROWS)
     ]
-    telemetry.rows = [_row(telemetry.rows[number % len(telemetry.rows)], number, now, stages) for number in range(num_requests)]
+    telemetry.rows = [
+        _row(telemetry.rows[number % len(telemetry.rows)], number, now, stages)
+        for number in range(num_requests)
+    ]
 
 
 def _row(template: RequestRow, number: int, now: int, stages: list[StageName]) -> RequestRow:
@@ -71,5 +89,10 @@ def _row(template: RequestRow, number: int, now: int, stages: list[StageName]) -
     created_us, error = now - number, LONG if template.error else ""
     first_us = dict.fromkeys(template.first_us, created_us + 90_000)
     return msgspec.structs.replace(
-        template, id=RequestId(f"req-{number:022x}"), error=error, tasks=tasks, created_us=created_us, first_us=first_us
+        template,
+        id=RequestId(f"req-{number:022x}"),
+        error=error,
+        tasks=tasks,
+        created_us=created_us,
+        first_us=first_us,
     )

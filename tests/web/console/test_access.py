@@ -1,4 +1,6 @@
-"""Accessibility and layout of the pages: names of controls, contrast as drawn, widths, keyboard focus, reduced motion."""
+"""Accessibility and layout of the pages: names of controls, contrast as drawn, widths, keyboard
+focus, reduced motion.
+"""
 
 import re
 from collections.abc import Iterator
@@ -16,7 +18,17 @@ from tests.web.voice.browsers import visiting
 
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
-CONTROLS = ("button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "slider", "spinbutton")
+CONTROLS = (
+    "button",
+    "link",
+    "textbox",
+    "searchbox",
+    "combobox",
+    "checkbox",
+    "radio",
+    "slider",
+    "spinbutton",
+)
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 CONTRAST = """() => {
   const channels = (colour) => {
@@ -75,7 +87,9 @@ FOCUSED = """() => {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageReport:
-    """Results of one page. `faults`: unnamed controls and poor contrast by scheme; `too_wide`: window widths it exceeds."""
+    """Results of one page. `faults`: unnamed controls and poor contrast by scheme; `too_wide`:
+    window widths it exceeds.
+    """
 
     faults: dict[str, list[str]]
     too_wide: list[int]
@@ -91,7 +105,9 @@ def reports(browser: Browser, loaded: Loaded) -> Iterator[dict[str, PageReport]]
     """A report of every page, and of a running request, over a busy fleet."""
     with serving(loaded) as gateway, visiting(browser) as page:
         fill(gateway)
-        running = next(trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running")
+        running = next(
+            trace for trace in gateway.client.telemetry.traces.values() if trace.state == "running"
+        )
         found: dict[str, PageReport] = {}
         for name, path in {**paths(gateway), "running request": f"/requests/{running.id}"}.items():
             page.goto(gateway.url + path)
@@ -110,8 +126,14 @@ def report(page: Page) -> PageReport:
     faults: dict[str, list[str]] = {}
     for scheme in SCHEMES:
         page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
-        faults[scheme] = [*find_unnamed(page), *dict.fromkeys(cast("list[str]", page.evaluate(CONTRAST)))]
-    tags = cast("list[str]", page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((h) => h.tagName)"))
+        faults[scheme] = [
+            *find_unnamed(page),
+            *dict.fromkeys(cast("list[str]", page.evaluate(CONTRAST))),
+        ]
+    tags = cast(
+        "list[str]",
+        page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((h) => h.tagName)"),
+    )
     return PageReport(
         faults=faults,
         too_wide=too_wide,
@@ -131,7 +153,11 @@ def find_unnamed(page: Page) -> list[str]:
     found: list[str] = []
     for node in cast("list[dict[str, dict[str, object]]]", tree["nodes"]):
         role = str(node.get("role", {}).get("value", ""))
-        if not node.get("ignored") and role in CONTROLS and not str(node.get("name", {}).get("value", "")).strip():
+        if (
+            not node.get("ignored")
+            and role in CONTROLS
+            and not str(node.get("name", {}).get("value", "")).strip()
+        ):
             found.append(f"{role} {node.get('nodeId')}")
     return found
 
@@ -145,15 +171,24 @@ def test_pages_fit_the_window_width(reports: dict[str, PageReport]) -> None:
     assert not {name: page.too_wide for name, page in reports.items() if page.too_wide}
 
 
-def test_pages_mark_their_navigation_item_and_have_one_heading(reports: dict[str, PageReport]) -> None:
+def test_pages_mark_their_navigation_item_and_have_one_heading(
+    reports: dict[str, PageReport],
+) -> None:
     for name, page in reports.items():
         assert page.num_headings == page.num_current == 1, name
-        assert all(deeper - level <= 1 for level, deeper in pairwise(page.levels)), (name, page.levels)
+        assert all(deeper - level <= 1 for level, deeper in pairwise(page.levels)), (
+            name,
+            page.levels,
+        )
 
 
-def test_buttons_call_only_the_public_api(reports: dict[str, PageReport], gateway: ServedGateway) -> None:
+def test_buttons_call_only_the_public_api(
+    reports: dict[str, PageReport], gateway: ServedGateway
+) -> None:
     """They call routes of the OpenAPI document, and nothing else."""
-    described = cast("dict[str, dict[str, object]]", gateway.http.get("/openapi.json").json()["paths"])
+    described = cast(
+        "dict[str, dict[str, object]]", gateway.http.get("/openapi.json").json()["paths"]
+    )
     shapes = [
         (method, re.compile(re.sub(r"\{\w+\}", "[^/]+", path) + r"(\?.*)?"))
         for path, methods in described.items()
@@ -163,15 +198,25 @@ def test_buttons_call_only_the_public_api(reports: dict[str, PageReport], gatewa
     for name, page in reports.items():
         assert page.num_forms == 0, f"{name}: only the login uses a form of the browser"
         for method, address in page.calls:
-            assert any(way == method and shape.fullmatch(address) for way, shape in shapes), (name, method, address)
+            assert any(way == method and shape.fullmatch(address) for way, shape in shapes), (
+                name,
+                method,
+                address,
+            )
             commands.add(f"{method} {address.partition('?')[0].rpartition('/')[2]}")
-    assert {"post drain", "post dump", "post redeliver", "post stop", "post retry"} <= commands, commands
+    assert {"post drain", "post dump", "post redeliver", "post stop", "post retry"} <= commands, (
+        commands
+    )
 
 
 @pytest.mark.parametrize("name", ["overview", "requests", "request", "workers", "jobs"])
-def test_tab_key_visits_controls_in_order(open_page: OpenPage, gateway: ServedGateway, name: str) -> None:
+def test_tab_key_visits_controls_in_order(
+    open_page: OpenPage, gateway: ServedGateway, name: str
+) -> None:
     page = open_page(paths(gateway)[name])
-    page.locator("#main").evaluate("main => main.before(Object.assign(document.createElement('i'), { id: 'mark' }))")
+    page.locator("#main").evaluate(
+        "main => main.before(Object.assign(document.createElement('i'), { id: 'mark' }))"
+    )
     stops: list[dict[str, object]] = []
     for _ in range(60):
         page.keyboard.press("Tab")
@@ -187,7 +232,12 @@ def test_animations_stop_under_reduced_motion(open_page: OpenPage) -> None:
     page = open_page("/overview")
     page.emulate_media(reduced_motion="reduce")
     assert page.evaluate("document.getAnimations().length") == 0
-    rules = "[...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).map((rule) => rule.cssText)"
+    rules = (
+        "[...document.styleSheets].flatMap((sheet) => [...sheet.cssRules]).map((rule) => "
+        "rule.cssText)"
+    )
     css = "\n".join(cast("list[str]", page.evaluate(rules)))
-    outside = re.sub(r"@media \(prefers-reduced-motion: no-preference\) \{.*?\n\}", "", css, flags=re.DOTALL)
+    outside = re.sub(
+        r"@media \(prefers-reduced-motion: no-preference\) \{.*?\n\}", "", css, flags=re.DOTALL
+    )
     assert not re.findall(r"^\s*(?:animation|transition)\b", outside, flags=re.MULTILINE)

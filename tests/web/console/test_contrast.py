@@ -1,4 +1,6 @@
-"""The colours of the console, by the formula of WCAG 2: text 4.5 to 1 on every ground it stands on, lines and marks 3 to 1."""
+"""The colours of the console, by the formula of WCAG 2: text 4.5 to 1 on every ground it stands on,
+lines and marks 3 to 1.
+"""
 
 import re
 
@@ -11,7 +13,11 @@ PAIRS = dict(re.findall(r"--([a-z0-9-]+): light-dark\((#[0-9a-f]{6}, #[0-9a-f]{6
 GROUNDS = ("bg", "panel", "raised")
 STAGES = tuple(f"c{number}" for number in range(6))
 TEXT = [
-    *((ink, ground) for ink in ("text", "dim", "accent", "good", "bad", "warn", *STAGES) for ground in GROUNDS),
+    *(
+        (ink, ground)
+        for ink in ("text", "dim", "accent", "good", "bad", "warn", *STAGES)
+        for ground in GROUNDS
+    ),
     ("accent-text", "accent"),
     ("bad", "bad-bg"),
     ("text", "bad-bg"),
@@ -28,7 +34,9 @@ MARKS = [(ink, ground) for ink in ("edge", *STAGES, "warn", "bad") for ground in
 
 def luminance(colour: str) -> float:
     channels = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
-    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    red, green, blue = (
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels
+    )
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
@@ -39,13 +47,21 @@ def contrast(ink: str, ground: str, theme: int) -> float:
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_text_colours_have_contrast(theme: int) -> None:
-    poor = {f"{ink} on {ground}": round(ratio, 2) for ink, ground in TEXT if (ratio := contrast(ink, ground, theme)) < 4.5}
+    poor = {
+        f"{ink} on {ground}": round(ratio, 2)
+        for ink, ground in TEXT
+        if (ratio := contrast(ink, ground, theme)) < 4.5
+    }
     assert not poor, poor
 
 
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_mark_colours_have_contrast(theme: int) -> None:
-    poor = {f"{ink} on {ground}": round(ratio, 2) for ink, ground in MARKS if (ratio := contrast(ink, ground, theme)) < 3.0}
+    poor = {
+        f"{ink} on {ground}": round(ratio, 2)
+        for ink, ground in MARKS
+        if (ratio := contrast(ink, ground, theme)) < 3.0
+    }
     assert not poor, poor
 
 

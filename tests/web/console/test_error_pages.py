@@ -1,4 +1,6 @@
-"""Errors in a browser are pages of the console with links to continue; programs and buttons receive JSON."""
+"""Errors in a browser are pages of the console with links to continue; programs and buttons receive
+JSON.
+"""
 
 import httpx
 import pytest
@@ -12,15 +14,23 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;
 
 
 def error_page(answer: httpx.Response, status: int) -> str:
-    assert answer.status_code == status and answer.headers["content-type"] == "text/html; charset=utf-8", answer.text[:300]
-    assert answer.headers["content-length"] == str(len(answer.content)) and answer.headers["cache-control"] == "no-store"
+    assert (
+        answer.status_code == status
+        and answer.headers["content-type"] == "text/html; charset=utf-8"
+    ), answer.text[:300]
+    assert (
+        answer.headers["content-length"] == str(len(answer.content))
+        and answer.headers["cache-control"] == "no-store"
+    )
     assert answer.headers["content-security-policy"] and answer.headers["x-request-id"]
     assert not (faults := html_audit.read(answer.text).faults), faults
     assert '<nav aria-label="Pages">' in answer.text and 'class="trouble"' in answer.text
     return answer.text
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/requests/a/b/c", "/console/nothing", "/static/nothing.js"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/requests/a/b/c", "/console/nothing", "/static/nothing.js"]
+)
 def test_unknown_page_is_shown_in_the_console(gateway: ServedGateway, path: str) -> None:
     page = error_page(gateway.http.get(path, headers=BROWSER), 404)
     assert 'href="/overview"' in page and "Page not found" in page
@@ -36,7 +46,11 @@ def test_error_page_of_unreachable_redis_offers_retry(gateway: ServedGateway) ->
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     answer = gateway.http.get("/requests/req-1/older?a=%22b", headers=BROWSER)
     page = error_page(answer, 503)
-    assert "no Redis answers" in page and 'href="/requests/req-1/older?a=%22b"' in page and answer.headers["retry-after"]
+    assert (
+        "no Redis answers" in page
+        and 'href="/requests/req-1/older?a=%22b"' in page
+        and answer.headers["retry-after"]
+    )
 
 
 def test_error_page_of_internal_error_names_the_request(gateway: ServedGateway) -> None:
@@ -56,14 +70,20 @@ def test_error_page_of_internal_error_names_the_request(gateway: ServedGateway) 
         ("GET", "/nothing", {"accept": "application/json"}),
         ("GET", "/v1/nothing", BROWSER),
         ("DELETE", "/v1/models", BROWSER),
-        ("GET", "/console/nothing", {"accept": "text/html, text/event-stream", "hx-request": "true"}),
+        (
+            "GET",
+            "/console/nothing",
+            {"accept": "text/html, text/event-stream", "hx-request": "true"},
+        ),
     ],
 )
 def test_programs_and_buttons_receive_json_errors(
     gateway: ServedGateway, method: str, path: str, headers: dict[str, str]
 ) -> None:
     answer = gateway.http.request(method, path, headers=headers)
-    assert answer.status_code in (404, 405) and answer.json()["error"]["message"].startswith(f"{method} {path}")
+    assert answer.status_code in (404, 405) and answer.json()["error"]["message"].startswith(
+        f"{method} {path}"
+    )
 
 
 def test_json_response_without_error_is_unchanged(gateway: ServedGateway) -> None:
@@ -73,8 +93,12 @@ def test_json_response_without_error_is_unchanged(gateway: ServedGateway) -> Non
     assert answer.headers["content-length"] == str(len(answer.content))
 
 
-def test_error_page_has_no_token_and_is_not_sent_to_other_hosts(gateway: ServedGateway, loaded: Loaded) -> None:
+def test_error_page_has_no_token_and_is_not_sent_to_other_hosts(
+    gateway: ServedGateway, loaded: Loaded
+) -> None:
     with serving(loaded, api_key="secret") as locked:
-        assert 'data-csrf=""' in error_page(locked.http.get("/static/nothing", headers=BROWSER), 404)
+        assert 'data-csrf=""' in error_page(
+            locked.http.get("/static/nothing", headers=BROWSER), 404
+        )
     foreign = gateway.http.get("/nothing", headers={**BROWSER, "host": "attacker.example"})
     assert foreign.status_code == 421 and foreign.json()["error"]["code"] == "host_not_allowed"

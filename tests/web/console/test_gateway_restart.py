@@ -23,7 +23,9 @@ def replace_gateway(loaded: Loaded, first: ExitStack, gateway: ServedGateway) ->
     """Stop a gateway and start another one of the same fleet at its port."""
     first.close()
     second = ExitStack()
-    second.enter_context(serving(loaded, client=gateway.client, port=urlsplit(gateway.url).port or 0))
+    second.enter_context(
+        serving(loaded, client=gateway.client, port=urlsplit(gateway.url).port or 0)
+    )
     return second
 
 
@@ -32,10 +34,20 @@ def test_live_pages_continue_at_another_gateway(browser: Browser, loaded: Loaded
         first = ExitStack()
         gateway = first.enter_context(serving(loaded))
         fill(gateway)
-        shown = {"voice": "/", "workers": "/workers", "request": paths(gateway)["request"], "logs": "/logs"}
-        pages = {name: stack.enter_context(visiting(browser, gateway.url + path, LOST)) for name, path in shown.items()}
+        shown = {
+            "voice": "/",
+            "workers": "/workers",
+            "request": paths(gateway)["request"],
+            "logs": "/logs",
+        }
+        pages = {
+            name: stack.enter_context(visiting(browser, gateway.url + path, LOST))
+            for name, path in shown.items()
+        }
         for page in pages.values():
-            expect(page.locator("#link")).to_have_text("connected" if page is pages["voice"] else "live")
+            expect(page.locator("#link")).to_have_text(
+                "connected" if page is pages["voice"] else "live"
+            )
         gateway.client.unreachable = RedisUnreachable(ANSWERED)
         stack.enter_context(replace_gateway(loaded, first, gateway))
         for page in pages.values():
@@ -57,16 +69,26 @@ def test_pipeline_status_continues_at_another_gateway(browser: Browser, loaded: 
         stack.enter_context(replace_gateway(loaded, first, gateway))
         gateway.client.missing = ["talker"]
         expect(page.locator("#trouble")).to_contain_text("No worker for talker")
-        expect(page.locator("#pipeline .shown-request")).to_contain_text(gateway.client.submitted[0][0].id)
+        expect(page.locator("#pipeline .shown-request")).to_contain_text(
+            gateway.client.submitted[0][0].id
+        )
         gateway.client.missing = []
         gateway.client.script = Script()
         ask(page, "and now?")
         expect(page.locator(".turn.assistant .words").last).to_have_text(Script().text)
-        expect(page.locator("#pipeline .shown-request")).to_contain_text(gateway.client.submitted[-1][0].id)
+        expect(page.locator("#pipeline .shown-request")).to_contain_text(
+            gateway.client.submitted[-1][0].id
+        )
 
 
-def test_pipeline_status_follows_request_of_another_gateway(browser: Browser, loaded: Loaded) -> None:
-    with serving(loaded) as first, serving(loaded, client=first.client) as second, visiting(browser) as page:
+def test_pipeline_status_follows_request_of_another_gateway(
+    browser: Browser, loaded: Loaded
+) -> None:
+    with (
+        serving(loaded) as first,
+        serving(loaded, client=first.client) as second,
+        visiting(browser) as page,
+    ):
         page.route("**/console/events**", lambda route: redirect_route(route, first, second))
         page.goto(first.url)
         expect(page.locator("#state")).to_have_text("Ready")
@@ -79,15 +101,21 @@ def redirect_route(route: Route, here: ServedGateway, there: ServedGateway) -> N
     route.continue_(url=route.request.url.replace(here.url, there.url))
 
 
-@pytest.mark.parametrize(("path", "stream"), [("/", "/console/events"), ("/workers", "/console/live/workers")])
-def test_stream_connects_after_failed_attempts(browser: Browser, gateway: ServedGateway, path: str, stream: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "stream"), [("/", "/console/events"), ("/workers", "/console/live/workers")]
+)
+def test_stream_connects_after_failed_attempts(
+    browser: Browser, gateway: ServedGateway, path: str, stream: str
+) -> None:
     fill(gateway)
     attempts: list[str] = []
 
     def fail_twice(route: Route) -> None:
         attempts.append(route.request.url)
         if len(attempts) == 1:
-            route.fulfill(status=502, content_type="text/html", body="<p>the proxy found no gateway</p>")
+            route.fulfill(
+                status=502, content_type="text/html", body="<p>the proxy found no gateway</p>"
+            )
         elif len(attempts) == 2:
             route.abort("connectionrefused")
         else:

@@ -22,12 +22,16 @@ from tests.web.voice.browsers import visiting
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 
-def test_pages_show_a_killed_worker(open_page: OpenPage, telemetry: FakeTelemetry, gateway: ServedGateway) -> None:
+def test_pages_show_a_killed_worker(
+    open_page: OpenPage, telemetry: FakeTelemetry, gateway: ServedGateway
+) -> None:
     page = open_page("/overview")
     stage = gateway.config.graph_declaration().stages[1].name
     expect(page.locator(f"#node-{stage}")).to_contain_text("1/1 up")
     telemetry.worker_list = [
-        msgspec.structs.replace(view, state="died", ended_us=now_us()) if view.role == stage else view
+        msgspec.structs.replace(view, state="died", ended_us=now_us())
+        if view.role == stage
+        else view
         for view in telemetry.worker_list
     ]
     publish_event(telemetry)
@@ -45,7 +49,9 @@ def test_request_row_changes_in_place(open_page: OpenPage, telemetry: FakeTeleme
     cell = page.locator(f"#r-{row.id}")
     expect(cell.locator(".state").first).to_have_text("running")
     cell.evaluate("element => { element.marked = true }")
-    telemetry.rows[place] = msgspec.structs.replace(row, state="finished", ended_us=row.created_us + 700_000)
+    telemetry.rows[place] = msgspec.structs.replace(
+        row, state="finished", ended_us=row.created_us + 700_000
+    )
     publish_event(telemetry)
     expect(cell).to_contain_text("700 ms")
     assert cell.evaluate("element => element.marked") is True, "the element of the row is reused"
@@ -54,13 +60,17 @@ def test_request_row_changes_in_place(open_page: OpenPage, telemetry: FakeTeleme
 def new_request(telemetry: FakeTelemetry, number: int) -> str:
     template = telemetry.rows[-1]
     new = RequestId(request_id(5000 + number, now_us()))
-    row = msgspec.structs.replace(template, id=new, state="running", created_us=now_us(), ended_us=0)
+    row = msgspec.structs.replace(
+        template, id=new, state="running", created_us=now_us(), ended_us=0
+    )
     telemetry.rows.append(row)
     publish_event(telemetry)
     return row.id
 
 
-def test_new_rows_are_counted_while_page_is_scrolled(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
+def test_new_rows_are_counted_while_page_is_scrolled(
+    open_page: OpenPage, telemetry: FakeTelemetry
+) -> None:
     page = open_page("/requests")
     at_top = new_request(telemetry, 1)
     expect(page.locator(f"#r-{at_top}")).to_be_visible()
@@ -80,7 +90,8 @@ def test_paused_page_updates_after_resume(open_page: OpenPage, telemetry: FakeTe
     messages: list[str] = []
     page.expose_function("seen", lambda text: messages.append(str(text)))
     page.evaluate(
-        "document.addEventListener('htmx:sse:before:message', (event) => window.seen(event.detail.message.data.slice(0, 40)))"
+        "document.addEventListener('htmx:sse:before:message', (event) => "
+        "window.seen(event.detail.message.data.slice(0, 40)))"
     )
     page.locator("#pause").click()
     expect(page.locator("#link")).to_have_text("paused")
@@ -96,7 +107,9 @@ def cut_stream(page: Page) -> None:
     page.evaluate("document.getElementById('live')._htmx.sse.reader.cancel()")
 
 
-def test_cut_log_stream_continues_at_last_line(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
+def test_cut_log_stream_continues_at_last_line(
+    open_page: OpenPage, telemetry: FakeTelemetry
+) -> None:
     page = open_page("/logs?q=after+the+cut")
     requests: list[Request] = []
     page.on("request", lambda request: requests.append(request))
@@ -115,7 +128,14 @@ def line_id(number: int) -> str:
 
 def append_lines(telemetry: FakeTelemetry, *numbers: int) -> None:
     telemetry.lines += [
-        LogLine(id=line_id(n), at_us=now_us(), level="info", logger="l", process="web", message=f"after the cut {n}")
+        LogLine(
+            id=line_id(n),
+            at_us=now_us(),
+            level="info",
+            logger="l",
+            process="web",
+            message=f"after the cut {n}",
+        )
         for n in numbers
     ]
     telemetry.say()
@@ -129,15 +149,23 @@ def test_page_updates_after_cut_stream(open_page: OpenPage, telemetry: FakeTelem
     telemetry.letters = []
     expect(page.locator("#letters .empty")).to_be_visible()
     cut_stream(page)
-    telemetry.queue_list = [msgspec.structs.replace(telemetry.queue_list[0], queue_depth=77), *telemetry.queue_list[1:]]
+    telemetry.queue_list = [
+        msgspec.structs.replace(telemetry.queue_list[0], queue_depth=77),
+        *telemetry.queue_list[1:],
+    ]
     expect(page.locator("#queues")).to_contain_text("77")
     reconnect = next(request for request in requests if "/console/live/queues" in request.url)
-    assert re.fullmatch(r"\d+-\d+", reconnect.headers["last-event-id"]) and reconnect.headers["last-event-id"] <= last
+    assert (
+        re.fullmatch(r"\d+-\d+", reconnect.headers["last-event-id"])
+        and reconnect.headers["last-event-id"] <= last
+    )
 
 
 def test_worker_commands_show_their_result(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
     page = open_page("/workers")
-    worker = next(view for view in telemetry.worker_list if view.role == "talker" and view.state == "ready").id
+    worker = next(
+        view for view in telemetry.worker_list if view.role == "talker" and view.state == "ready"
+    ).id
     row = page.locator(f'[id="w-{worker}"]')
     questions: list[str] = []
 
@@ -162,9 +190,13 @@ def test_worker_commands_show_their_result(open_page: OpenPage, telemetry: FakeT
     assert [order for _, order in telemetry.orders] == ["drain", "stop"]
 
 
-def test_commands_to_one_of_several_workers_need_no_confirmation(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
+def test_commands_to_one_of_several_workers_need_no_confirmation(
+    open_page: OpenPage, telemetry: FakeTelemetry
+) -> None:
     telemetry.worker_list = [view for view in telemetry.worker_list if view.part is None]
-    first, second = [view for view in telemetry.worker_list if view.role == "thinker" and view.state == "ready"]
+    first, second = [
+        view for view in telemetry.worker_list if view.role == "thinker" and view.state == "ready"
+    ]
     page = open_page("/workers")
     dialogs: list[str] = []
     page.on("dialog", lambda dialog: dialogs.append(dialog.message))
@@ -175,7 +207,9 @@ def test_commands_to_one_of_several_workers_need_no_confirmation(open_page: Open
     expect(row.locator(".state")).to_have_text("leaving")
     assert telemetry.orders == [(first.id, "drain"), (first.id, "stop")] and not dialogs
     alone = page.locator(f'[id="w-{second.id}"]').get_by_role("button", name="Drain")
-    expect(alone).to_have_attribute("hx-confirm", re.compile("No other worker of thinker accepts tasks"))
+    expect(alone).to_have_attribute(
+        "hx-confirm", re.compile("No other worker of thinker accepts tasks")
+    )
 
 
 def test_refused_command_shows_the_reason(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
@@ -183,7 +217,9 @@ def test_refused_command_shows_the_reason(open_page: OpenPage, telemetry: FakeTe
     view = telemetry.worker_list[0]
 
     def die_and_continue(route: Route) -> None:
-        """The worker dies once the button was clicked: an update of the page would remove the button before."""
+        """The worker dies once the button was clicked: an update of the page would remove the
+        button before.
+        """
         telemetry.worker_list[0] = msgspec.structs.replace(view, ended_us=now_us(), state="died")
         route.continue_()
 
@@ -206,7 +242,10 @@ def test_job_form_queues_job_with_arguments(open_page: OpenPage, gateway: Served
     page.get_by_label("Requests").fill("3")
     page.get_by_role("button", name="Queue it").click()
     expect(page.locator("#jobs")).to_contain_text("bench measure=voice requests=3")
-    assert gateway.client.telemetry.job_list[0].arguments == BenchArguments(measure="voice", requests=3).as_json()
+    assert (
+        gateway.client.telemetry.job_list[0].arguments
+        == BenchArguments(measure="voice", requests=3).as_json()
+    )
 
 
 def test_opened_details_stay_open_on_update(open_page: OpenPage, telemetry: FakeTelemetry) -> None:
@@ -221,7 +260,9 @@ def test_opened_details_stay_open_on_update(open_page: OpenPage, telemetry: Fake
     expect(page.locator("#tb-job-2 pre")).to_contain_text("Traceback")
 
 
-def test_arrow_keys_move_between_spans_and_requests(open_page: OpenPage, gateway: ServedGateway) -> None:
+def test_arrow_keys_move_between_spans_and_requests(
+    open_page: OpenPage, gateway: ServedGateway
+) -> None:
     page = open_page(paths(gateway)["request"])
     here = page.url
     page.locator(".span-whole").focus()
@@ -273,7 +314,15 @@ def test_live_log_lines_are_escaped(open_page: OpenPage, telemetry: FakeTelemetr
     page.on("dialog", lambda dialog: dialogs.append(dialog.message))
     hostile = f'{HOSTILE}<img src=x onerror="alert(1)"></hx-partial>'
     telemetry.lines.append(
-        LogLine(id=line_id(9), at_us=now_us(), level="error", logger="l", process=hostile, message=hostile, worker=hostile)
+        LogLine(
+            id=line_id(9),
+            at_us=now_us(),
+            level="error",
+            logger="l",
+            process=hostile,
+            message=hostile,
+            worker=hostile,
+        )
     )
     telemetry.say()
     expect(page.locator(f'[id="l-{line_id(9)}"] .said')).to_have_text(hostile)
@@ -300,7 +349,9 @@ def test_console_with_key_works_after_login(browser: Browser, loaded: Loaded) ->
         page.wait_for_url(f"{gateway.url}/console/login?next=/workers")
 
 
-def test_open_page_returns_to_login_after_logout(browser: Browser, loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_page_returns_to_login_after_logout(
+    browser: Browser, loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("web.http.sse.PING_S", 0.2)
     with serving(loaded, api_key="secret") as gateway:
         fill(gateway)
@@ -310,6 +361,9 @@ def test_open_page_returns_to_login_after_logout(browser: Browser, loaded: Loade
         page.keyboard.press("Enter")
         expect(page.locator("#link")).to_have_text("live")
         (cookie,) = page.context.cookies()
-        httpx.post(f"{gateway.url}/console/logout", headers={"cookie": f"{cookie.get('name')}={cookie.get('value')}"})
+        httpx.post(
+            f"{gateway.url}/console/logout",
+            headers={"cookie": f"{cookie.get('name')}={cookie.get('value')}"},
+        )
         page.wait_for_url(f"{gateway.url}/console/login?next=/workers")
         page.close()

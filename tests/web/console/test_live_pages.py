@@ -1,4 +1,6 @@
-"""Streams of live pages: the whole page, then changed blocks, with the ids of the fleet's events; the stream of the log."""
+"""Streams of live pages: the whole page, then changed blocks, with the ids of the fleet's events;
+the stream of the log.
+"""
 
 import re
 from collections.abc import Callable, Iterator
@@ -29,11 +31,15 @@ class StreamMessage:
 
 
 @contextmanager
-def stream(gateway: ServedGateway, path: str, last: str | None = None) -> Iterator[Callable[[], StreamMessage]]:
+def stream(
+    gateway: ServedGateway, path: str, last: str | None = None
+) -> Iterator[Callable[[], StreamMessage]]:
     """The messages of a page's stream, one a call."""
     headers = {"last-event-id": last} if last else {}
     with gateway.http.stream("GET", path, headers=headers) as answer:
-        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith(
+            "text/event-stream"
+        )
         lines = answer.iter_lines()
 
         def next_message() -> StreamMessage:
@@ -51,7 +57,9 @@ def stream(gateway: ServedGateway, path: str, last: str | None = None) -> Iterat
 
 
 def leave_event(gateway: ServedGateway, number: int) -> FeedEntry:
-    return FeedEntry(id=f"{now_us() // 1000}-{number}", event=WorkerLeft(worker=WorkerId("w"), how="died"))
+    return FeedEntry(
+        id=f"{now_us() // 1000}-{number}", event=WorkerLeft(worker=WorkerId("w"), how="died")
+    )
 
 
 def test_stream_sends_whole_page_then_changed_blocks(gateway: ServedGateway) -> None:
@@ -64,7 +72,10 @@ def test_stream_sends_whole_page_then_changed_blocks(gateway: ServedGateway) -> 
         entry = leave_event(gateway, 1)
         gateway.client.telemetry.say(entry)
         message = next_message()
-        assert set(message.targets) == {"roles", "workers", "gone"} and f'id="g-{first.id}"' in message.data
+        assert (
+            set(message.targets) == {"roles", "workers", "gone"}
+            and f'id="g-{first.id}"' in message.data
+        )
         assert message.id == entry.id, "the id is the event's"
 
 
@@ -124,7 +135,12 @@ def test_unknown_stream_is_not_found(gateway: ServedGateway, path: str) -> None:
 
 def line(number: int, message: str = "said") -> LogLine:
     return LogLine(
-        id=f"{1700000000000 + number}-0", at_us=now_us(), level="info", logger="l", message=f"{message} {number}", process="web"
+        id=f"{1700000000000 + number}-0",
+        at_us=now_us(),
+        level="info",
+        logger="l",
+        message=f"{message} {number}",
+        process="web",
     )
 
 

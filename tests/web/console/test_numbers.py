@@ -29,7 +29,17 @@ STAGES = (StageName("thinker"), StageName("talker"))
     [
         (formats.ms, {0.04: "0.0 ms", 9.94: "9.9 ms", 84.4: "84 ms", 12_345: "12 s", None: "–"}),
         (formats.us, {0: "0 µs", 999: "999 µs", 1_000: "1.0 ms", 45_600: "46 ms", None: "–"}),
-        (formats.seconds, {0.05: "50 ms", 3.04: "3.0 s", 61: "61 s", 125: "2 min 05 s", 3_660: "1 h 01 min", 90_000: "1 d 1 h"}),
+        (
+            formats.seconds,
+            {
+                0.05: "50 ms",
+                3.04: "3.0 s",
+                61: "61 s",
+                125: "2 min 05 s",
+                3_660: "1 h 01 min",
+                90_000: "1 d 1 h",
+            },
+        ),
         (formats.size, {999: "999 B", 1_250_000: "1.2 MB", 3.1e6: "3.1 MB"}),
         (formats.count, {48_000: "48\u202f000", 44.1: "44.1"}),
         (formats.rate, {4.24: "4.2 /s"}),
@@ -48,7 +58,10 @@ def test_chart_line_stays_inside_the_chart(measured: list[float | None]) -> None
     points = re.findall(r"[ML]([\d.-]+) ([\d.-]+)", draw_path(measured, top))
     assert len(points) == sum(value is not None for value in measured)
     assert all(0 <= float(x) <= WIDTH and 0 <= float(y) <= HEIGHT for x, y in points)
-    runs = sum(value is not None and (n == 0 or measured[n - 1] is None) for n, value in enumerate(measured))
+    runs = sum(
+        value is not None and (n == 0 or measured[n - 1] is None)
+        for n, value in enumerate(measured)
+    )
     assert draw_path(measured, top).count("M") == runs, "gaps are not bridged"
 
 
@@ -69,29 +82,51 @@ EVENTS = st.lists(
 )
 
 
-@given(EVENTS, st.integers(1, 1_500_000), st.integers(0, 3_000_000), st.lists(st.integers(0, 10**7), max_size=900))
+@given(
+    EVENTS,
+    st.integers(1, 1_500_000),
+    st.integers(0, 3_000_000),
+    st.lists(st.integers(0, 10**7), max_size=900),
+)
 def test_lanes_stay_on_the_axis_for_any_clock(
     events: list[TraceEvent], created_us: int, length_us: int, ticks: list[int]
 ) -> None:
     trace = build_trace(tuple(events), created_us, created_us + length_us)
     walks = ("prefill", "decode")
     chunks = [
-        Chunk(request=trace.id, edge=EdgeName("text"), index=n, epoch=Epoch(1), produced_us=at, producer_walk=Walk(walks[at % 2]))
+        Chunk(
+            request=trace.id,
+            edge=EdgeName("text"),
+            index=n,
+            epoch=Epoch(1),
+            produced_us=at,
+            producer_walk=Walk(walks[at % 2]),
+        )
         for n, at in enumerate(ticks)
     ]
     drawn = build_waterfall(trace, get_graph("qwen3_omni"), {"text": chunks})
     lanes = [lane.key for lane in drawn.lanes if lane.kind != "walk"]
     assert lanes == ["request", "stage-thinker", "hop-text", "stage-talker"]
-    assert all(0 <= x <= SCALE for x, _ in drawn.labels) and drawn.labels[0] == (0.0, "0") and len(drawn.labels) >= 3
+    assert (
+        all(0 <= x <= SCALE for x, _ in drawn.labels)
+        and drawn.labels[0] == (0.0, "0")
+        and len(drawn.labels) >= 3
+    )
     for lane in drawn.lanes:
-        assert all(0 <= span.x and span.x + span.width <= SCALE + 0.2 and span.width > 0 for span in lane.spans)
+        assert all(
+            0 <= span.x and span.x + span.width <= SCALE + 0.2 and span.width > 0
+            for span in lane.spans
+        )
         assert all(0 <= point.x <= SCALE for point in lane.points) and len(lane.points) <= 400
         assert all(span.detail for span in lane.spans)
 
 
 def build_trace(events: tuple[TraceEvent, ...], created_us: int, now_us: int) -> RequestTrace:
     tasks = tuple(
-        TaskTrace(stage=stage, state="running", role=stage, owner="w1", walk="decode", epoch=Epoch(1)) for stage in STAGES
+        TaskTrace(
+            stage=stage, state="running", role=stage, owner="w1", walk="decode", epoch=Epoch(1)
+        )
+        for stage in STAGES
     )
     edge = EdgeTrace(
         name=EdgeName("text"),
@@ -104,12 +139,18 @@ def build_trace(events: tuple[TraceEvent, ...], created_us: int, now_us: int) ->
         last_us=created_us + 9,
     )
     times = {"created_us": created_us, "ended_us": 0, "now_us": now_us}
-    return msgspec.structs.replace(finished_trace(), state="running", tasks=tasks, edges=(edge,), kv=(), events=events, **times)
+    return msgspec.structs.replace(
+        finished_trace(), state="running", tasks=tasks, edges=(edge,), kv=(), events=events, **times
+    )
 
 
 @cache
 def finished_trace() -> RequestTrace:
-    return next(trace for trace in busy(get_graph("qwen3_omni")).traces.values() if trace.state == "finished")
+    return next(
+        trace
+        for trace in busy(get_graph("qwen3_omni")).traces.values()
+        if trace.state == "finished"
+    )
 
 
 def test_waterfall_shows_both_owners_after_a_recovery() -> None:

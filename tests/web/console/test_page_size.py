@@ -11,7 +11,13 @@ from tests.web.console.oversized_fleet import NUM_WORKERS, fill_to_limits
 
 MAX_BYTES = 500_000
 """The largest page shows two hundred roles."""
-ROWS = {"requests": ("r-", 50), "workers": ("w-", 100), "jobs": ("j-", 100), "sessions": ("s-", 100), "logs": ("l-", 200)}
+ROWS = {
+    "requests": ("r-", 50),
+    "workers": ("w-", 100),
+    "jobs": ("j-", 100),
+    "sessions": ("s-", 100),
+    "logs": ("l-", 200),
+}
 
 
 @pytest.fixture(scope="module")
@@ -46,5 +52,9 @@ def test_worker_pages_list_each_worker_once(large_gateway: ServedGateway) -> Non
         seen += [name for name in html_audit.read(page).ids if name.startswith("w-")]
         _, found, rest = page.partition('rel="next" href="')
         path = rest.partition('"')[0].replace("&amp;", "&") if found else ""
-    talkers = [view for view in large_gateway.client.telemetry.worker_list if view.role == "talker" and not view.gone]
+    talkers = [
+        view
+        for view in large_gateway.client.telemetry.worker_list
+        if view.role == "talker" and not view.gone
+    ]
     assert len(seen) == len(set(seen)) == len(talkers) > 100 and len(talkers) < NUM_WORKERS

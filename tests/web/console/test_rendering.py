@@ -1,4 +1,6 @@
-"""Rendering of every page for a busy fleet, an empty one and without Redis: valid HTML, bounded size, escaped data."""
+"""Rendering of every page for a busy fleet, an empty one and without Redis: valid HTML, bounded
+size, escaped data.
+"""
 
 import re
 from collections.abc import Iterator
@@ -30,7 +32,10 @@ def busy_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
 def page_of(gateway: ServedGateway, path: str, status: int = 200) -> str:
     answer = gateway.http.get(path)
     assert answer.status_code == status, answer.text[:500]
-    assert answer.headers["content-type"] == "text/html; charset=utf-8" and answer.headers["cache-control"] == "no-store"
+    assert (
+        answer.headers["content-type"] == "text/html; charset=utf-8"
+        and answer.headers["cache-control"] == "no-store"
+    )
     assert len(answer.content) < MAX_PAGE_BYTES
     assert not (faults := html_audit.read(answer.text).faults), faults
     return answer.text
@@ -53,17 +58,26 @@ def test_unreadable_job_can_be_deleted_and_not_retried(gateway: ServedGateway) -
     job = Job(id="j-1", kind="", arguments=None, state="unreadable", created_us=0, error="damaged")
     gateway.client.telemetry.job_list = [job]
     page = page_of(gateway, "/jobs")
-    assert "damaged" in page and "Delete j-1" in page and "Retry j-1" not in page and "another version" not in page
+    assert (
+        "damaged" in page
+        and "Delete j-1" in page
+        and "Retry j-1" not in page
+        and "another version" not in page
+    )
 
 
 @pytest.mark.parametrize("path", ["/overview", "/queues"])
 def test_role_that_loads_shows_its_progress(gateway: ServedGateway, path: str) -> None:
-    talker = RoleQueue(role=RoleName("talker"), stage=StageName("talker"), starting=2, loaded_percent=34)
+    talker = RoleQueue(
+        role=RoleName("talker"), stage=StageName("talker"), starting=2, loaded_percent=34
+    )
     gateway.client.telemetry.queue_list = [talker]
     shown = " ".join(" ".join(html_audit.read(page_of(gateway, path)).text).split())
     assert "2 starting (34 % loaded)" in shown
     gateway.client.telemetry.queue_list = [msgspec.structs.replace(talker, loaded_percent=None)]
-    assert "2 starting" in page_of(gateway, path).replace("</span>", "").replace('<span class="num">', "")
+    assert "2 starting" in page_of(gateway, path).replace("</span>", "").replace(
+        '<span class="num">', ""
+    )
 
 
 def shown_on(gateway: ServedGateway, path: str) -> str:
@@ -88,7 +102,11 @@ def test_workers_page_shows_routes_of_divided_models(busy_gateway: ServedGateway
     page = page_of(busy_gateway, "/workers")
     assert 'aria-label="compute 3.8 ms, wait 1.2 ms, send 100 µs"' in page
     # of a bar of 100, which the longest process fills: 3800, 1200 and 100 of 5100 us
-    assert 'class="level" width="74.5"' in page and 'x="74.5" width="23.5"' in page and 'x="98.0" width="2.0"' in page
+    assert (
+        'class="level" width="74.5"' in page
+        and 'x="74.5" width="23.5"' in page
+        and 'x="98.0" width="2.0"' in page
+    )
 
 
 def test_routes_are_those_of_the_chosen_stage(busy_gateway: ServedGateway) -> None:
@@ -100,9 +118,17 @@ def test_routes_are_those_of_the_chosen_stage(busy_gateway: ServedGateway) -> No
 
 def test_worker_page_shows_its_part_of_a_divided_model(busy_gateway: ServedGateway) -> None:
     shown = shown_on(busy_gateway, f"/workers/{worker_id('thinker.span', SECOND)}")
-    assert f"Layers 12:output of {worker_id('thinker', ANCHOR)}" in shown and "Share of a pass 57 %" in shown
-    assert "Compute / wait / send 3.8 ms / 1.2 ms / 100 µs" in shown and "Bytes in / out 310 MB / 620 MB" in shown
-    assert "Layers 0:3 , anchor" in shown_on(busy_gateway, f"/workers/{worker_id('thinker', ANCHOR)}")
+    assert (
+        f"Layers 12:output of {worker_id('thinker', ANCHOR)}" in shown
+        and "Share of a pass 57 %" in shown
+    )
+    assert (
+        "Compute / wait / send 3.8 ms / 1.2 ms / 100 µs" in shown
+        and "Bytes in / out 310 MB / 620 MB" in shown
+    )
+    assert "Layers 0:3 , anchor" in shown_on(
+        busy_gateway, f"/workers/{worker_id('thinker', ANCHOR)}"
+    )
     assert "Share of a pass" not in shown_on(busy_gateway, f"/workers/{worker_id('talker', 1)}")
 
 
@@ -110,7 +136,8 @@ def test_worker_page_shows_its_part_of_a_divided_model(busy_gateway: ServedGatew
 def test_page_of_empty_fleet_names_the_next_step(gateway: ServedGateway, name: str) -> None:
     gateway.client.held.clear()
     page = page_of(gateway, f"/{name}")
-    if name not in ("workers", "queues"):  # the fake always has workers; the queues page has three such texts
+    # the fake always has workers; the queues page has three such texts
+    if name not in ("workers", "queues"):
         assert page.count('class="empty"') >= 1
 
 
@@ -119,8 +146,14 @@ def test_page_shows_unreachable_redis(gateway: ServedGateway, name: str) -> None
     gateway.client.unreachable = RedisUnreachable("no Redis answers")
     path = {"request": "/requests/req-0", "worker": "/workers/w"}.get(name, f"/{name}")
     page = page_of(gateway, path, status=503)
-    assert "no Redis answers" in page and "no worker" not in page and "No request has failed" not in page
-    assert not re.search(r'class="empty"[^>]*>(?!Not available)', page), "a list that cannot be read is not shown as empty"
+    assert (
+        "no Redis answers" in page
+        and "no worker" not in page
+        and "No request has failed" not in page
+    )
+    assert not re.search(r'class="empty"[^>]*>(?!Not available)', page), (
+        "a list that cannot be read is not shown as empty"
+    )
     assert 'class="num">0<' not in page, "no count either"
 
 
@@ -142,7 +175,9 @@ def test_filters_are_query_parameters(busy_gateway: ServedGateway) -> None:
     assert everything.count('<tr id="r-') == 50 and failed.count('<tr id="r-') == 12
     assert "<option selected>failed</option>" in failed
     shown = [row.id for row in busy_gateway.client.telemetry.rows if f'id="r-{row.id}"' in failed]
-    assert {row.state for row in busy_gateway.client.telemetry.rows if row.id in shown} == {"failed"}
+    assert {row.state for row in busy_gateway.client.telemetry.rows if row.id in shown} == {
+        "failed"
+    }
 
 
 def test_request_pages_continue_by_id(busy_gateway: ServedGateway) -> None:
@@ -169,7 +204,10 @@ def test_arrows_open_neighbouring_requests(busy_gateway: ServedGateway) -> None:
 def test_unknown_request_is_reported_as_not_existing(busy_gateway: ServedGateway) -> None:
     answer = busy_gateway.http.get("/requests/req-unknown")
     assert answer.status_code == 404 and "Not available" not in answer.text
-    assert "This request is not stored: its retention time is over, or there was none with this id" in answer.text
+    assert (
+        "This request is not stored: its retention time is over, or there was none with this id"
+        in answer.text
+    )
 
 
 def test_read_only_gateway_has_no_command_buttons(loaded: Loaded) -> None:
@@ -189,7 +227,9 @@ def test_overview_shows_stages_of_text_graph(text_only: Loaded) -> None:
 def test_curl_command_contains_the_request_body(gateway: ServedGateway) -> None:
     answer = gateway.create(messages=[{"role": "user", "content": "it's <b>me</b>"}], seed=3)
     text = "".join(html_audit.read(page_of(gateway, f"/requests/{answer._request_id}")).text)  # pyright: ignore[reportPrivateUsage]
-    assert f'curl {gateway.url}/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
+    assert (
+        f'curl {gateway.url}/v1/chat/completions -H "Authorization: Bearer $FLEET_API_KEY"' in text
+    )
     assert '"seed": 3' in text and "<b>me</b>" in text
 
 
@@ -199,11 +239,16 @@ def test_curl_command_contains_the_request_body(gateway: ServedGateway) -> None:
         ({"host": "localhost:4711"}, "http://localhost:4711"),
         ({"host": "[::1]:4711"}, "'http://[::1]:4711"),
         ({"host": "localhost", "x-forwarded-proto": "https"}, "https://localhost"),
-        ({"x-forwarded-host": "fleet.example, inner", "x-forwarded-proto": "https, http"}, "https://fleet.example"),
+        (
+            {"x-forwarded-host": "fleet.example, inner", "x-forwarded-proto": "https, http"},
+            "https://fleet.example",
+        ),
         ({"x-forwarded-host": "a;b$(c)", "x-forwarded-proto": "ftp"}, "'http://a;b$(c)"),
     ],
 )
-def test_curl_command_names_the_origin_of_the_page(gateway: ServedGateway, headers: dict[str, str], origin: str) -> None:
+def test_curl_command_names_the_origin_of_the_page(
+    gateway: ServedGateway, headers: dict[str, str], origin: str
+) -> None:
     answer = gateway.create(seed=3)
     path = f"/requests/{answer._request_id}"  # pyright: ignore[reportPrivateUsage]
     text = "".join(html_audit.read(gateway.http.get(path, headers=headers).text).text)
@@ -212,12 +257,17 @@ def test_curl_command_names_the_origin_of_the_page(gateway: ServedGateway, heade
 
 def test_audio_player_is_shown_only_while_audio_is_stored(busy_gateway: ServedGateway) -> None:
     telemetry = busy_gateway.client.telemetry
-    trace = next(trace for trace in telemetry.traces.values() if (trace.id, "audio") in telemetry.edge_logs)
+    trace = next(
+        trace for trace in telemetry.traces.values() if (trace.id, "audio") in telemetry.edge_logs
+    )
     assert "<audio" in page_of(busy_gateway, f"/requests/{trace.id}")
     log = telemetry.edge_logs.pop((trace.id, "audio"))
     page = page_of(busy_gateway, f"/requests/{trace.id}")
     telemetry.edge_logs[trace.id, "audio"] = log
-    assert "<audio" not in page and "The audio is no longer stored: it is deleted a minute after the request ends." in page
+    assert (
+        "<audio" not in page
+        and "The audio is no longer stored: it is deleted a minute after the request ends." in page
+    )
 
 
 def test_commands_to_last_ready_worker_of_role_are_confirmed(gateway: ServedGateway) -> None:
@@ -229,8 +279,13 @@ def test_commands_to_last_ready_worker_of_role_are_confirmed(gateway: ServedGate
     def confirmed(*workers: WorkerView) -> list[str]:
         telemetry.worker_list = list(workers)
         shown = "".join(page_of(gateway, path) for path in ("/workers", f"/workers/{only.id}"))
-        question = r'hx-confirm="[^"]+No other worker of \w+ accepts tasks. New requests that need it are refused with 503'
-        return sorted(set(re.findall(rf'hx-post="/v1/fleet/workers/([^"]+)"[^>]* {question}', shown)))
+        question = (
+            r'hx-confirm="[^"]+No other worker of \w+ accepts tasks. New requests that '
+            r"need it are refused with 503"
+        )
+        return sorted(
+            set(re.findall(rf'hx-post="/v1/fleet/workers/([^"]+)"[^>]* {question}', shown))
+        )
 
     orders = [f"{only.id}/drain", f"{only.id}/stop"]
     assert confirmed(only) == orders
@@ -240,4 +295,6 @@ def test_commands_to_last_ready_worker_of_role_are_confirmed(gateway: ServedGate
         found = confirmed(only, msgspec.structs.replace(other, state=state))
         assert [where for where in found if where.startswith(only.id)] == orders, state
     assert f"{only.id}/drain" in confirmed(only, msgspec.structs.replace(other, role="code2wav"))
-    assert f"{only.id}/drain" in confirmed(only, msgspec.structs.replace(other, state="died", ended_us=1))
+    assert f"{only.id}/drain" in confirmed(
+        only, msgspec.structs.replace(other, state="died", ended_us=1)
+    )

@@ -1,4 +1,6 @@
-"""Sentences of the console about what is absent: shown only where that is so, beside what is expected soon."""
+"""Sentences of the console about what is absent: shown only where that is so, beside what is
+expected soon.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,7 +27,9 @@ def shown_on(gateway: ServedGateway, path: str, status: int = 200) -> str:
 def change_talker(gateway: ServedGateway, **changes: object) -> None:
     telemetry = gateway.client.telemetry
     listed = asyncio.run(telemetry.workers())
-    telemetry.worker_list = [replace(view, **changes) if view.role == "talker" else view for view in listed]
+    telemetry.worker_list = [
+        replace(view, **changes) if view.role == "talker" else view for view in listed
+    ]
     gateway.client.missing = ["talker"]
 
 
@@ -33,22 +37,33 @@ def change_talker(gateway: ServedGateway, **changes: object) -> None:
 def test_draining_last_worker_is_not_called_absent(gateway: ServedGateway, path: str) -> None:
     change_talker(gateway, state="draining", running=3)
     shown = shown_on(gateway, path)
-    assert "No worker accepts new tasks for talker (1 draining). Resume it, or start one: fleet worker talker" in shown
+    assert (
+        "No worker accepts new tasks for talker (1 draining). Resume it, or start one: fleet "
+        "worker talker" in shown
+    )
     assert "No worker for" not in shown and "no worker" not in shown
 
 
 @pytest.mark.parametrize("path", WITH_TROUBLE)
 def test_restarting_worker_needs_no_other_one(gateway: ServedGateway, path: str) -> None:
     change_talker(gateway, state="died", ended_us=1)
-    starting = RoleQueue(role=RoleName("talker"), stage=StageName("talker"), starting=1, loaded_percent=40)
+    starting = RoleQueue(
+        role=RoleName("talker"), stage=StageName("talker"), starting=1, loaded_percent=40
+    )
     gateway.client.telemetry.role_list, gateway.client.telemetry.queue_list = [starting], [starting]
     shown = shown_on(gateway, path)
     assert "No worker accepts new tasks for talker (1 starting, 40 % loaded)." in shown
-    assert "fleet worker talker" not in shown and "No worker for" not in shown and "✕ no worker" not in shown
+    assert (
+        "fleet worker talker" not in shown
+        and "No worker for" not in shown
+        and "✕ no worker" not in shown
+    )
 
 
 @pytest.mark.parametrize("path", WITH_TROUBLE)
-def test_absent_worker_is_named_with_the_command_that_starts_one(gateway: ServedGateway, path: str) -> None:
+def test_absent_worker_is_named_with_the_command_that_starts_one(
+    gateway: ServedGateway, path: str
+) -> None:
     gateway.client.missing = ["talker"]
     assert "No worker for talker. Start one: fleet worker talker" in shown_on(gateway, path)
 
@@ -58,7 +73,9 @@ def test_waiting_tasks_of_a_draining_worker_are_not_called_unserved(gateway: Ser
     gateway.client.telemetry.queue_list = [
         RoleQueue(role=RoleName("talker"), stage=StageName("talker"), queue_depth=2, draining=1)
     ]
-    assert "Tasks wait. No worker accepts new tasks for talker (1 draining)." in shown_on(gateway, "/queues")
+    assert "Tasks wait. No worker accepts new tasks for talker (1 draining)." in shown_on(
+        gateway, "/queues"
+    )
 
 
 def view(state: str) -> WorkerView:
@@ -73,7 +90,14 @@ GAP = RoleView(role=RoleName("talker"), gap="layers 3:5")
     ("workers", "roles", "said"),
     [
         ([view("standby")], [], ("No worker accepts new tasks for talker (1 standing by).", "")),
-        ([view("late")], [], ("No worker accepts new tasks for talker (1 not renewing its lease). Start one:", START)),
+        (
+            [view("late")],
+            [],
+            (
+                "No worker accepts new tasks for talker (1 not renewing its lease). Start one:",
+                START,
+            ),
+        ),
         ([], [GAP], ("No worker for talker (layers 3:5). Start one:", START)),
         ([], [], ("No worker for talker. Start one:", START)),
     ],
@@ -89,20 +113,46 @@ def test_no_missing_role_is_no_trouble() -> None:
 
 
 def test_lists_of_expired_data_do_not_say_never(gateway: ServedGateway) -> None:
-    """Requests, log lines, jobs and counts are kept for a time: an empty list says nothing about the time before."""
-    pages = {path: shown_on(gateway, path) for path in ("/overview", "/requests", "/logs", "/jobs", "/transfers", "/queues")}
+    """Requests, log lines, jobs and counts are kept for a time: an empty list says nothing about
+    the time before.
+    """
+    pages = {
+        path: shown_on(gateway, path)
+        for path in ("/overview", "/requests", "/logs", "/jobs", "/transfers", "/queues")
+    }
     for path, shown in pages.items():
-        for claim in ("No request has failed", "No requests yet", "No log lines yet", "No job yet", "No transfers yet", "yet."):
+        for claim in (
+            "No request has failed",
+            "No requests yet",
+            "No log lines yet",
+            "No job yet",
+            "No transfers yet",
+            "yet.",
+        ):
             assert claim not in shown, (path, claim)
-    assert "No failed request is stored" in pages["/overview"] and "No request is stored" in pages["/requests"]
-
-
-@pytest.mark.parametrize(("path", "status"), [("/requests/req-gone", 404), ("/workers/gone@host:1:a", 404)])
-def test_page_of_an_expired_object_shows_its_log_lines(gateway: ServedGateway, path: str, status: int) -> None:
-    line = LogLine(
-        id="1-1", at_us=1_700_000_000_000_000, level="warning", logger="l", message="given up after two deaths", process="worker"
+    assert (
+        "No failed request is stored" in pages["/overview"]
+        and "No request is stored" in pages["/requests"]
     )
-    gateway.client.telemetry.lines = [replace(line, request=RequestId("req-gone"), worker="gone@host:1:a")]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/requests/req-gone", 404), ("/workers/gone@host:1:a", 404)]
+)
+def test_page_of_an_expired_object_shows_its_log_lines(
+    gateway: ServedGateway, path: str, status: int
+) -> None:
+    line = LogLine(
+        id="1-1",
+        at_us=1_700_000_000_000_000,
+        level="warning",
+        logger="l",
+        message="given up after two deaths",
+        process="worker",
+    )
+    gateway.client.telemetry.lines = [
+        replace(line, request=RequestId("req-gone"), worker="gone@host:1:a")
+    ]
     shown = shown_on(gateway, path, status)
     assert "given up after two deaths" in shown and "No stored log line" not in shown
     gateway.client.telemetry.lines = []
@@ -111,7 +161,17 @@ def test_page_of_an_expired_object_shows_its_log_lines(gateway: ServedGateway, p
 
 def test_times_of_day_name_their_zone(gateway: ServedGateway) -> None:
     gateway.client.telemetry.lines = [
-        LogLine(id="1-1", at_us=1_700_000_000_000_000, level="info", logger="l", message="m", process="web")
+        LogLine(
+            id="1-1",
+            at_us=1_700_000_000_000_000,
+            level="info",
+            logger="l",
+            message="m",
+            process="web",
+        )
     ]
     page = gateway.http.get("/logs").text
-    assert '<time class="num" datetime="2023-11-14T22:13:20.000Z" title="2023-11-14 22:13:20.000 UTC">22:13:20 UTC</time>' in page
+    assert (
+        '<time class="num" datetime="2023-11-14T22:13:20.000Z" title="2023-11-14 22:13:20.000 '
+        'UTC">22:13:20 UTC</time>' in page
+    )

@@ -19,6 +19,8 @@ OpenPage = Callable[[str], Page]
 
 def publish_event(telemetry: FakeTelemetry) -> str:
     """Publish an event of the fleet and return its id."""
-    entry = FeedEntry(id=f"{now_us() // 1000}-1", event=WorkerLeft(worker=WorkerId("w"), how="died"))
+    entry = FeedEntry(
+        id=f"{now_us() // 1000}-1", event=WorkerLeft(worker=WorkerId("w"), how="died")
+    )
     telemetry.say(entry)
     return entry.id

@@ -49,6 +49,8 @@ class ManualClock(Clock):
 
     def _fire_due(self) -> None:
         due = [timer for timer in self._timers if timer.due <= self._now]
-        self._timers = [timer for timer in self._timers if timer.due > self._now and not timer.is_cancelled]
+        self._timers = [
+            timer for timer in self._timers if timer.due > self._now and not timer.is_cancelled
+        ]
         for timer in sorted(due, key=lambda timer: timer.due):
             timer.loop.call_soon_threadsafe(timer.fire)

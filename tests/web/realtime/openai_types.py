@@ -9,14 +9,19 @@ from pydantic import ValidationError
 
 EXTENSION_PREFIX = "fleet."
 """Prefix of the extensions, which are sent only on request."""
-UNTYPED_FIELDS = frozenset({
-    # what went wrong, in words: the type has only a code
-    "response.status_details.error.message",
-    # sent by OpenAI's service too; the types are those of what a client sends
-    "session.id", "session.object", "session.expires_at",
-    # about fields that were ignored
-    "session.warnings", "response.warnings",
-})  # fmt: skip
+UNTYPED_FIELDS = frozenset(
+    {
+        # what went wrong, in words: the type has only a code
+        "response.status_details.error.message",
+        # sent by OpenAI's service too; the types are those of what a client sends
+        "session.id",
+        "session.object",
+        "session.expires_at",
+        # about fields that were ignored
+        "session.warnings",
+        "response.warnings",
+    }
+)
 
 
 def _types() -> dict[str, type[BaseModel]]:

@@ -33,7 +33,10 @@ async def refusal_of(gateway: ServedGateway, path: str = "/v1/realtime", **optio
         reason = socket.close_reason or ""
         assert len(reason.encode()) <= MAX_REASON_BYTES
         return Refusal(
-            error=events[0]["error"], close_code=socket.close_code, close_reason=reason, subprotocol=socket.subprotocol
+            error=events[0]["error"],
+            close_code=socket.close_code,
+            close_reason=reason,
+            subprotocol=socket.subprotocol,
         )
 
 

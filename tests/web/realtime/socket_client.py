@@ -19,7 +19,9 @@ Event = dict[str, Any]
 BLOCK_MS = 100
 
 
-def message(text: str, role: str = "user", kind: str = "input_text", **fields: object) -> dict[str, object]:
+def message(
+    text: str, role: str = "user", kind: str = "input_text", **fields: object
+) -> dict[str, object]:
     return {"type": "message", "role": role, "content": [{"type": kind, "text": text}], **fields}
 
 
@@ -95,7 +97,9 @@ class SocketClient:
         """Send an unknown event; return all events up to its refusal."""
         begin = len(self.events)
         await self.send("no.such.event", event_id=event_id)
-        while not self.events[begin:] or self.events[-1].get("error", {}).get("event_id") != event_id:
+        while (
+            not self.events[begin:] or self.events[-1].get("error", {}).get("event_id") != event_id
+        ):
             await self.next()
         return self.events[begin:-1]
 
@@ -105,7 +109,9 @@ class SocketClient:
         (answer,) = await self.events_before_refusal()
         error: Event = answer["error"]
         assert error["event_id"] == "asked"
-        assert error["param"] is None or str(error["message"]).startswith(str(error["param"])), error
+        assert error["param"] is None or str(error["message"]).startswith(str(error["param"])), (
+            error
+        )
         return error
 
     async def next(self) -> Event | None:
@@ -142,7 +148,10 @@ class SocketClient:
         """Return a response's text as the console shows it, after the text that it had already."""
         text = had
         for event in self.events:
-            if event["type"] == "response.output_audio_transcript.delta" and event["response_id"] == response:
+            if (
+                event["type"] == "response.output_audio_transcript.delta"
+                and event["response_id"] == response
+            ):
                 text += event["delta"]
             elif event["type"] == "fleet.resumed" and event["response_id"] == response:
                 text = event["transcript"] or text
@@ -163,9 +172,13 @@ class SocketClient:
 
 
 @asynccontextmanager
-async def opened(gateway: ServedGateway, path: str = "/console/ws", **query: object) -> AsyncIterator[SocketClient]:
+async def opened(
+    gateway: ServedGateway, path: str = "/console/ws", **query: object
+) -> AsyncIterator[SocketClient]:
     query_string = "&".join(f"{name}={value}" for name, value in query.items())
-    async with connect(f"{gateway.url.replace('http', 'ws')}{path}?{query_string}", max_size=None, max_queue=None) as socket:
+    async with connect(
+        f"{gateway.url.replace('http', 'ws')}{path}?{query_string}", max_size=None, max_queue=None
+    ) as socket:
         page = SocketClient(socket)
         await page.until("session.created")
         yield page

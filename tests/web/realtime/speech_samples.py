@@ -16,7 +16,11 @@ QUESTION = "what day comes after monday"
 def speech(text: str) -> bytes:
     (spoken,) = speak_all([(text, Voice())])
     samples = np.asarray(spoken.samples, np.float32)
-    return (np.clip(samples / max(1e-6, float(np.abs(samples).max())), -1, 1) * 20_000).astype("<i2").tobytes()
+    return (
+        (np.clip(samples / max(1e-6, float(np.abs(samples).max())), -1, 1) * 20_000)
+        .astype("<i2")
+        .tobytes()
+    )
 
 
 def question() -> bytes:

@@ -35,7 +35,9 @@ async def created(socket: ClientConnection) -> dict[str, Any]:
     return event["session"]
 
 
-async def test_secret_opens_its_session_from_any_origin(serve_with: Callable[[str | None], ServedGateway]) -> None:
+async def test_secret_opens_its_session_from_any_origin(
+    serve_with: Callable[[str | None], ServedGateway],
+) -> None:
     gateway = serve_with("secret")
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="secret", max_retries=0) as client:
         secret = await client.realtime.client_secrets.create(
@@ -46,18 +48,29 @@ async def test_secret_opens_its_session_from_any_origin(serve_with: Callable[[st
     ClientSecretCreateResponse.model_validate(secret.model_dump())
     assert secret.session.id.startswith("sess_")
     elsewhere = Origin("https://shop.example")
-    async with connect(address(gateway), subprotocols=protocols(secret.value), origin=elsewhere) as socket:
+    async with connect(
+        address(gateway), subprotocols=protocols(secret.value), origin=elsewhere
+    ) as socket:
         assert socket.subprotocol == "realtime"
         session = await created(socket)
-    assert session["instructions"] == INSTRUCTIONS and session["audio"]["output"]["voice"] == "marin"
-    async with connect(address(gateway), additional_headers={"authorization": f"Bearer {secret.value}"}) as socket:
+    assert (
+        session["instructions"] == INSTRUCTIONS and session["audio"]["output"]["voice"] == "marin"
+    )
+    async with connect(
+        address(gateway), additional_headers={"authorization": f"Bearer {secret.value}"}
+    ) as socket:
         assert socket.subprotocol is None and (await created(socket))["instructions"]
     gateway.client.secrets.clear()
     refusal = await refusal_of(gateway, subprotocols=protocols(secret.value))
-    assert refusal.close_code == 3000 and "client secret is unknown or has expired" in refusal.error["message"]
+    assert (
+        refusal.close_code == 3000
+        and "client secret is unknown or has expired" in refusal.error["message"]
+    )
 
 
-async def test_socket_without_a_valid_key_is_refused(serve_with: Callable[[str | None], ServedGateway]) -> None:
+async def test_socket_without_a_valid_key_is_refused(
+    serve_with: Callable[[str | None], ServedGateway],
+) -> None:
     gateway = serve_with("secret")
     for key in ("wrong", "ek_made-up"):
         refusal = await refusal_of(gateway, subprotocols=protocols(key))
@@ -69,8 +82,12 @@ async def test_socket_without_a_valid_key_is_refused(serve_with: Callable[[str |
 
 
 async def test_foreign_origin_and_unknown_model_are_refused(gateway: ServedGateway) -> None:
-    assert (await refusal_of(gateway, origin=Origin("http://evil.example"))).error["code"] == "cross_site_request"
-    answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": {"type": "realtime", "model": "gpt-9"}})
+    assert (await refusal_of(gateway, origin=Origin("http://evil.example"))).error[
+        "code"
+    ] == "cross_site_request"
+    answer = gateway.http.post(
+        "/v1/realtime/client_secrets", json={"session": {"type": "realtime", "model": "gpt-9"}}
+    )
     assert answer.status_code == 404 and answer.json()["error"]["param"] == "session.model"
     async with connect(address(gateway, "?model=omni")) as socket:
         assert (await created(socket))["model"] == "omni"
@@ -81,26 +98,54 @@ async def test_foreign_origin_and_unknown_model_are_refused(gateway: ServedGatew
     [
         ({"expires_after": {"seconds": 1}}, "expires_after.seconds"),
         ({"session": {"type": "transcription"}}, "session.type"),
-        ({"session": {"type": "realtime", "audio": {"output": {"voice": "nobody"}}}}, "session.audio.output.voice"),
-        ({"session": {"type": "realtime", "tools": [{"type": "function"}], "tool_choice": "required"}}, "session.tool_choice"),
-        ({"session": {"type": "realtime", "audio": {"output": {"speed": 1.2}}}}, "session.audio.output.speed"),
+        (
+            {"session": {"type": "realtime", "audio": {"output": {"voice": "nobody"}}}},
+            "session.audio.output.voice",
+        ),
+        (
+            {
+                "session": {
+                    "type": "realtime",
+                    "tools": [{"type": "function"}],
+                    "tool_choice": "required",
+                }
+            },
+            "session.tool_choice",
+        ),
+        (
+            {"session": {"type": "realtime", "audio": {"output": {"speed": 1.2}}}},
+            "session.audio.output.speed",
+        ),
         ({"session": {"type": "realtime", "modalities": ["text"]}}, "session.modalities"),
-        ({"session": {"type": "realtime", "audio": {"output": {"voice": 5}}}}, "session.audio.output.voice"),
+        (
+            {"session": {"type": "realtime", "audio": {"output": {"voice": 5}}}},
+            "session.audio.output.voice",
+        ),
         ({"session": {"type": "realtime", "instructions": "<|im_end|>"}}, "session.instructions"),
         ({"session": 5}, "session"),
     ],
 )
-def test_invalid_field_of_a_secret_is_named(gateway: ServedGateway, body: dict[str, object], param: str) -> None:
+def test_invalid_field_of_a_secret_is_named(
+    gateway: ServedGateway, body: dict[str, object], param: str
+) -> None:
     answer = gateway.http.post("/v1/realtime/client_secrets", json=body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
 
 
-def test_secret_for_a_session_with_tools_warns_that_they_are_ignored(gateway: ServedGateway) -> None:
-    session = {"type": "realtime", "tools": [{"type": "function", "name": "weather"}], "tool_choice": "auto"}
+def test_secret_for_a_session_with_tools_warns_that_they_are_ignored(
+    gateway: ServedGateway,
+) -> None:
+    session = {
+        "type": "realtime",
+        "tools": [{"type": "function", "name": "weather"}],
+        "tool_choice": "auto",
+    }
     answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": session})
     assert answer.status_code == 200 and len(answer.json()["session"]["warnings"]) == 1
 
 
 def test_body_of_a_secret_that_is_not_json_is_refused(gateway: ServedGateway) -> None:
     assert gateway.http.post("/v1/realtime/client_secrets", content=b"{").status_code == 400
-    assert gateway.http.post("/v1/realtime/client_secrets", content=b"x" * 300_000).status_code == 413
+    assert (
+        gateway.http.post("/v1/realtime/client_secrets", content=b"x" * 300_000).status_code == 413
+    )

@@ -26,11 +26,16 @@ def sessions(gateway: ServedGateway) -> dict[str, dict[str, object]]:
     return {view["id"]: view for view in gateway.http.get("/v1/fleet/sessions").json()["data"]}
 
 
-async def test_typed_message_is_answered_in_binary_frames(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_typed_message_is_answered_in_binary_frames(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     await page.ask("hello")
     request = await page.until("fleet.request")
     response = (await page.done())["id"]
-    assert bytes(page.audio[response]) == sine(Script().num_samples).tobytes() and page.first[response] == 0
+    assert (
+        bytes(page.audio[response]) == sine(Script().num_samples).tobytes()
+        and page.first[response] == 0
+    )
     assert request["response_id"] == response and request["request_id"] in gateway.client.traces
     assert request_id_of(response) == request["request_id"]
     states = [event["state"] for event in page.events if event["type"] == "fleet.state"]
@@ -42,7 +47,11 @@ async def test_typed_message_is_answered_in_binary_frames(page: SocketClient, ga
 
 def counted(gateway: ServedGateway) -> float:
     lines = gateway.http.get("/metrics").text.splitlines()
-    return sum(float(line.split()[-1]) for line in lines if line.startswith("fleet_voice_to_voice_seconds_count{"))
+    return sum(
+        float(line.split()[-1])
+        for line in lines
+        if line.startswith("fleet_voice_to_voice_seconds_count{")
+    )
 
 
 async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) -> None:
@@ -54,17 +63,31 @@ async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) ->
             spoken = await page.until("fleet.timing")
             voiced = next(event for event in page.events if event["type"] == "fleet.voiced")
             await page.until("response.done")
-            assert voiced == {**voiced, "response_id": spoken["response_id"], "sample": 5 * FRAME_SAMPLES}
-            assert abs(sum(part["ms"] for part in spoken["parts"]) - spoken["voice_to_voice_ms"]) < 1
+            assert voiced == {
+                **voiced,
+                "response_id": spoken["response_id"],
+                "sample": 5 * FRAME_SAMPLES,
+            }
+            assert (
+                abs(sum(part["ms"] for part in spoken["parts"]) - spoken["voice_to_voice_ms"]) < 1
+            )
             assert [part["name"] for part in spoken["parts"]] == PARTS
-            assert spoken["parts"][-1]["ms"] > 350 and spoken["voice_to_voice_ms"] > 900, "400 ms, after 500 ms of the user's"
+            assert spoken["parts"][-1]["ms"] > 350 and spoken["voice_to_voice_ms"] > 900, (
+                "400 ms, after 500 ms of the user's"
+            )
             await page.ask("hello")
             typed = await page.until("fleet.timing")
             await page.until("response.done")
             assert typed["voice_to_voice_ms"] is None
-            wait_until(lambda: sessions(gateway)[page.session]["turns"] == 2, "both turns to be listed")
+            wait_until(
+                lambda: sessions(gateway)[page.session]["turns"] == 2, "both turns to be listed"
+            )
             view = sessions(gateway)[page.session]
-            assert view["voice_to_voice_last_ms"] == view["voice_to_voice_median_ms"] == spoken["voice_to_voice_ms"]
+            assert (
+                view["voice_to_voice_last_ms"]
+                == view["voice_to_voice_median_ms"]
+                == spoken["voice_to_voice_ms"]
+            )
             await page.detect_turns(None)
             await page.socket.send(speech(QUESTION))
             await page.send("input_audio_buffer.commit")
@@ -75,10 +98,17 @@ async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) ->
         assert counted(gateway) == 2
 
 
-async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(gateway: ServedGateway) -> None:
-    """The detector finds it, or the gateway in committed audio; the silence after it counts as waiting."""
+async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speech(
+    gateway: ServedGateway,
+) -> None:
+    """The detector finds it, or the gateway in committed audio; the silence after it counts as
+    waiting.
+    """
     spoken = speech(QUESTION)
-    for detection, silent_ms in (({"type": "server_vad", "create_response": False}, 500), (None, 900)):
+    for detection, silent_ms in (
+        ({"type": "server_vad", "create_response": False}, 500),
+        (None, 900),
+    ):
         async with opened(gateway) as page:
             await page.detect_turns(detection)
             await page.speak(silence(300) + spoken + silence(900))
@@ -92,12 +122,16 @@ async def test_voice_to_voice_of_a_requested_response_begins_at_the_end_of_speec
         assert abs(timing["voiced_end_ms"] - (300 + len(spoken) // 48)) < 150
 
 
-async def test_voice_to_voice_is_null_without_a_known_end_of_speech(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_voice_to_voice_is_null_without_a_known_end_of_speech(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     """Neither a recording nor committed silence has one."""
     before = counted(gateway)
     recording = {"type": "input_audio", "audio": base64.b64encode(speech(QUESTION)).decode()}
     await page.detect_turns(None)
-    await page.send("conversation.item.create", item={"type": "message", "role": "user", "content": [recording]})
+    await page.send(
+        "conversation.item.create", item={"type": "message", "role": "user", "content": [recording]}
+    )
     await page.send("response.create")
     timings = [await page.until("fleet.timing")]
     await page.until("response.done")
@@ -105,10 +139,14 @@ async def test_voice_to_voice_is_null_without_a_known_end_of_speech(page: Socket
     await page.send("input_audio_buffer.commit")
     await page.send("response.create")
     timings.append(await page.until("fleet.timing"))
-    assert [timing["voice_to_voice_ms"] for timing in timings] == [None, None] and counted(gateway) == before
+    assert [timing["voice_to_voice_ms"] for timing in timings] == [None, None] and counted(
+        gateway
+    ) == before
 
 
-async def test_trimmed_leading_silence_counts_as_played(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_trimmed_leading_silence_counts_as_played(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     """The trace holds positions in the generated audio, the session those in the sent audio."""
     gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
     kept = RATE_HZ * 60 // 1000
@@ -120,12 +158,19 @@ async def test_trimmed_leading_silence_counts_as_played(page: SocketClient, gate
     wait_until(lambda: reports, "the playback to be recorded")
     (request,) = gateway.client.traces
     assert reports[-1] == (request, 1000 + 5 * FRAME_SAMPLES - kept, 0)
-    await page.send("conversation.item.truncate", item_id=done["output"][0]["id"], content_index=0, audio_end_ms=kept // 24)
+    await page.send(
+        "conversation.item.truncate",
+        item_id=done["output"][0]["id"],
+        content_index=0,
+        audio_end_ms=kept // 24,
+    )
     item = await page.retrieve(done["output"][0]["id"])
     assert item["content"][0]["transcript"] == "", "silence says no word"
 
 
-async def test_input_rate_of_the_settings_is_applied(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_input_rate_of_the_settings_is_applied(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     await page.update(audio={"input": {"format": {"type": "audio/pcm", "rate": 48_000}}})
     await page.speak(np.repeat(np.frombuffer(question(), "<i2"), 2).tobytes())
     await page.until("response.done")
@@ -133,7 +178,9 @@ async def test_input_rate_of_the_settings_is_applied(page: SocketClient, gateway
     assert 1_800 < spec.audio[0].num_samples / 16 < 3_200
 
 
-async def test_audio_is_sent_at_most_the_configured_time_ahead(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_audio_is_sent_at_most_the_configured_time_ahead(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     gateway.client.script = LONG
     await page.ask("hello")
     response = (await page.until("response.created"))["response"]["id"]
@@ -144,17 +191,23 @@ async def test_audio_is_sent_at_most_the_configured_time_ahead(page: SocketClien
     assert len(page.audio[response]) // 2 < 6 * RATE_HZ
 
 
-async def test_failed_stage_is_named_and_the_session_continues(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_failed_stage_is_named_and_the_session_continues(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     gateway.client.script = Script(fail_at=3, failure=EngineError("the engine ran out of memory"))
     await page.ask("hello")
     done = await page.done()
-    assert done["status"] == "failed" and "out of memory" in done["status_details"]["error"]["message"]
+    assert (
+        done["status"] == "failed" and "out of memory" in done["status_details"]["error"]["message"]
+    )
     gateway.client.script = Script()
     await page.complete("again")
 
 
 async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: ServedGateway) -> None:
-    gateway.client.script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
+    gateway.client.script = Script(
+        num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01
+    )
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.created"))["response"]["id"]
@@ -171,12 +224,17 @@ async def test_reconnected_client_is_sent_the_audio_it_lacks(gateway: ServedGate
 
 
 async def test_text_sent_during_an_absence_arrives_once(gateway: ServedGateway) -> None:
-    script = gateway.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
+    script = gateway.client.script = Script(
+        text="And so it goes on, word by word. " * 4, gap_s=0.01
+    )
     async with opened(gateway) as page:
         await page.ask("hello")
         response = (await page.until("response.output_audio_transcript.delta"))["response_id"]
         await page.drop()
-    wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "away", "the loss to be seen")
+    wait_until(
+        lambda: sessions(gateway).get(page.session, {}).get("state") == "away",
+        "the loss to be seen",
+    )
     before = _num_text_chunks(gateway)
     wait_until(lambda: _num_text_chunks(gateway) > before + 10, "text without a client")
     async with opened(gateway, session=page.session, response=response, samples=0) as again:
@@ -208,27 +266,47 @@ async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
             await page.speak(question())
             response = (await page.until("response.created"))["response"]["id"]
             await page.until_audio(response, RATE_HZ)
-            wait_until(lambda: page.session in first.client.held and len(first.client.held[page.session].fields) == 3, "written")
+            wait_until(
+                lambda: (
+                    page.session in first.client.held
+                    and len(first.client.held[page.session].fields) == 3
+                ),
+                "written",
+            )
             had = len(page.audio[response]) // 2
-            async with opened(second, session=page.session, response=response, samples=had) as again:
+            async with opened(
+                second, session=page.session, response=response, samples=had
+            ) as again:
                 done = await again.completed()
                 assert transcript(done["output"][0]) == script.text
                 await again.complete("and then?")
-            async for _ in page.socket:  # what else was on its way: a close that is never read is no close
+            # what else was on its way: a close that is never read is no close
+            async for _ in page.socket:
                 pass
         whole = bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response])
         assert whole == sine(4 * RATE_HZ).tobytes()
         spec, _ = first.client.submitted[-1]
         assert len(spec.audio) == 1, "the user's earlier speech is still in the prompt"
         (other, _) = first.client.submitted[0]
-        assert first.client.streams[other.id].aborted is None, "the gateway that lost the session stops nothing"
+        assert first.client.streams[other.id].aborted is None, (
+            "the gateway that lost the session stops nothing"
+        )
 
 
-async def test_response_under_way_waits_for_redis_at_another_gateway(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first gateway is lost while Redis refuses writes: the other one cannot take its request over yet."""
+async def test_response_under_way_waits_for_redis_at_another_gateway(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first gateway is lost while Redis refuses writes: the other one cannot take its request
+    over yet.
+    """
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
-        first.client.script = Script(num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01)
-        resume, refusals = first.client.requests.resume, [RedisUnreachable("Redis refuses writes (MISCONF)")] * 2
+        first.client.script = Script(
+            num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01
+        )
+        resume, refusals = (
+            first.client.requests.resume,
+            [RedisUnreachable("Redis refuses writes (MISCONF)")] * 2,
+        )
 
         async def resume_later(request: RequestId) -> object:
             if refusals:
@@ -240,17 +318,34 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(loaded: Loa
             await page.speak(question())
             response = (await page.until("response.created"))["response"]["id"]
             await page.until_audio(response, RATE_HZ)
-            wait_until(lambda: page.session in first.client.held and len(first.client.held[page.session].fields) == 3, "written")
+            wait_until(
+                lambda: (
+                    page.session in first.client.held
+                    and len(first.client.held[page.session].fields) == 3
+                ),
+                "written",
+            )
             had = len(page.audio[response]) // 2
-            async with opened(second, session=page.session, response=response, samples=had) as again:
+            async with opened(
+                second, session=page.session, response=response, samples=had
+            ) as again:
                 assert (await again.done())["status"] == "completed" and not refusals
-        assert bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response]) == sine(4 * RATE_HZ).tobytes()
+        assert (
+            bytes(page.audio[response][: 2 * had]) + bytes(again.audio[response])
+            == sine(4 * RATE_HZ).tobytes()
+        )
 
 
-async def test_text_arrives_once_after_an_old_snapshot(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed gateway no longer stores the session, so only the client knows what it has received."""
+async def test_text_arrives_once_after_an_old_snapshot(
+    loaded: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A killed gateway no longer stores the session, so only the client knows what it has
+    received.
+    """
     with serving(loaded) as first, serving(loaded, client=first.client) as second:
-        script = first.client.script = Script(text="And so it goes on, word by word. " * 4, gap_s=0.01)
+        script = first.client.script = Script(
+            text="And so it goes on, word by word. " * 4, gap_s=0.01
+        )
 
         def written(session: str) -> int:
             state = msgspec.msgpack.decode(first.client.held[session].fields.get("state", b"\x80"))
@@ -265,10 +360,16 @@ async def test_text_arrives_once_after_an_old_snapshot(loaded: Loaded, monkeypat
                 await page.until("response.output_audio_transcript.delta")
             await page.drop()
             had = page.shown(response)
-            async with opened(second, session=page.session, response=response, samples=0, chars=len(had)) as again:
+            async with opened(
+                second, session=page.session, response=response, samples=0, chars=len(had)
+            ) as again:
                 await again.until("response.output_audio_transcript.done")
                 done = await again.until("response.done")
-        assert again.shown(response, had) == script.text == done["response"]["output"][0]["content"][0]["transcript"]
+        assert (
+            again.shown(response, had)
+            == script.text
+            == done["response"]["output"][0]["content"][0]["transcript"]
+        )
 
 
 async def test_normal_closure_ends_the_session_and_its_request(gateway: ServedGateway) -> None:
@@ -279,19 +380,30 @@ async def test_normal_closure_ends_the_session_and_its_request(gateway: ServedGa
     (fake,) = gateway.client.streams.values()
     wait_until(lambda: fake.aborted, "the abort")
     wait_until(lambda: page.session not in gateway.client.held, "the session to be forgotten")
-    async with connect(f"{gateway.url.replace('http', 'ws')}/console/ws?session={page.session}") as socket:
+    async with connect(
+        f"{gateway.url.replace('http', 'ws')}/console/ws?session={page.session}"
+    ) as socket:
         assert json.loads(await socket.recv())["error"]["code"] == "not_found"
         await socket.wait_closed()
         assert socket.close_code == 1008
 
 
-async def test_live_sessions_are_listed_and_can_be_ended(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_live_sessions_are_listed_and_can_be_ended(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     gateway.client.script = Script(stall_at=4)
     await page.ask("hello")
     await page.until("fleet.state", state="speaking")
-    wait_until(lambda: sessions(gateway).get(page.session, {}).get("state") == "speaking", "the session to be listed")
+    wait_until(
+        lambda: sessions(gateway).get(page.session, {}).get("state") == "speaking",
+        "the session to be listed",
+    )
     view = sessions(gateway)[page.session]
-    assert view["turns"] == 1 and view["request_id"] in gateway.client.traces and view["input_rate_hz"] == 24_000
+    assert (
+        view["turns"] == 1
+        and view["request_id"] in gateway.client.traces
+        and view["input_rate_hz"] == 24_000
+    )
     answer = gateway.http.delete(f"/v1/fleet/sessions/{page.session}")
     assert answer.json() == {"id": page.session, "object": "fleet.session.ended", "ended": True}
     await page.socket.wait_closed()

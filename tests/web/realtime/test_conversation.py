@@ -20,12 +20,16 @@ def text(item_id: str, words: str, role: str = "user") -> Item:
 def spoken(item_id: str, words: str, seconds: float) -> Item:
     samples = int(seconds * RATE_HZ)
     played = PlayedSpeech(text=words, whole=samples, sent=samples, played=samples)
-    return Item(id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, speech=played)])
+    return Item(
+        id=item_id, role="assistant", parts=[Part(kind="output_audio", text=words, speech=played)]
+    )
 
 
 def voiced(item_id: str) -> tuple[Item, dict[str, Clip]]:
     name = f"{item_id}.0"
-    return Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)]), {name: Clip(SECOND)}
+    return Item(id=item_id, role="user", parts=[Part(kind="input_audio", clip=name)]), {
+        name: Clip(SECOND)
+    }
 
 
 def test_items_are_inserted_at_their_position() -> None:
@@ -81,7 +85,11 @@ def test_prompt_merges_consecutive_responses() -> None:
     assert messages[2].content == TextPart(text="one two three", where="messages[2].content")
     assert isinstance(messages[3].content, tuple)
     (speech,) = messages[3].content
-    assert isinstance(speech, AudioPart) and isinstance(speech.data, Recording) and len(speech.data.samples) == 16_000
+    assert (
+        isinstance(speech, AudioPart)
+        and isinstance(speech.data, Recording)
+        and len(speech.data.samples) == 16_000
+    )
 
 
 @given(st.lists(st.sampled_from(["text", "sound"]), max_size=40))
@@ -93,7 +101,9 @@ def test_conversation_stays_within_its_bounds(kinds: list[str]) -> None:
         here = (here | {item.id}) - set(gone)
         assert {item.id for item in talk.items} == here, "removed items are reported"
         assert len(talk.items) <= 6 and sum(clip.seconds for clip in talk.clips.values()) <= 3.0
-        assert {part.clip for item in talk.items for part in item.parts if part.clip} == set(talk.clips)
+        assert {part.clip for item in talk.items for part in item.parts if part.clip} == set(
+            talk.clips
+        )
         assert talk.items[-1].id == f"i{number}"
 
 
@@ -104,4 +114,6 @@ def test_old_speech_leaves_its_transcript() -> None:
     talk.set_transcript("a", 0, "good morning")
     talk.add(*voiced("c"))
     assert [item.id for item in talk.items] == ["a", "b", "c"]
-    assert talk.messages("")[0].content == TextPart(text="good morning", where="messages[0].content")
+    assert talk.messages("")[0].content == TextPart(
+        text="good morning", where="messages[0].content"
+    )

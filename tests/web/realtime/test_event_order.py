@@ -31,7 +31,9 @@ class MirroredResponse:
 
 
 class Mirror:
-    """State of a client by the server's events. The protocol's invariants are asserted with each event."""
+    """State of a client by the server's events. The protocol's invariants are asserted with each
+    event.
+    """
 
     def __init__(self) -> None:
         self.items: list[str] = []
@@ -41,7 +43,11 @@ class Mirror:
 
     @property
     def active(self) -> list[str]:
-        return [name for name, response in self.responses.items() if response.in_conversation and response.done is None]
+        return [
+            name
+            for name, response in self.responses.items()
+            if response.in_conversation and response.done is None
+        ]
 
     def take(self, event: Event) -> None:
         assert event["event_id"] not in self.seen, "an event id occurs twice"
@@ -71,8 +77,12 @@ class Mirror:
         body: dict[str, Any] = event.get("response", {})
         if kind == "response.created":
             spoken = body["output_modalities"] == ["audio"]
-            self.responses[body["id"]] = MirroredResponse(in_conversation=body["conversation_id"] is not None, spoken=spoken)
-            assert body["status"] == "in_progress" and body["usage"] is None and len(self.active) <= 1
+            self.responses[body["id"]] = MirroredResponse(
+                in_conversation=body["conversation_id"] is not None, spoken=spoken
+            )
+            assert (
+                body["status"] == "in_progress" and body["usage"] is None and len(self.active) <= 1
+            )
             return
         response = self.responses[body["id"] if body else event["response_id"]]
         assert response.done is None, f"{kind} after response.done"
@@ -90,7 +100,11 @@ class Mirror:
         if what == "added":
             response.begun.append(thing)
         elif what == "done":
-            assert response.begun.pop() == thing if thing in ("content_part", "output_item") else "content_part" in response.begun
+            assert (
+                response.begun.pop() == thing
+                if thing in ("content_part", "output_item")
+                else "content_part" in response.begun
+            )
         else:
             assert "content_part" in response.begun, f"{kind} outside of its part"
         if thing in ("output_text", "output_audio_transcript"):
@@ -99,7 +113,11 @@ class Mirror:
             assert what == "delta" or event.get("text", event.get("transcript")) == response.words
 
     def _is_whole(self, response: MirroredResponse, body: dict[str, Any]) -> None:
-        assert body["status"] != "in_progress" and body["usage"]["total_tokens"] >= 0 and not response.begun
+        assert (
+            body["status"] != "in_progress"
+            and body["usage"]["total_tokens"] >= 0
+            and not response.begun
+        )
         assert [item["id"] for item in body["output"]] == ([response.item] if response.item else [])
         assert (body["status_details"] is None) == (body["status"] == "completed")
         response.done = body
@@ -113,37 +131,73 @@ class OrderedClient:
 
     async def act(self) -> None:
         choose, item = self._random.choice, self._random.choice([*self._mirror.items, "unknown"])
-        kind, fields = choose([
-            ("conversation.item.create", {"item": self._item(), "previous_item_id": choose([None, "root", item])}),
-            ("conversation.item.create", {"item": self._item()}),
-            ("conversation.item.delete", {"item_id": item}),
-            ("conversation.item.retrieve", {"item_id": item}),
-            ("conversation.item.truncate", {"item_id": item, "content_index": 0, "audio_end_ms": choose([0, 50, 9_000])}),
-            ("response.create", {}),
-            ("response.create", {"response": {"output_modalities": [choose(["text", "audio"])]}}),
-            ("response.create", {"response": self._aside(item)}),
-            ("response.cancel", {}),
-            ("response.cancel", {"response_id": choose([*self._mirror.responses, "unknown"])}),
-            ("input_audio_buffer.append", {"audio": SOUND}),
-            ("input_audio_buffer.commit", {}),
-            ("input_audio_buffer.clear", {}),
-            ("session.update", {"session": {"type": "realtime", "audio": {"input": {"turn_detection": self._detection()}}}}),
-            ("session.update", {"session": {"type": "realtime", "output_modalities": [choose(["text", "audio"])]}}),
-        ])  # fmt: skip
+        kind, fields = choose(
+            [
+                (
+                    "conversation.item.create",
+                    {"item": self._item(), "previous_item_id": choose([None, "root", item])},
+                ),
+                ("conversation.item.create", {"item": self._item()}),
+                ("conversation.item.delete", {"item_id": item}),
+                ("conversation.item.retrieve", {"item_id": item}),
+                (
+                    "conversation.item.truncate",
+                    {"item_id": item, "content_index": 0, "audio_end_ms": choose([0, 50, 9_000])},
+                ),
+                ("response.create", {}),
+                (
+                    "response.create",
+                    {"response": {"output_modalities": [choose(["text", "audio"])]}},
+                ),
+                ("response.create", {"response": self._aside(item)}),
+                ("response.cancel", {}),
+                ("response.cancel", {"response_id": choose([*self._mirror.responses, "unknown"])}),
+                ("input_audio_buffer.append", {"audio": SOUND}),
+                ("input_audio_buffer.commit", {}),
+                ("input_audio_buffer.clear", {}),
+                (
+                    "session.update",
+                    {
+                        "session": {
+                            "type": "realtime",
+                            "audio": {"input": {"turn_detection": self._detection()}},
+                        }
+                    },
+                ),
+                (
+                    "session.update",
+                    {
+                        "session": {
+                            "type": "realtime",
+                            "output_modalities": [choose(["text", "audio"])],
+                        }
+                    },
+                ),
+            ]
+        )
         await self._page.send(kind, **fields)
 
     def _item(self) -> dict[str, object]:
-        role, part = self._random.choice([
-            ("user", {"type": "input_text", "text": "hello"}), ("user", {"type": "input_audio", "audio": SOUND}),
-            ("assistant", {"type": "output_text", "text": "yes"}), ("system", {"type": "input_text", "text": "be brief"}),
-        ])  # fmt: skip
+        role, part = self._random.choice(
+            [
+                ("user", {"type": "input_text", "text": "hello"}),
+                ("user", {"type": "input_audio", "audio": SOUND}),
+                ("assistant", {"type": "output_text", "text": "yes"}),
+                ("system", {"type": "input_text", "text": "be brief"}),
+            ]
+        )
         return {"type": "message", "role": role, "content": [part]}
 
     def _aside(self, item: str) -> dict[str, object]:
-        return {"conversation": "none", "input": [{"type": "item_reference", "id": item}, self._item()]}
+        return {
+            "conversation": "none",
+            "input": [{"type": "item_reference", "id": item}, self._item()],
+        }
 
     def _detection(self) -> dict[str, object] | None:
-        return self._random.choice([None, {"type": "server_vad"}, {"type": "semantic_vad", "create_response": False}])
+        return self._random.choice(
+            [None, {"type": "server_vad"}, {"type": "semantic_vad", "create_response": False}]
+        )
 
 
 async def until_after(page: SocketClient, mirror: Mirror, name: str) -> None:
@@ -166,14 +220,19 @@ async def test_events_in_any_order_stay_consistent(gateway: ServedGateway, seed:
         for number in range(NUM_EVENTS):
             samples = chance.choice([0, 1, 4_800, 40_000])
             gateway.client.script = Script(
-                text="One. Two.", num_samples=samples, samples_per_chunk=FRAME_SAMPLES, gap_s=chance.choice([0, 0, 0.002]),
-                end_token=chance.random() < 0.8, fail_at=chance.choice([None, None, None, 2]),
-            )  # fmt: skip
+                text="One. Two.",
+                num_samples=samples,
+                samples_per_chunk=FRAME_SAMPLES,
+                gap_s=chance.choice([0, 0, 0.002]),
+                end_token=chance.random() < 0.8,
+                fail_at=chance.choice([None, None, None, 2]),
+            )
             await client.act()
             if chance.random() < 0.5:
                 await until_after(page, mirror, f"after-{number}")
         gateway.client.script = Script()
-        await until_after(page, mirror, "sent")  # only then are all responses known that were asked for
+        # only then are all responses known that were asked for
+        await until_after(page, mirror, "sent")
         async with asyncio.timeout(20):
             while any(response.done is None for response in mirror.responses.values()):
                 event = await page.next()

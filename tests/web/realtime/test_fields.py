@@ -1,4 +1,6 @@
-"""Settings, events and items: a field is served, refused by its name, or ignored because it cannot change the answer."""
+"""Settings, events and items: a field is served, refused by its name, or ignored because it cannot
+change the answer.
+"""
 
 from collections.abc import AsyncIterator
 
@@ -27,43 +29,88 @@ UNSERVED = "unsupported_value"
         ({"max_response_output_tokens": 5}, "max_response_output_tokens"),
         ({"audio": {"input": {"noise_reduction": NEAR}}}, "audio.input.noise_reduction"),
         ({"audio": {"input": {"any_new_setting": 1}}}, "audio.input.any_new_setting"),
-        ({"audio": {"input": {"transcription": {"prompt": "names"}}}}, "audio.input.transcription.prompt"),
-        ({"audio": {"input": {"transcription": {"keywords": ["a"]}}}}, "audio.input.transcription.keywords"),
-        ({"audio": {"input": {"transcription": {"language": "tlh"}}}}, "audio.input.transcription.language"),
-        ({"audio": {"input": {"turn_detection": {"type": "server_vad", "x": 1}}}}, "audio.input.turn_detection.x"),
+        (
+            {"audio": {"input": {"transcription": {"prompt": "names"}}}},
+            "audio.input.transcription.prompt",
+        ),
+        (
+            {"audio": {"input": {"transcription": {"keywords": ["a"]}}}},
+            "audio.input.transcription.keywords",
+        ),
+        (
+            {"audio": {"input": {"transcription": {"language": "tlh"}}}},
+            "audio.input.transcription.language",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"type": "server_vad", "x": 1}}}},
+            "audio.input.turn_detection.x",
+        ),
         ({"audio": {"output": {"pitch": 2}}}, "audio.output.pitch"),
     ],
 )
-async def test_setting_without_effect_is_refused_alone(client: SocketClient, session: dict[str, object], param: str) -> None:
-    errors, now = await client.update(**{"type": "realtime", "instructions": "Be brief.", **session})
+async def test_setting_without_effect_is_refused_alone(
+    client: SocketClient, session: dict[str, object], param: str
+) -> None:
+    errors, now = await client.update(
+        **{"type": "realtime", "instructions": "Be brief.", **session}
+    )
     assert [(error["param"], error["code"]) for error in errors] == [(f"session.{param}", UNSERVED)]
-    assert errors[0]["message"].startswith(f"session.{param}: ") and now["instructions"] == "Be brief."
+    assert (
+        errors[0]["message"].startswith(f"session.{param}: ") and now["instructions"] == "Be brief."
+    )
 
 
 @pytest.mark.parametrize("where", ["model", "audio.input.transcription.model"])
-async def test_unknown_model_of_a_setting_is_refused_by_name(client: SocketClient, where: str) -> None:
+async def test_unknown_model_of_a_setting_is_refused_by_name(
+    client: SocketClient, where: str
+) -> None:
     fields: dict[str, object] = {"model": "gpt-9"}
     if where != "model":
         fields = {"audio": {"input": {"transcription": fields}}}
     errors, _ = await client.update(**fields)
-    assert [(error["param"], error["code"]) for error in errors] == [(f"session.{where}", "model_not_found")]
+    assert [(error["param"], error["code"]) for error in errors] == [
+        (f"session.{where}", "model_not_found")
+    ]
 
 
 async def test_harmless_settings_are_accepted_without_a_word(client: SocketClient) -> None:
-    audio = {"input": {"noise_reduction": None, "transcription": {"model": "gpt-4o-mini-transcribe", "language": "en"}}}
-    labels = {"id": "sess_1", "object": "realtime.session", "expires_at": 0, "tracing": {"group_id": "g"}}
+    audio = {
+        "input": {
+            "noise_reduction": None,
+            "transcription": {"model": "gpt-4o-mini-transcribe", "language": "en"},
+        }
+    }
+    labels = {
+        "id": "sess_1",
+        "object": "realtime.session",
+        "expires_at": 0,
+        "tracing": {"group_id": "g"},
+    }
     errors, now = await client.update(
-        type="realtime", model="gpt-realtime", parallel_tool_calls=True, include=None, audio=audio, prompt=None, **labels
+        type="realtime",
+        model="gpt-realtime",
+        parallel_tool_calls=True,
+        include=None,
+        audio=audio,
+        prompt=None,
+        **labels,
     )
     assert not errors and "warnings" not in now and now["tracing"] is None
     assert now["audio"]["input"]["transcription"]["language"] == "en"
 
 
-async def test_language_of_the_transcription_is_in_its_prompt(client: SocketClient, gateway: ServedGateway) -> None:
-    await client.update(audio={"input": {"transcription": {"model": "whisper-1", "language": "de"}}})
+async def test_language_of_the_transcription_is_in_its_prompt(
+    client: SocketClient, gateway: ServedGateway
+) -> None:
+    await client.update(
+        audio={"input": {"transcription": {"model": "whisper-1", "language": "de"}}}
+    )
     await client.append(question())
     await client.until("conversation.item.input_audio_transcription.completed")
-    prompts = [gateway.client.tokenizer.decode(list(spec.prompt_ids)) for spec, _ in gateway.client.submitted]
+    prompts = [
+        gateway.client.tokenizer.decode(list(spec.prompt_ids))
+        for spec, _ in gateway.client.submitted
+    ]
     assert any("Transcribe the German audio" in prompt for prompt in prompts)
 
 
@@ -71,10 +118,22 @@ async def test_language_of_the_transcription_is_in_its_prompt(client: SocketClie
     ("kind", "fields", "param"),
     [
         ("response.create", {"response": {"reasoning": {"effort": "low"}}}, "response.reasoning"),
-        ("response.create", {"response": {"guided_json": {"type": "object"}}}, "response.guided_json"),
+        (
+            "response.create",
+            {"response": {"guided_json": {"type": "object"}}},
+            "response.guided_json",
+        ),
         ("response.create", {"response": {"any_new_setting": 1}}, "response.any_new_setting"),
-        ("response.create", {"response": {"audio": {"output": {"speed": 1.2}}}}, "response.audio.output.speed"),
-        ("response.create", {"response": {"input": [{**message("x"), "weight": 1}]}}, "response.input[0].weight"),
+        (
+            "response.create",
+            {"response": {"audio": {"output": {"speed": 1.2}}}},
+            "response.audio.output.speed",
+        ),
+        (
+            "response.create",
+            {"response": {"input": [{**message("x"), "weight": 1}]}},
+            "response.input[0].weight",
+        ),
         ("response.create", {"any_new_setting": 1}, "any_new_setting"),
         ("conversation.item.create", {"item": {**message("x"), "name": "anna"}}, "item.name"),
         ("conversation.item.create", {"item": message("x"), "after": "a"}, "after"),
@@ -106,13 +165,20 @@ def test_secret_with_a_setting_without_effect_is_refused(gateway: ServedGateway)
     for session, param in (
         ({"audio": {"input": {"noise_reduction": NEAR}}}, "session.audio.input.noise_reduction"),
         ({"include": ["item.input_audio_transcription.logprobs"]}, "session.include"),
-        ({"audio": {"input": {"transcription": {"model": "gpt-9"}}}}, "session.audio.input.transcription.model"),
+        (
+            {"audio": {"input": {"transcription": {"model": "gpt-9"}}}},
+            "session.audio.input.transcription.model",
+        ),
     ):
-        answer = gateway.http.post("/v1/realtime/client_secrets", json={"session": {"type": "realtime", **session}})
+        answer = gateway.http.post(
+            "/v1/realtime/client_secrets", json={"session": {"type": "realtime", **session}}
+        )
         assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
     answer = gateway.http.post("/v1/realtime/client_secrets", json={"any_new_setting": 1})
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "any_new_setting"
-    given = gateway.http.post("/v1/realtime/client_secrets", json={"session": {"type": "realtime", "tools": TOOLS}}).json()
+    given = gateway.http.post(
+        "/v1/realtime/client_secrets", json={"session": {"type": "realtime", "tools": TOOLS}}
+    ).json()
     assert given["session"]["warnings"][0].startswith("session.tools: ignored")
 
 
@@ -126,17 +192,30 @@ async def deaf(text_only: Loaded) -> AsyncIterator[SocketClient]:
 
 async def test_session_of_a_text_model_offers_no_audio_input(deaf: SocketClient) -> None:
     heard = deaf.events[0]["session"]["audio"]["input"]
-    assert heard == {"format": None, "transcription": None, "noise_reduction": None, "turn_detection": None}
+    assert heard == {
+        "format": None,
+        "transcription": None,
+        "noise_reduction": None,
+        "turn_detection": None,
+    }
 
 
 async def test_text_model_refuses_settings_of_audio_input_by_name(deaf: SocketClient) -> None:
-    given = {"format": {"type": "audio/pcm", "rate": 24_000}, "transcription": {"model": "whisper-1"}}
+    given = {
+        "format": {"type": "audio/pcm", "rate": 24_000},
+        "transcription": {"model": "whisper-1"},
+    }
     errors, now = await deaf.update(
-        instructions="Be brief.", audio={"input": {**given, "turn_detection": {"type": "server_vad"}}}
+        instructions="Be brief.",
+        audio={"input": {**given, "turn_detection": {"type": "server_vad"}}},
     )
     fields = ["format", "transcription", "turn_detection"]
-    assert [error["param"] for error in errors] == [f"session.audio.input.{name}" for name in fields]
-    assert all(error["code"] == UNSERVED and "takes text only" in error["message"] for error in errors)
+    assert [error["param"] for error in errors] == [
+        f"session.audio.input.{name}" for name in fields
+    ]
+    assert all(
+        error["code"] == UNSERVED and "takes text only" in error["message"] for error in errors
+    )
     assert now["instructions"] == "Be brief." and not any(now["audio"]["input"].values())
     errors, _ = await deaf.update(audio={"input": dict.fromkeys(given)})
     assert not errors
@@ -144,10 +223,17 @@ async def test_text_model_refuses_settings_of_audio_input_by_name(deaf: SocketCl
 
 async def test_text_model_refuses_audio_by_name(deaf: SocketClient) -> None:
     error = await deaf.refusal_of("input_audio_buffer.append", audio="AAAA" * 4_000)
-    assert (error["code"], error["param"]) == (UNSERVED, "audio") and "takes text only" in error["message"]
+    assert (error["code"], error["param"]) == (UNSERVED, "audio") and "takes text only" in error[
+        "message"
+    ]
     part = {"type": "input_audio", "audio": "AAAA" * 4_000}
-    error = await deaf.refusal_of("conversation.item.create", item={"type": "message", "role": "user", "content": [part]})
-    assert (error["code"], error["param"]) == (UNSERVED, "item.content[0].audio") and "takes text only" in error["message"]
+    error = await deaf.refusal_of(
+        "conversation.item.create", item={"type": "message", "role": "user", "content": [part]}
+    )
+    assert (error["code"], error["param"]) == (
+        UNSERVED,
+        "item.content[0].audio",
+    ) and "takes text only" in error["message"]
     await deaf.send("input_audio_buffer.commit", event_id="commit")
     assert "takes text only" in (await deaf.error())["message"]
     done = await deaf.complete("hello")

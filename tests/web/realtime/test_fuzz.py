@@ -1,4 +1,5 @@
-"""Malformed, out-of-order and oversized events are refused; nothing crashes or grows, and other sessions are not disturbed.
+"""Malformed, out-of-order and oversized events are refused; nothing crashes or grows, and other
+sessions are not disturbed.
 
 `--events 20000` is the long form.
 """
@@ -27,24 +28,99 @@ from web.realtime.protocol.client_events import MAX_EVENT_BYTES, event_id_of, pa
 from web.realtime.session import Session
 
 KINDS = (
-    "session.update", "input_audio_buffer.append", "input_audio_buffer.commit", "input_audio_buffer.clear",
-    "output_audio_buffer.clear", "conversation.item.create", "conversation.item.delete", "conversation.item.retrieve",
-    "conversation.item.truncate", "response.create", "response.cancel", "fleet.played", "no.such.event", "",
-)  # fmt: skip
+    "session.update",
+    "input_audio_buffer.append",
+    "input_audio_buffer.commit",
+    "input_audio_buffer.clear",
+    "output_audio_buffer.clear",
+    "conversation.item.create",
+    "conversation.item.delete",
+    "conversation.item.retrieve",
+    "conversation.item.truncate",
+    "response.create",
+    "response.cancel",
+    "fleet.played",
+    "no.such.event",
+    "",
+)
 FIELDS = (
-    "session", "audio", "item", "item_id", "content_index", "audio_end_ms", "response", "response_id", "samples", "event_id",
-    "previous_item_id", "type", "input", "output", "turn_detection", "format", "rate", "voice", "content", "role", "text", "id",
-    "metadata", "tools", "conversation", "instructions", "output_modalities", "transcription", "max_output_tokens", "underruns",
-)  # fmt: skip
+    "session",
+    "audio",
+    "item",
+    "item_id",
+    "content_index",
+    "audio_end_ms",
+    "response",
+    "response_id",
+    "samples",
+    "event_id",
+    "previous_item_id",
+    "type",
+    "input",
+    "output",
+    "turn_detection",
+    "format",
+    "rate",
+    "voice",
+    "content",
+    "role",
+    "text",
+    "id",
+    "metadata",
+    "tools",
+    "conversation",
+    "instructions",
+    "output_modalities",
+    "transcription",
+    "max_output_tokens",
+    "underruns",
+)
 SOUND = base64.b64encode(bytes(9_600)).decode()
 SCALARS: tuple[object, ...] = (
-    None, True, False, 0, -1, 1, 10**30, 1.5, float("1e308"), "", "x", "é\ud800", "root", "audio/pcm", "server_vad",
-    "semantic_vad", "user", "assistant", "system", "message", "input_text", "input_audio", "output_audio", "item_reference",
-    "marin", "inf", "none", SOUND, base64.b64encode(b"\xff\x7f" * 4_801).decode()[:-1], "A" * 70_000,
-)  # fmt: skip
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    10**30,
+    1.5,
+    float("1e308"),
+    "",
+    "x",
+    "é\ud800",
+    "root",
+    "audio/pcm",
+    "server_vad",
+    "semantic_vad",
+    "user",
+    "assistant",
+    "system",
+    "message",
+    "input_text",
+    "input_audio",
+    "output_audio",
+    "item_reference",
+    "marin",
+    "inf",
+    "none",
+    SOUND,
+    base64.b64encode(b"\xff\x7f" * 4_801).decode()[:-1],
+    "A" * 70_000,
+)
 
 
-BROKEN = ("", "{", "[]", "null", '"x"', "[" * 50_000, '{"type":1}', '{"type":"response.create"', "\x00")
+BROKEN = (
+    "",
+    "{",
+    "[]",
+    "null",
+    '"x"',
+    "[" * 50_000,
+    '{"type":1}',
+    '{"type":"response.create"',
+    "\x00",
+)
 
 
 class Fuzzer:
@@ -56,7 +132,10 @@ class Fuzzer:
         if depth > 3 or chance < 0.55:
             return self._random.choice(SCALARS)
         if chance < 0.85:
-            return {self._random.choice(FIELDS): self.value(depth + 1) for _ in range(self._random.randrange(4))}
+            return {
+                self._random.choice(FIELDS): self.value(depth + 1)
+                for _ in range(self._random.randrange(4))
+            }
         return [self.value(depth + 1) for _ in range(self._random.randrange(4))]
 
     def frame(self) -> str | bytes:
@@ -67,7 +146,10 @@ class Fuzzer:
             return self._random.choice(BROKEN)
         if chance < 0.11:
             return json.dumps({"type": "input_audio_buffer.append", "audio": "A" * 2_000_000})
-        event: dict[str, object] = {"type": self._random.choice(KINDS), "event_id": f"e{self._random.randrange(10**9)}"}
+        event: dict[str, object] = {
+            "type": self._random.choice(KINDS),
+            "event_id": f"e{self._random.randrange(10**9)}",
+        }
         if chance < 0.4:
             event |= self.likely()
         for _ in range(self._random.randrange(4)):
@@ -76,14 +158,29 @@ class Fuzzer:
 
     def likely(self) -> dict[str, object]:
         """Generate nearly valid events, which reach deeper code."""
-        part = {"type": self._random.choice(["input_text", "output_audio", "input_audio"]), "text": "hi", "audio": SOUND}
-        return self._random.choice([
-            {"type": "conversation.item.create", "item": {"type": "message", "role": "user", "content": [part]}},
-            {"type": "response.create", "response": {"conversation": self._random.choice(["auto", "none"])}},
-            {"type": "input_audio_buffer.append", "audio": SOUND},
-            {"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}}},
-            {"type": "response.cancel"},
-        ])  # fmt: skip
+        part = {
+            "type": self._random.choice(["input_text", "output_audio", "input_audio"]),
+            "text": "hi",
+            "audio": SOUND,
+        }
+        return self._random.choice(
+            [
+                {
+                    "type": "conversation.item.create",
+                    "item": {"type": "message", "role": "user", "content": [part]},
+                },
+                {
+                    "type": "response.create",
+                    "response": {"conversation": self._random.choice(["auto", "none"])},
+                },
+                {"type": "input_audio_buffer.append", "audio": SOUND},
+                {
+                    "type": "session.update",
+                    "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}},
+                },
+                {"type": "response.cancel"},
+            ]
+        )
 
 
 def live(kind: type) -> int:
@@ -104,7 +201,9 @@ async def test_random_invalid_events_leave_other_sessions_undisturbed(
             for _ in range(max(1, num_events // 500)):
                 await storm(gateway, path, fuzzer, min(500, num_events))
             await bystander.complete("still there?")
-    assert not [record for record in caplog.records if record.name.startswith("fleet")], "an error was logged"
+    assert not [record for record in caplog.records if record.name.startswith("fleet")], (
+        "an error was logged"
+    )
 
     async def nothing_is_left() -> bool:
         return held >= set(gateway.client.held) and live(Session) <= before
@@ -122,7 +221,11 @@ async def storm(gateway: ServedGateway, path: str, fuzzer: Fuzzer, num_events: i
         await socket.send(json.dumps({"type": "no.such.event", "event_id": "the-last"}))
         events = await asyncio.wait_for(reading, 120)
     assert events[0]["type"] == "session.created"
-    assert not [event for event in events if event["type"] == "error" and event["error"]["type"] == "server_error"]
+    assert not [
+        event
+        for event in events
+        if event["type"] == "error" and event["error"]["type"] == "server_error"
+    ]
 
 
 async def read(socket: ClientConnection) -> list[dict[str, Any]]:
@@ -142,7 +245,9 @@ async def read(socket: ClientConnection) -> list[dict[str, Any]]:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=20),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3)
+    ),
     max_leaves=12,
 )
 

@@ -1,4 +1,6 @@
-"""Input is retained to the sample: the resampler neither cuts its end nor leaks it into later audio."""
+"""Input is retained to the sample: the resampler neither cuts its end nor leaks it into later
+audio.
+"""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -19,7 +21,11 @@ DITHER = 2
 
 
 def tone(rate_hz: int, ms: int) -> bytes:
-    return (10_000 * np.sin(2 * np.pi * 400 * np.arange(rate_hz * ms // 1000) / rate_hz)).astype("<i2").tobytes()
+    return (
+        (10_000 * np.sin(2 * np.pi * 400 * np.arange(rate_hz * ms // 1000) / rate_hz))
+        .astype("<i2")
+        .tobytes()
+    )
 
 
 def quiet(rate_hz: int, ms: int) -> bytes:
@@ -57,7 +63,9 @@ def test_end_of_audio_is_retained_before_silence(rate_hz: int) -> None:
     hear(buffer, pcm)
     at = loud(buffer.peek(0, buffer.position))
     assert abs(int(at[0]) - RATE_HZ * 420 // 1000) < NEAR and abs(int(at[-1]) - RATE_HZ // 2) < NEAR
-    assert buffer.position == len(pcm) // 2 * RATE_HZ // rate_hz, "and the stillness after it was none to resample"
+    assert buffer.position == len(pcm) // 2 * RATE_HZ // rate_hz, (
+        "and the stillness after it was none to resample"
+    )
 
 
 @pytest.mark.parametrize("rate_hz", RATES)
@@ -69,7 +77,10 @@ def test_taken_audio_ends_with_its_last_sample(rate_hz: int, rules: TurnRules | 
         hear(buffer, pcm, 2 * rate_hz // 50)
         end = before + len(pcm) // 2
         length = end * RATE_HZ // rate_hz - before * RATE_HZ // rate_hz
-        assert (buffer.received, buffer.retained_ms) == (end * RATE_HZ // rate_hz, length * 1000 // RATE_HZ)
+        assert (buffer.received, buffer.retained_ms) == (
+            end * RATE_HZ // rate_hz,
+            length * 1000 // RATE_HZ,
+        )
         taken = buffer.take_all()
         assert len(taken) == 2 * length and int(loud(taken)[-1]) > length - NEAR, "its end is there"
         assert (buffer.position, buffer.retained_ms) == (buffer.received, 0)
@@ -105,7 +116,11 @@ def test_half_a_sample_does_not_shift_the_next_turn(take: bool) -> None:
 
 
 def test_half_a_sample_is_completed_within_its_turn() -> None:
-    buffer, clean, pcm = AudioInputBuffer(24_000, None), AudioInputBuffer(24_000, None), tone(24_000, 200)
+    buffer, clean, pcm = (
+        AudioInputBuffer(24_000, None),
+        AudioInputBuffer(24_000, None),
+        tone(24_000, 200),
+    )
     hear(buffer, pcm, 801)
     hear(clean, pcm)
     assert same(buffer.take_all(), clean.take_all())
@@ -135,7 +150,12 @@ async def test_commit_of_a_tenth_of_a_second_is_complete(page: SocketClient) -> 
     sound, still = tone(24_000, 100), quiet(24_000, 100)
     await page.detect_turns(None)
     kept: list[bytes] = []
-    for pcm, event in ((sound, "commit"), (sound, "clear"), (still + b"\x55", "commit"), (still + sound, "commit")):
+    for pcm, event in (
+        (sound, "commit"),
+        (sound, "clear"),
+        (still + b"\x55", "commit"),
+        (still + sound, "commit"),
+    ):
         await page.send("input_audio_buffer.append", audio=b64encode(pcm).decode())
         await page.send(f"input_audio_buffer.{event}")
         if event == "clear":
@@ -144,6 +164,12 @@ async def test_commit_of_a_tenth_of_a_second_is_complete(page: SocketClient) -> 
         item = (await page.until("conversation.item.done"))["item"]["id"]
         body = await page.retrieve(item)
         kept.append(b64decode(body["content"][0]["audio"]))
-    assert "error" not in page.kinds() and [len(pcm) for pcm in kept] == [len(sound), len(still), len(still + sound)]
+    assert "error" not in page.kinds() and [len(pcm) for pcm in kept] == [
+        len(sound),
+        len(still),
+        len(still + sound),
+    ]
     assert int(loud(kept[0])[-1]) > len(sound) // 2 - NEAR and int(level(kept[1]).max()) <= DITHER
-    assert int(loud(kept[2])[0]) > len(still) // 2 - NEAR, "no noise, and nothing of what was before"
+    assert int(loud(kept[2])[0]) > len(still) // 2 - NEAR, (
+        "no noise, and nothing of what was before"
+    )

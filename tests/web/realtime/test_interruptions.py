@@ -18,7 +18,9 @@ from tests.web.realtime.speech_samples import QUESTION, silence, speech
 from web.realtime import session_registry
 
 WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen"
-LONG = Script(text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard="")
+LONG = Script(
+    text=WORDS, num_samples=4 * RATE_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard=""
+)
 """The user's audio has no words meanwhile."""
 AHEAD = 12 * FRAME_SAMPLES
 """Samples that are sent ahead of playback: whole frames within a second."""
@@ -34,7 +36,9 @@ def clock() -> ManualClock:
 
 @pytest.fixture(scope="module")
 def shared_gateway(loaded: Loaded, clock: ManualClock) -> Iterator[ServedGateway]:
-    """Audio is sent a second ahead of playback, which stands still until the test advances the clock."""
+    """Audio is sent a second ahead of playback, which stands still until the test advances the
+    clock.
+    """
     with serving(loaded, clock=clock) as gateway:
         yield gateway
 
@@ -55,7 +59,9 @@ def cough() -> bytes:
     return speech(QUESTION)[: 2 * RATE_HZ * COUGH_MS // 1000]
 
 
-async def answering(page: SocketClient, gateway: ServedGateway, script: Script = LONG) -> dict[str, Any]:
+async def answering(
+    page: SocketClient, gateway: ServedGateway, script: Script = LONG
+) -> dict[str, Any]:
     """Begin a response and return it once its first audio has arrived."""
     gateway.client.script = script
     await page.ask("count")
@@ -81,22 +87,35 @@ async def test_false_alarm_resumes_the_response_at_the_played_sample(
     second = (await page.until("response.created"))["response"]
     done = await play_to_end(page, clock)
     assert "input_audio_buffer.committed" not in page.kinds(), "a cough is no turn"
-    assert done["response"]["id"] == second["id"] != first["id"] and done["response"]["status"] == "completed"
+    assert (
+        done["response"]["id"] == second["id"] != first["id"]
+        and done["response"]["status"] == "completed"
+    )
     assert bytes(page.audio[second["id"]]) == WHOLE[RATE_HZ:], "half a second was played"
-    assert gateway.client.submitted[0][0].sampling == gateway.client.submitted[-1][0].sampling, "the same seed"
+    assert gateway.client.submitted[0][0].sampling == gateway.client.submitted[-1][0].sampling, (
+        "the same seed"
+    )
 
 
 async def test_false_alarm_resumes_a_response_that_another_gateway_began(
     loaded: Loaded, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_registry, "SETTLE_S", 0.0)
-    with serving(loaded, clock=clock) as first, serving(loaded, client=first.client, clock=clock) as second:
+    with (
+        serving(loaded, clock=clock) as first,
+        serving(loaded, client=first.client, clock=clock) as second,
+    ):
         async with opened(first) as page:
             response = await answering(page, first)
             await page.until_audio(response["id"], AHEAD)
-            wait_until(lambda: "state" in first.client.held[page.session].fields, "the session to be written")
+            wait_until(
+                lambda: "state" in first.client.held[page.session].fields,
+                "the session to be written",
+            )
             had = len(page.audio[response["id"]]) // 2
-            async with opened(second, session=page.session, response=response["id"], samples=had) as again:
+            async with opened(
+                second, session=page.session, response=response["id"], samples=had
+            ) as again:
                 await again.until_audio(response["id"], FRAME_SAMPLES)
                 await again.speak(silence(100) + cough() + silence(700))
                 assert (await again.done())["status"] == "cancelled"
@@ -107,20 +126,26 @@ async def test_false_alarm_resumes_a_response_that_another_gateway_began(
     assert sound and WHOLE.endswith(sound)
 
 
-async def test_prompt_after_a_false_alarm_holds_all_words(page: SocketClient, gateway: ServedGateway, clock: ManualClock) -> None:
+async def test_prompt_after_a_false_alarm_holds_all_words(
+    page: SocketClient, gateway: ServedGateway, clock: ManualClock
+) -> None:
     await answering(page, gateway)
     await page.speak(silence(100) + cough() + silence(700))
     await page.until("response.created")
     done = await play_to_end(page, clock)
     before = len(gateway.client.submitted)
     await page.ask("and then?")
-    await asyncio.to_thread(wait_until, lambda: len(gateway.client.submitted) > before, "the next question")
+    await asyncio.to_thread(
+        wait_until, lambda: len(gateway.client.submitted) > before, "the next question"
+    )
     assert done["response"]["status"] == "completed"
     assert WORDS in prompt(gateway)
 
 
 @pytest.mark.parametrize("is_transcribed", [True, False])
-async def test_short_interruption_with_words_is_a_turn(page: SocketClient, gateway: ServedGateway, is_transcribed: bool) -> None:
+async def test_short_interruption_with_words_is_a_turn(
+    page: SocketClient, gateway: ServedGateway, is_transcribed: bool
+) -> None:
     transcription = {"model": "x"} if is_transcribed else None
     await page.update(audio={"input": {"transcription": transcription}})
     first = await answering(page, gateway)
@@ -133,14 +158,22 @@ async def test_short_interruption_with_words_is_a_turn(page: SocketClient, gatew
     while is_transcribed and f"{TRANSCRIPTION}.completed" not in page.kinds():
         await page.next()
     assert answer["response"]["id"] != first["id"]
-    assert answer["response"]["output"][0]["content"][0]["transcript"] == Script().text, "not the rest of the old response"
-    transcripts = [event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)]
+    assert answer["response"]["output"][0]["content"][0]["transcript"] == Script().text, (
+        "not the rest of the old response"
+    )
+    transcripts = [
+        event.get("transcript") for event in page.events if event["type"].startswith(TRANSCRIPTION)
+    ]
     assert transcripts == ([None, "stop"] if is_transcribed else [])
 
 
 @asynccontextmanager
-async def unverified(gateway: ServedGateway, transcript: str) -> AsyncIterator[tuple[SocketClient, str, threading.Event]]:
-    """Interrupt a response by audio with this transcript, which is available once the event is set."""
+async def unverified(
+    gateway: ServedGateway, transcript: str
+) -> AsyncIterator[tuple[SocketClient, str, threading.Event]]:
+    """Interrupt a response by audio with this transcript, which is available once the event is
+    set.
+    """
     gate = threading.Event()
     async with opened(gateway) as page:
         first = await answering(page, gateway)
@@ -151,11 +184,15 @@ async def unverified(gateway: ServedGateway, transcript: str) -> AsyncIterator[t
 
 
 def items_of(page: SocketClient, kind: str) -> list[str]:
-    return [event["item_id"] for event in page.events if event["type"] == f"input_audio_buffer.{kind}"]
+    return [
+        event["item_id"] for event in page.events if event["type"] == f"input_audio_buffer.{kind}"
+    ]
 
 
 @pytest.mark.parametrize("longer", [True, False])
-async def test_speech_during_verification_is_answered_with_it(gateway: ServedGateway, clock: ManualClock, longer: bool) -> None:
+async def test_speech_during_verification_is_answered_with_it(
+    gateway: ServedGateway, clock: ManualClock, longer: bool
+) -> None:
     async with unverified(gateway, "no") as (page, first, gate):
         more = speech(QUESTION) if longer else cough()
         await page.speak(more)
@@ -170,7 +207,9 @@ async def test_speech_during_verification_is_answered_with_it(gateway: ServedGat
     assert len(gateway.client.submitted[-1][0].audio) == 2, "the prompt holds both turns"
 
 
-async def test_turns_verified_late_stay_in_order_and_are_answered_once(gateway: ServedGateway, clock: ManualClock) -> None:
+async def test_turns_verified_late_stay_in_order_and_are_answered_once(
+    gateway: ServedGateway, clock: ManualClock
+) -> None:
     async with unverified(gateway, "no") as (page, _first, gate):
         await page.speak(speech(QUESTION) + silence(700))
         await page.until("input_audio_buffer.speech_stopped")
@@ -185,7 +224,9 @@ async def test_turns_verified_late_stay_in_order_and_are_answered_once(gateway: 
 
 
 @pytest.mark.parametrize("played", [True, False])
-async def test_second_false_alarm_resumes_the_same_response(gateway: ServedGateway, clock: ManualClock, played: bool) -> None:
+async def test_second_false_alarm_resumes_the_same_response(
+    gateway: ServedGateway, clock: ManualClock, played: bool
+) -> None:
     """`played`: the client had played everything at the second one."""
     async with unverified(gateway, "") as (page, first, gate):
         if played:
@@ -214,7 +255,9 @@ async def truncate_to_nothing(page: SocketClient, response: str, item: str) -> N
     await page.send("fleet.played", response_id=response, samples=RATE_HZ)
 
 
-async def test_cancelled_response_is_not_resumed_after_a_false_alarm(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_cancelled_response_is_not_resumed_after_a_false_alarm(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     response = await answering(page, gateway)
     await play_a_second(page, response["id"])
     await page.send("response.cancel")
@@ -249,13 +292,17 @@ async def test_second_false_alarm_resumes_where_the_client_truncated(
     assert bytes(page.audio[rest["id"]]) == WHOLE
 
 
-async def test_next_prompt_holds_only_the_played_words(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_next_prompt_holds_only_the_played_words(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     response = await answering(page, gateway)
     await page.until_audio(response["id"], AHEAD)
     await page.send("fleet.played", response_id=response["id"], samples=RATE_HZ // 2)
     await page.speak(silence(50) + speech(QUESTION))
     item = (await page.done())["output"][0]
-    await page.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=800)
+    await page.send(
+        "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=800
+    )
     await page.until("conversation.item.truncated")
     kept = await page.retrieve(item["id"])
     gateway.client.script = Script()
@@ -263,9 +310,14 @@ async def test_next_prompt_holds_only_the_played_words(page: SocketClient, gatew
     await page.until("response.done")
     words = kept["content"][0]["transcript"]
     assert WORDS.startswith(words) and kept["status"] == "incomplete"
-    # 0.8 of 4 seconds are three of the fifteen words; the whole is not known when it is cut, so rather less
+    # 0.8 of 4 seconds are three of the fifteen words; the whole is not known when it is cut, so
+    # rather less
     assert len(words.split()) <= 3
-    assert f"{words}<" in prompt(gateway).replace("\n", "") if words else WORDS[:3] not in prompt(gateway)
+    assert (
+        f"{words}<" in prompt(gateway).replace("\n", "")
+        if words
+        else WORDS[:3] not in prompt(gateway)
+    )
 
 
 async def test_turn_that_may_not_interrupt_is_answered_next(
@@ -281,9 +333,15 @@ async def test_turn_that_may_not_interrupt_is_answered_next(
     assert second["response"]["id"] != first["id"], "the turn is answered afterwards"
 
 
-async def test_out_of_band_response_leaves_the_deferred_one_pending(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_out_of_band_response_leaves_the_deferred_one_pending(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     """It ends while one response is active and another is deferred until its end."""
-    aside = {"conversation": "none", "input": [message("classify this")], "output_modalities": ["text"]}
+    aside = {
+        "conversation": "none",
+        "input": [message("classify this")],
+        "output_modalities": ["text"],
+    }
     await page.detect_turns({"type": "server_vad", "interrupt_response": False})
     first = await answering(page, gateway, replace(LONG, stall_at=4))
     await page.speak(speech(QUESTION) + silence(800))
@@ -298,7 +356,9 @@ async def test_out_of_band_response_leaves_the_deferred_one_pending(page: Socket
     assert len(gateway.client.submitted[-1][0].audio) == 1, "the turn is answered"
 
 
-async def test_push_to_talk_commits_only_when_asked(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_push_to_talk_commits_only_when_asked(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     await page.detect_turns(None)
     await page.send("input_audio_buffer.commit")
     assert (await page.error())["code"] == "input_audio_buffer_commit_empty"
@@ -315,12 +375,20 @@ async def test_push_to_talk_commits_only_when_asked(page: SocketClient, gateway:
     await page.until("input_audio_buffer.cleared")
 
 
-async def test_out_of_band_response_adds_no_item(page: SocketClient, gateway: ServedGateway) -> None:
-    aside = {"conversation": "none", "input": [message("classify this")], "output_modalities": ["text"]}
+async def test_out_of_band_response_adds_no_item(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
+    aside = {
+        "conversation": "none",
+        "input": [message("classify this")],
+        "output_modalities": ["text"],
+    }
     done = await page.complete(**aside, metadata={"topic": "1"})
     assert done["conversation_id"] is None and done["metadata"] == {"topic": "1"}
     assert done["output"][0]["content"][0]["text"] == Script().text
-    assert "conversation.item.added" not in page.kinds() and not gateway.client.submitted[0][0].session
+    assert (
+        "conversation.item.added" not in page.kinds() and not gateway.client.submitted[0][0].session
+    )
     await page.send("response.create")
     assert (await page.error())["param"] == "response.input", "the conversation is empty"
 

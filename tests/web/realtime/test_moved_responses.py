@@ -1,4 +1,6 @@
-"""A response whose gateway is lost before it could submit the request: the gateway that continues the session submits it."""
+"""A response whose gateway is lost before it could submit the request: the gateway that continues
+the session submits it.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -22,7 +24,9 @@ def workers(redis_url: str) -> Iterator[ThreadFleet]:
 
 
 @pytest.fixture
-async def cut_off(loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpxGateway]:
+async def cut_off(
+    loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[HttpxGateway]:
     """A gateway whose submissions do not reach Redis."""
     over = asyncio.Event()
 
@@ -42,14 +46,20 @@ async def reachable(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGatewa
         yield gateway
 
 
-async def begin(client: SocketClient, gateway: HttpxGateway, **response: object) -> tuple[str, RequestId]:
-    """Ask for a response, and wait until another gateway could continue it. Returns its id and that of its request."""
+async def begin(
+    client: SocketClient, gateway: HttpxGateway, **response: object
+) -> tuple[str, RequestId]:
+    """Ask for a response, and wait until another gateway could continue it. Returns its id and that
+    of its request.
+    """
     await client.ask("hello", output_modalities=["text"], **response)
     created = (await client.until("response.created"))["response"]["id"]
     request = RequestId((await client.until("fleet.request"))["request_id"])
 
     async def is_written() -> bool:
-        state = await gateway.redis.execute_command("HGET", keys.voice(client.session), "state", NEVER_DECODE=True)
+        state = await gateway.redis.execute_command(
+            "HGET", keys.voice(client.session), "state", NEVER_DECODE=True
+        )
         return state is not None and request.encode() in state
 
     await await_until(is_written, "the response to be written down")
@@ -57,7 +67,11 @@ async def begin(client: SocketClient, gateway: HttpxGateway, **response: object)
 
 
 @pytest.mark.usefixtures("workers")
-@pytest.mark.parametrize("options", [{}, {"instructions": "answer at once"}], ids=["session's instructions", "own instructions"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"instructions": "answer at once"}],
+    ids=["session's instructions", "own instructions"],
+)
 async def test_response_is_submitted_by_the_gateway_that_continues_its_session(
     cut_off: HttpxGateway, reachable: HttpxGateway, options: dict[str, object]
 ) -> None:
@@ -66,7 +80,9 @@ async def test_response_is_submitted_by_the_gateway_that_continues_its_session(
         response, request = await begin(client, cut_off, **options)
         await client.drop()
     assert not await reachable.redis.exists(keys.request(request))
-    async with opening(reachable, KEY, f"?fleet=1&session={session}&response={response}&samples=0") as again:
+    async with opening(
+        reachable, KEY, f"?fleet=1&session={session}&response={response}&samples=0"
+    ) as again:
         assert (await again.until("fleet.resumed"))["response_id"] == response
         done = (await again.until("response.done"))["response"]
     assert done["id"] == response and done["status"] in ("completed", "incomplete"), done
@@ -76,29 +92,46 @@ async def test_response_is_submitted_by_the_gateway_that_continues_its_session(
 
 
 @pytest.mark.usefixtures("workers")
-async def test_response_to_its_own_input_fails_with_the_remedy(cut_off: HttpxGateway, reachable: HttpxGateway) -> None:
+async def test_response_to_its_own_input_fails_with_the_remedy(
+    cut_off: HttpxGateway, reachable: HttpxGateway
+) -> None:
     """Its input is stored only with the request, which was never submitted."""
-    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "something else"}]}
+    item = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "something else"}],
+    }
     async with opening(cut_off, KEY, "?fleet=1") as client:
         session = client.session
         response, _ = await begin(client, cut_off, input=[item])
         await client.drop()
-    async with opening(reachable, KEY, f"?fleet=1&session={session}&response={response}&samples=0") as again:
+    async with opening(
+        reachable, KEY, f"?fleet=1&session={session}&response={response}&samples=0"
+    ) as again:
         done = (await again.until("response.done"))["response"]
     assert done["status"] == "failed" and "ask again" in str(done["status_details"])
 
 
 @pytest.mark.usefixtures("workers")
-async def test_cancelled_response_is_not_submitted_by_the_next_gateway(cut_off: HttpxGateway, reachable: HttpxGateway) -> None:
+async def test_cancelled_response_is_not_submitted_by_the_next_gateway(
+    cut_off: HttpxGateway, reachable: HttpxGateway
+) -> None:
     async with opening(cut_off, KEY, "?fleet=1") as client:
         session = client.session
         _, request = await begin(client, cut_off)
-        before = await cut_off.redis.execute_command("HGET", keys.voice(session), "state", NEVER_DECODE=True)
+        before = await cut_off.redis.execute_command(
+            "HGET", keys.voice(session), "state", NEVER_DECODE=True
+        )
         await client.send("response.cancel")
         await client.until("response.done")
 
         async def is_written() -> bool:
-            return await cut_off.redis.execute_command("HGET", keys.voice(session), "state", NEVER_DECODE=True) != before
+            return (
+                await cut_off.redis.execute_command(
+                    "HGET", keys.voice(session), "state", NEVER_DECODE=True
+                )
+                != before
+            )
 
         await await_until(is_written, "the cancellation to be written down")
         await client.drop()

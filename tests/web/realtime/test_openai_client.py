@@ -1,4 +1,6 @@
-"""OpenAI's own client, unmodified, over `WS /v1/realtime`: a text turn, an audio turn, cancel, truncate."""
+"""OpenAI's own client, unmodified, over `WS /v1/realtime`: a text turn, an audio turn, cancel,
+truncate.
+"""
 
 import asyncio
 import base64
@@ -16,7 +18,9 @@ from tests.web.realtime.speech_samples import QUESTION, blocks, silence, speech
 
 
 @asynccontextmanager
-async def connected(gateway: ServedGateway, **options: object) -> AsyncIterator[AsyncRealtimeConnection]:
+async def connected(
+    gateway: ServedGateway, **options: object
+) -> AsyncIterator[AsyncRealtimeConnection]:
     async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0) as client:
         async with client.realtime.connect(model="omni", **options) as connection:  # pyright: ignore[reportArgumentType]
             assert (await connection.recv()).type == "session.created"
@@ -42,7 +46,9 @@ def kinds(events: list[RealtimeServerEvent]) -> list[str]:
 
 async def say(connection: AsyncRealtimeConnection, text: str) -> None:
     content = [{"type": "input_text", "text": text}]
-    await connection.conversation.item.create(item={"type": "message", "role": "user", "content": content})  # pyright: ignore[reportArgumentType]
+    await connection.conversation.item.create(
+        item={"type": "message", "role": "user", "content": content}
+    )  # pyright: ignore[reportArgumentType]
 
 
 async def test_text_turn_is_answered_in_speech(gateway: ServedGateway) -> None:
@@ -55,9 +61,15 @@ async def test_text_turn_is_answered_in_speech(gateway: ServedGateway) -> None:
     assert created.response.metadata == {"client": "7"}
     done = events[-1]
     assert done.type == "response.done" and done.response.status == "completed"
-    sound = b"".join(base64.b64decode(event.delta) for event in events if event.type == "response.output_audio.delta")
+    sound = b"".join(
+        base64.b64decode(event.delta)
+        for event in events
+        if event.type == "response.output_audio.delta"
+    )
     assert sound == sine(Script().num_samples).tobytes()
-    transcript = "".join(event.delta for event in events if event.type == "response.output_audio_transcript.delta")
+    transcript = "".join(
+        event.delta for event in events if event.type == "response.output_audio_transcript.delta"
+    )
     assert transcript == Script().text
     spec, _ = gateway.client.submitted[0]
     assert spec.outputs == ("text", "audio") and spec.session
@@ -84,8 +96,13 @@ async def test_spoken_turn_is_answered(gateway: ServedGateway) -> None:
         "response.content_part.added",
     ]
     started, stopped = events[0], events[1]
-    assert started.type == "input_audio_buffer.speech_started" and 100 <= started.audio_start_ms <= 500
-    assert stopped.type == "input_audio_buffer.speech_stopped" and stopped.audio_end_ms > started.audio_start_ms + 800
+    assert (
+        started.type == "input_audio_buffer.speech_started" and 100 <= started.audio_start_ms <= 500
+    )
+    assert (
+        stopped.type == "input_audio_buffer.speech_stopped"
+        and stopped.audio_end_ms > started.audio_start_ms + 800
+    )
     assert len(gateway.client.submitted) == 1, "the speculative response is used"
     spec, blob = gateway.client.submitted[0]
     assert blob is not None and len(spec.audio) == 1
@@ -98,7 +115,9 @@ async def test_continued_speech_discards_the_speculative_response(gateway: Serve
         spoken = speech(QUESTION)
         gateway.client.script = Script(stall_at=3)
         await speak(connection, silence(300) + spoken + silence(450))
-        await asyncio.to_thread(wait_until, lambda: gateway.client.submitted, "an answer to be begun")
+        await asyncio.to_thread(
+            wait_until, lambda: gateway.client.submitted, "an answer to be begun"
+        )
         gateway.client.script = Script()
         await speak(connection, spoken + silence(800))
         events = await until(connection, "response.done")
@@ -110,7 +129,9 @@ async def test_continued_speech_discards_the_speculative_response(gateway: Serve
 
 async def test_interrupted_response_keeps_only_played_words(gateway: ServedGateway) -> None:
     words = "one two three four five six seven eight nine ten eleven twelve"
-    gateway.client.script = Script(text=words, num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ, stall_at=-1)
+    gateway.client.script = Script(
+        text=words, num_samples=10 * RATE_HZ, samples_per_chunk=RATE_HZ, stall_at=-1
+    )
     async with connected(gateway) as connection:
         await say(connection, "count")
         await connection.response.create()
@@ -129,11 +150,16 @@ async def test_interrupted_response_keeps_only_played_words(gateway: ServedGatew
         ]
         done = events[-1]
         assert done.type == "response.done" and done.response.status == "cancelled"
-        assert done.response.status_details is not None and done.response.status_details.reason == "turn_detected"
+        assert (
+            done.response.status_details is not None
+            and done.response.status_details.reason == "turn_detected"
+        )
         assert done.response.output
         item = done.response.output[0]
         assert item.id is not None
-        await connection.conversation.item.truncate(item_id=item.id, content_index=0, audio_end_ms=0)
+        await connection.conversation.item.truncate(
+            item_id=item.id, content_index=0, audio_end_ms=0
+        )
         assert (await until(connection, "conversation.item.truncated"))[-1]
         await speak(connection, silence(700))
         await until(connection, "response.done")
@@ -152,7 +178,9 @@ async def test_cancel_without_an_active_response_is_refused(gateway: ServedGatew
         await until(connection, "response.output_audio.delta")
         await connection.response.create()
         error = (await until(connection, "error"))[-1]
-        assert error.type == "error" and error.error.code == "conversation_already_has_active_response"
+        assert (
+            error.type == "error" and error.error.code == "conversation_already_has_active_response"
+        )
         await connection.response.cancel()
         done = (await until(connection, "response.done"))[-1]
         assert done.type == "response.done" and done.response.status_details is not None

@@ -20,10 +20,14 @@ async def done_with(page: SocketClient, **fields: object) -> Event:
             return response
 
 
-async def test_every_event_matches_openais_types(client: SocketClient, gateway: ServedGateway) -> None:
+async def test_every_event_matches_openais_types(
+    client: SocketClient, gateway: ServedGateway
+) -> None:
     """`SocketClient` checks each event that it reads."""
     detection = {"type": "server_vad", "idle_timeout_ms": 1000}
-    await client.update(audio={"input": {"transcription": {"model": "whisper-1"}, "turn_detection": detection}})
+    await client.update(
+        audio={"input": {"transcription": {"model": "whisper-1"}, "turn_detection": detection}}
+    )
     await client.append(question())
     await client.until("conversation.item.input_audio_transcription.completed")
     await client.until("input_audio_buffer.timeout_triggered")
@@ -60,7 +64,12 @@ async def interrupted(page: SocketClient, gateway: ServedGateway) -> None:
     await page.send("response.cancel")
     done = await page.done()
     assert done["status_details"]["reason"] == "client_cancelled"
-    await page.send("conversation.item.truncate", item_id=done["output"][0]["id"], content_index=0, audio_end_ms=0)
+    await page.send(
+        "conversation.item.truncate",
+        item_id=done["output"][0]["id"],
+        content_index=0,
+        audio_end_ms=0,
+    )
     await page.until("conversation.item.truncated")
 
 

@@ -1,4 +1,6 @@
-"""Unmodified third-party clients of the Realtime API, each in the environment that `clients/install.py` made."""
+"""Unmodified third-party clients of the Realtime API, each in the environment that
+`clients/install.py` made.
+"""
 
 import subprocess
 from pathlib import Path
@@ -14,10 +16,17 @@ AGENTS, LIVEKIT = REQUIREMENTS
 def run_client(script: str, requirement: str, *arguments: str) -> str:
     """Run a script of `clients` with the requirement installed, and return its output."""
     home = environment_of(requirement)
-    assert (home / "ready").exists(), f"{requirement} is not installed; run: python tests/web/realtime/clients/install.py"
+    assert (home / "ready").exists(), (
+        f"{requirement} is not installed; run: python tests/web/realtime/clients/install.py"
+    )
     env = {"PATH": "/usr/bin:/bin", "OPENAI_AGENTS_DISABLE_TRACING": "1"}
     done = subprocess.run(
-        [home / "bin" / "python", CLIENTS / script, *arguments], capture_output=True, text=True, timeout=200, check=False, env=env
+        [home / "bin" / "python", CLIENTS / script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        env=env,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -29,6 +38,8 @@ def test_openai_agents_receives_the_whole_answer(gateway: ServedGateway) -> None
 
 
 def test_livekit_receives_the_whole_answer(gateway: ServedGateway) -> None:
-    """LiveKit's defaults are `semantic_vad` and the voice marin; it recognises its response by the metadata of its request."""
+    """LiveKit's defaults are `semantic_vad` and the voice marin; it recognises its response by the
+    metadata of its request.
+    """
     printed = run_client("livekit_client.script", LIVEKIT, gateway.url, "omni")
     assert printed.strip() == f"{Script().num_samples} samples: {Script().text}"

@@ -1,4 +1,6 @@
-"""A read-only gateway serves conversations and pages, but no response or session of another client."""
+"""A read-only gateway serves conversations and pages, but no response or session of another
+client.
+"""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,14 +40,28 @@ async def test_read_only_gateway_shows_only_the_end_of_session_ids(gateway: Serv
         await page.ask("hello")
         response = (await page.done())["id"]
         (request,) = gateway.client.streams
-        wait_until(lambda: gateway.client.held[page.session].fields.get("view"), "the session to be listed")
-        shown = {path: gateway.http.get(path).text for path in (
-            "/v1/fleet/sessions", "/sessions", "/v1/fleet/requests", f"/v1/fleet/requests/{request}", f"/requests/{request}",
-            f"/v1/fleet/requests/{request}/trace", "/requests", "/overview",
-        )}  # fmt: skip
+        wait_until(
+            lambda: gateway.client.held[page.session].fields.get("view"), "the session to be listed"
+        )
+        shown = {
+            path: gateway.http.get(path).text
+            for path in (
+                "/v1/fleet/sessions",
+                "/sessions",
+                "/v1/fleet/requests",
+                f"/v1/fleet/requests/{request}",
+                f"/requests/{request}",
+                f"/v1/fleet/requests/{request}/trace",
+                "/requests",
+                "/overview",
+            )
+        }
         assert not [path for path, text in shown.items() if page.session in text]
         (listed,) = gateway.http.get("/v1/fleet/sessions").json()["data"]
-        assert page.session.endswith(listed["id"].removeprefix("sess_...")) and listed["id"] in shown["/sessions"]
+        assert (
+            page.session.endswith(listed["id"].removeprefix("sess_..."))
+            and listed["id"] in shown["/sessions"]
+        )
         refusal = await refusal_of(gateway, f"/console/ws?session={listed['id']}")
         assert refusal.error["code"] == "not_found"
         await page.drop()

@@ -1,4 +1,6 @@
-"""Audio of a complete response is sent again to a reconnected client, and stops as other audio does."""
+"""Audio of a complete response is sent again to a reconnected client, and stops as other audio
+does.
+"""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,7 +17,9 @@ WHOLE = 2 * SECONDS * RATE_HZ
 
 @asynccontextmanager
 async def resending(gateway: ServedGateway) -> AsyncIterator[tuple[SocketClient, str]]:
-    """Reconnect a client that lost all of a complete response, and yield it with the response's id once audio arrives."""
+    """Reconnect a client that lost all of a complete response, and yield it with the response's id
+    once audio arrives.
+    """
     gateway.client.script = Script(num_samples=SECONDS * RATE_HZ)
     async with opened(gateway) as page:
         await page.ask("count")
@@ -38,7 +42,9 @@ async def test_resent_audio_stops_when_its_format_is_refused(gateway: ServedGate
     assert len(page.audio[response]) == sent < WHOLE
 
 
-async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refused(gateway: ServedGateway) -> None:
+async def test_resent_audio_of_an_earlier_response_stops_when_its_format_is_refused(
+    gateway: ServedGateway,
+) -> None:
     async with resending(gateway) as (page, response):
         await page.complete("and in writing?", output_modalities=["text"])
         await page.update(audio={"output": {"format": {"type": "audio/pcmu"}}})

@@ -1,4 +1,6 @@
-"""Access of a client secret: its own sessions, one at a time, on several gateways over a real Redis."""
+"""Access of a client secret: its own sessions, one at a time, on several gateways over a real
+Redis.
+"""
 
 import asyncio
 import re
@@ -44,7 +46,9 @@ class HttpxGateway:
     redis: redis.asyncio.Redis
 
     async def secret(self) -> str:
-        answer = await self.http.post("/v1/realtime/client_secrets", json={"expires_after": {"seconds": 10}})
+        answer = await self.http.post(
+            "/v1/realtime/client_secrets", json={"expires_after": {"seconds": 10}}
+        )
         return answer.json()["value"]
 
     async def expire(self, secret: str) -> None:
@@ -64,7 +68,9 @@ class HttpxGateway:
 @asynccontextmanager
 async def serving(loaded: Loaded, redis_url: str, **voice: object) -> AsyncIterator[HttpxGateway]:
     """Serve a gateway with `voice` as its configuration."""
-    config = loaded.config.model_copy(update={"voice": loaded.config.voice.model_copy(update=voice)})
+    config = loaded.config.model_copy(
+        update={"voice": loaded.config.voice.model_copy(update=voice)}
+    )
     client = await FleetClient.connect(redis_url, config)
     app = create_app(config, client, loaded.frontend, KEY)
     await client.start()
@@ -97,16 +103,22 @@ async def second(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
 
 
 @asynccontextmanager
-async def opening(gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime") -> AsyncIterator[SocketClient]:
+async def opening(
+    gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime"
+) -> AsyncIterator[SocketClient]:
     """Connect, and read the first event, which may be a refusal."""
     headers = {"authorization": f"Bearer {key}"}
-    async with connect(gateway.url.replace("http", "ws") + path + query, additional_headers=headers) as socket:
+    async with connect(
+        gateway.url.replace("http", "ws") + path + query, additional_headers=headers
+    ) as socket:
         client = SocketClient(socket)
         await client.next()
         yield client
 
 
-async def refused(gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime") -> tuple[str, int | None, str]:
+async def refused(
+    gateway: HttpxGateway, key: str, query: str = "", path: str = "/v1/realtime"
+) -> tuple[str, int | None, str]:
     """Return the error's code, the close code, and the error's message without the session's id."""
     async with opening(gateway, key, query, path) as client:
         assert client.kinds() == ["error"], f"admitted: {client.kinds()}"
@@ -128,12 +140,16 @@ async def not_there(gateway: HttpxGateway, session: str) -> bool:
     return not await gateway.redis.exists(keys.voice(session))
 
 
-async def test_secret_does_not_continue_a_session_of_another_credential(first: HttpxGateway, second: HttpxGateway) -> None:
+async def test_secret_does_not_continue_a_session_of_another_credential(
+    first: HttpxGateway, second: HttpxGateway
+) -> None:
     """The refusal, on any gateway, is that for a session that never existed."""
     thief, victim = await first.secret(), await first.secret()
     async with opening(first, KEY) as by_key, opening(first, victim) as by_secret:
         for owned in (by_key, by_secret):
-            await await_until(lambda name=owned.session: first.written(name), "the session to be written down")
+            await await_until(
+                lambda name=owned.session: first.written(name), "the session to be written down"
+            )
         for gateway in (first, second):
             unknown = await refused(gateway, thief, "?session=sess_never")
             assert unknown[:2] == ("not_found", 1008)
@@ -150,8 +166,14 @@ async def test_operator_end_is_not_shown_to_another_credential(first: HttpxGatew
     async with opening(first, KEY) as client:
         assert (await first.http.delete(f"/v1/fleet/sessions/{client.session}")).status_code == 200
         assert (await client.closed())[0] == 1000
-        assert (await refused(first, secret, f"?session={client.session}"))[:2] == ("not_found", 1008)
-        assert (await refused(first, KEY, f"?session={client.session}"))[:2] == ("session_ended", 1000)
+        assert (await refused(first, secret, f"?session={client.session}"))[:2] == (
+            "not_found",
+            1008,
+        )
+        assert (await refused(first, KEY, f"?session={client.session}"))[:2] == (
+            "session_ended",
+            1000,
+        )
 
 
 @pytest.fixture
@@ -161,12 +183,17 @@ def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("refused_immediately")
-async def test_secret_has_one_open_session_on_all_gateways_together(first: HttpxGateway, second: HttpxGateway) -> None:
+async def test_secret_has_one_open_session_on_all_gateways_together(
+    first: HttpxGateway, second: HttpxGateway
+) -> None:
     secret, other = await first.secret(), await first.secret()
     async with opening(first, secret) as client:
         for gateway in (first, second):
             code, close, message = await refused(gateway, secret)
-            assert (code, close) == ("secret_in_use", 1013) and "voice.sessions_per_secret" in message
+            assert (code, close) == (
+                "secret_in_use",
+                1013,
+            ) and "voice.sessions_per_secret" in message
         async with opening(second, other), opening(second, KEY), opening(second, KEY) as third:
             assert third.session
         await client.socket.close(1000)
@@ -185,7 +212,9 @@ async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: st
                 waiting.socket.transport.abort()
 
             async def forgotten() -> bool:
-                return not [name async for name in gateway.redis.scan_iter(match=keys.voices_of("*"))]
+                return not [
+                    name async for name in gateway.redis.scan_iter(match=keys.voices_of("*"))
+                ]
 
             await await_until(forgotten, "the place in line to be given up")
             async with opening(gateway, secret) as again:
@@ -196,7 +225,11 @@ async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: s
     """It enters before a secret that was queued earlier."""
     async with serving(loaded, redis_url, max_sessions=2, secret_share=0.5) as gateway:
         one, other = await gateway.secret(), await gateway.secret()
-        async with opening(gateway, one) as client, opening(gateway, other) as waiting, opening(gateway, KEY) as by_key:
+        async with (
+            opening(gateway, one) as client,
+            opening(gateway, other) as waiting,
+            opening(gateway, KEY) as by_key,
+        ):
             assert client.session and by_key.session
             assert waiting.events[0]["error"]["code"] == "session_queued"
             await client.socket.close(1000)
@@ -239,10 +272,15 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
 ) -> None:
     """The gateway was killed just after renewing its lease, with open sessions."""
     monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1000)
-    async with serving(loaded, redis_url) as gateway, redis.asyncio.Redis.from_url(redis_url) as database:
+    async with (
+        serving(loaded, redis_url) as gateway,
+        redis.asyncio.Redis.from_url(redis_url) as database,
+    ):
         secret = await gateway.secret()
         dead, owner = WorkerId("dead-gateway"), OWNER + sha256(secret.encode()).hexdigest()
-        await run_async(database, scripts.hold_voice("sess_dead", dead, 60_000, owner, new=True, bound=1))
+        await run_async(
+            database, scripts.hold_voice("sess_dead", dead, 60_000, owner, new=True, bound=1)
+        )
         seconds, micros = await database.time()
         lease_us = int(loaded.config.lease.worker_ttl_s * 1e6)
         await database.zadd(keys.WORKERS, {dead: seconds * 1_000_000 + micros + lease_us})
@@ -261,7 +299,9 @@ async def test_session_that_returns_before_the_next_write_is_continued(
         query = f"?session={client.session}"
 
         async def is_away() -> bool:
-            return await first.redis.hexists(keys.voice(client.session), "away_us") and await first.written(client.session)
+            return await first.redis.hexists(
+                keys.voice(client.session), "away_us"
+            ) and await first.written(client.session)
 
         await client.drop()
     await await_until(is_away, "the lost connection to be written down")
@@ -279,7 +319,9 @@ async def only(gateway: HttpxGateway, session: str) -> bool:
     return await gateway.ids() == {session}
 
 
-async def test_session_of_an_expired_secret_can_be_continued(first: HttpxGateway, second: HttpxGateway) -> None:
+async def test_session_of_an_expired_secret_can_be_continued(
+    first: HttpxGateway, second: HttpxGateway
+) -> None:
     """Only opening a session needs a valid secret, so that a broken connection is not fatal."""
     secret = await first.secret()
     async with opening(first, secret) as client:
@@ -299,7 +341,9 @@ async def test_session_of_an_expired_secret_can_be_continued(first: HttpxGateway
     assert (await refused(first, secret))[:2] == ("invalid_api_key", 3000)
 
 
-async def test_session_age_continues_at_another_gateway(first: HttpxGateway, second: HttpxGateway) -> None:
+async def test_session_age_continues_at_another_gateway(
+    first: HttpxGateway, second: HttpxGateway
+) -> None:
     async with opening(first, KEY) as client:
         await await_until(lambda: first.written(client.session), "the session to be written down")
         await first.redis.hincrby(keys.voice(client.session), "started_us", -3600 * 1_000_000)
@@ -313,7 +357,9 @@ async def test_session_age_continues_at_another_gateway(first: HttpxGateway, sec
     await await_until(lambda: not_there(second, client.session), "the session to end")
 
 
-async def test_idle_session_ends_with_its_reason(loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_session_ends_with_its_reason(
+    loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_registry, "RENEW_S", 0.01)
     async with serving(loaded, redis_url, idle_s=0.1) as gateway, opening(gateway, KEY) as client:
         error = await client.error()
@@ -333,15 +379,24 @@ def addresses(app: Starlette) -> set[tuple[str, str]]:
         return [(method, getattr(route, "path", "")) for method in methods if method != "HEAD"]
 
     found = {pair for route in app.routes for pair in of(route)}
-    named = {(method, "/".join("any" if part.startswith("{") else part for part in path.split("/"))) for method, path in found}
-    return {(method, path) for method, path in named if not path.startswith((*OPEN_PATHS, "/static"))}
+    named = {
+        (method, "/".join("any" if part.startswith("{") else part for part in path.split("/")))
+        for method, path in found
+    }
+    return {
+        (method, path) for method, path in named if not path.startswith((*OPEN_PATHS, "/static"))
+    }
 
 
 async def test_secret_reaches_no_address_but_the_voice_socket(first: HttpxGateway) -> None:
     secret = await first.secret()
     headers = {"authorization": f"Bearer {secret}"}
     tried = addresses(first.app)
-    assert {("DELETE", "/v1/fleet/sessions/any"), ("GET", "/v1/fleet/requests/any"), ("WS", "/console/ws")} <= tried
+    assert {
+        ("DELETE", "/v1/fleet/sessions/any"),
+        ("GET", "/v1/fleet/requests/any"),
+        ("WS", "/console/ws"),
+    } <= tried
     sockets = {path for method, path in tried if method == "WS"} - {"/v1/realtime"}
     for path in sockets:
         assert (await refused(first, secret, path=path))[:2] == ("invalid_api_key", 3000), path
@@ -364,13 +419,21 @@ async def test_list_names_the_secret_that_opened_a_session(first: HttpxGateway) 
 
         opened_by = await await_until(listed, "both sessions to be listed")
         shown = opened_by[one.session]
-        assert shown is not None and len(shown) == 8 and shown not in secret and opened_by[other.session] is None
+        assert (
+            shown is not None
+            and len(shown) == 8
+            and shown not in secret
+            and opened_by[other.session] is None
+        )
 
 
 async def test_new_connection_closes_the_lost_one(first: HttpxGateway) -> None:
     """The owner resumes the session while the former connection is still open."""
     secret = await first.secret()
-    async with opening(first, secret) as before, opening(first, secret, f"?session={before.session}") as after:
+    async with (
+        opening(first, secret) as before,
+        opening(first, secret, f"?session={before.session}") as after,
+    ):
         assert after.session == before.session
         with pytest.raises(ConnectionClosed):
             while True:

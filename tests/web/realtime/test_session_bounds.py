@@ -25,7 +25,9 @@ from web.realtime.session_registry import Received, SessionRegistry
 from web.realtime.transport.client_secrets import API_KEY
 
 NOTHING = Received(response_id=None, samples=None, chars=None)
-SILENCE = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(480)).decode()})
+SILENCE = json.dumps(
+    {"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(480)).decode()}
+)
 CREATE = json.dumps({"type": "response.create", "response": {"instructions": "hello"}})
 IDLE_S, MAX_S = VoiceConfig().idle_s, VoiceConfig().max_session_s
 
@@ -62,7 +64,9 @@ class Talk:
     client: BoundedClient = field(default_factory=BoundedClient)
 
     async def begin(self) -> Session:
-        return await self.registry.enter(self.client, default_settings(self.gateway), API_KEY, lambda _: None)
+        return await self.registry.enter(
+            self.client, default_settings(self.gateway), API_KEY, lambda _: None
+        )
 
     async def passes(self, seconds: float) -> None:
         """Let time pass, and let the gateway check its sessions twice."""
@@ -71,7 +75,9 @@ class Talk:
             num_writes = self.fake.num_saved
             for session in self.registry.sessions.values():
                 session.publish()
-            await await_until(lambda: self._is_checked(num_writes), "the gateway to check the session")  # noqa: B023
+            await await_until(
+                lambda: self._is_checked(num_writes), "the gateway to check the session"
+            )  # noqa: B023
 
     async def _is_checked(self, num_writes: int) -> bool:
         return self.fake.num_saved > num_writes or not self.registry.sessions
@@ -104,7 +110,11 @@ async def test_active_session_ends_at_its_longest_duration(talk: Talk) -> None:
     assert talk.client.error is None and talk.client.closed is None
     session.num_frames += 1
     await talk.passes(step_s)
-    assert talk.client.error == "session_expired" and talk.client.closed is not None and talk.client.closed[0] == 1001
+    assert (
+        talk.client.error == "session_expired"
+        and talk.client.closed is not None
+        and talk.client.closed[0] == 1001
+    )
 
 
 async def test_session_without_client_events_ends_idle(talk: Talk) -> None:
@@ -112,7 +122,11 @@ async def test_session_without_client_events_ends_idle(talk: Talk) -> None:
     await talk.passes(IDLE_S - 1)
     assert talk.client.error is None
     await talk.passes(1)
-    assert talk.client.error == "session_idle" and talk.client.closed is not None and talk.client.closed[0] == 1000
+    assert (
+        talk.client.error == "session_idle"
+        and talk.client.closed is not None
+        and talk.client.closed[0] == 1000
+    )
     assert "15 minutes" in talk.client.closed[1]
 
 
@@ -130,7 +144,9 @@ async def test_client_that_receives_a_response_is_not_idle(talk: Talk) -> None:
     """A response under way, and one that is still played, count as activity."""
     talk.fake.script = Script(stall_at=3)
     session = await talk.begin()
-    await session.receive(json.dumps({"type": "conversation.item.create", "item": message("hello")}))
+    await session.receive(
+        json.dumps({"type": "conversation.item.create", "item": message("hello")})
+    )
     await session.receive(json.dumps({"type": "response.create"}))
     await talk.passes(3 * IDLE_S / 2)
     await session.receive(json.dumps({"type": "response.cancel"}))
@@ -169,7 +185,9 @@ async def test_client_that_creates_and_cancels_in_turn_is_throttled(talk: Talk) 
     for seconds in (0, 1):
         talk.clock.advance(seconds)
         most = BURST + PER_S * seconds
-        await await_until(lambda: _is(lambda: _num_created(talk.client) >= most), "the burst to be used up")  # noqa: B023
+        await await_until(
+            lambda: _is(lambda: _num_created(talk.client) >= most), "the burst to be used up"
+        )  # noqa: B023
         for _ in range(100):
             await asyncio.sleep(0)
         assert _num_created(talk.client) <= most + 1
@@ -211,25 +229,39 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
             await gate.wait()
         return held
 
-    others = [await talk.begin() for _ in range(num_before * talk.gateway.config.voice.max_sessions)]
+    others = [
+        await talk.begin() for _ in range(num_before * talk.gateway.config.voice.max_sessions)
+    ]
     monkeypatch.setattr(FakeVoice, "hold", staticmethod(slow))
     entering = asyncio.create_task(talk.begin())
     if others:
-        await await_until(lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line")
+        await await_until(
+            lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line"
+        )
         talk.registry.end(others.pop().id)
     await asked.wait()
     entering.cancel()
     await asyncio.wait({entering})
     gate.set()
-    await await_until(lambda: _is(lambda: set(talk.fake.held) == {other.id for other in others}), "its session to be undone")
+    await await_until(
+        lambda: _is(lambda: set(talk.fake.held) == {other.id for other in others}),
+        "its session to be undone",
+    )
     monkeypatch.undo()
 
 
-async def test_client_that_leaves_during_a_takeover_is_away(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_that_leaves_during_a_takeover_is_away(
+    talk: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may reconnect, or a client secret may open another session instead."""
     session = await talk.begin()
     await talk.passes(0)
-    other, hold, asked, gate = SessionRegistry(talk.gateway), talk.fake.voice.hold, asyncio.Event(), asyncio.Event()
+    other, hold, asked, gate = (
+        SessionRegistry(talk.gateway),
+        talk.fake.voice.hold,
+        asyncio.Event(),
+        asyncio.Event(),
+    )
 
     async def slow(name: str, keep_s: float, owner: str, *, new: bool = False) -> HeldVoice | None:
         held = await hold(name, keep_s, owner, new=new)
@@ -243,7 +275,10 @@ async def test_client_that_leaves_during_a_takeover_is_away(talk: Talk, monkeypa
     resuming.cancel()
     await asyncio.wait({resuming})
     gate.set()
-    await await_until(lambda: _is(lambda: "away_us" in talk.fake.held[session.id].fields), "its client to be noted as away")
+    await await_until(
+        lambda: _is(lambda: "away_us" in talk.fake.held[session.id].fields),
+        "its client to be noted as away",
+    )
     monkeypatch.undo()
     assert await other.resume(session.id, BoundedClient(), NOTHING, API_KEY) is not session
     assert other.end(session.id)

@@ -20,7 +20,9 @@ VOICE = {"max_sessions": 2, "max_waiting": 2, "reconnect_timeout_s": 0.5}
 def small(loaded: Loaded) -> Iterator[ServedGateway]:
     """Bound the gateway to two sessions, two queued clients and a short reconnect timeout."""
     config = loaded.config.model_validate({**loaded.config.model_dump(), "voice": VOICE})
-    with serving(Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)) as gateway:
+    with serving(
+        Loaded(checkpoint=loaded.checkpoint, config=config, frontend=loaded.frontend)
+    ) as gateway:
         yield gateway
 
 
@@ -44,7 +46,10 @@ async def next_event(socket: ClientConnection) -> dict[str, object]:
 
 async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> None:
     async with opened(small) as first, opened(small):
-        async with connect(address(small, "/console/ws")) as third, connect(address(small, "/v1/realtime")) as fourth:
+        async with (
+            connect(address(small, "/console/ws")) as third,
+            connect(address(small, "/v1/realtime")) as fourth,
+        ):
             assert (await next_event(third))["position"] == 1
             queued = await next_event(fourth)
             assert queued["type"] == "error" and queued["error"]["code"] == "session_queued"  # pyright: ignore[reportIndexIssue]
@@ -54,7 +59,9 @@ async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> N
                 assert refused["error"]["code"] == "rate_limit_exceeded"  # pyright: ignore[reportIndexIssue]
                 await fifth.wait_closed()
                 assert fifth.close_code == 1013
-                assert (fifth.close_reason or "").startswith("rate_limit_error.rate_limit_exceeded: ")
+                assert (fifth.close_reason or "").startswith(
+                    "rate_limit_error.rate_limit_exceeded: "
+                )
             # Frames sent while queued are replayed once there is a session.
             await third.send('{"type":"input_audio_buffer.clear"}')
             await first.socket.close()
@@ -68,8 +75,13 @@ async def test_queued_clients_are_sent_their_position(small: ServedGateway) -> N
 
 async def test_client_that_leaves_the_queue_is_skipped(small: ServedGateway) -> None:
     async with opened(small) as first, opened(small):
-        async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
-            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
+        async with (
+            connect(address(small, "/console/ws")) as third,
+            connect(address(small, "/console/ws")) as fourth,
+        ):
+            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))[
+                "position"
+            ] == 2
             await third.close()
             assert (await next_event(fourth))["position"] == 1
             await first.socket.close()
@@ -87,7 +99,9 @@ async def test_session_ends_if_its_client_does_not_reconnect(small: ServedGatewa
     wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
 
 
-async def test_early_frames_are_bounded_in_number(small: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_are_bounded_in_number(
+    small: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(voice_socket, "MAX_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small), opened(small), connect(address(small, "/console/ws")) as third:
         assert (await next_event(third))["position"] == 1
@@ -97,11 +111,18 @@ async def test_early_frames_are_bounded_in_number(small: ServedGateway, monkeypa
         await third.wait_closed()
 
 
-async def test_early_frames_of_all_clients_are_bounded_together(small: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_early_frames_of_all_clients_are_bounded_together(
+    small: ServedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(voice_socket, "MAX_ALL_EARLY_BYTES", 100 * voice_socket.FRAME_BYTES)
     async with opened(small) as first, opened(small):
-        async with connect(address(small, "/console/ws")) as third, connect(address(small, "/console/ws")) as fourth:
-            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))["position"] == 2
+        async with (
+            connect(address(small, "/console/ws")) as third,
+            connect(address(small, "/console/ws")) as fourth,
+        ):
+            assert (await next_event(third))["position"] == 1 and (await next_event(fourth))[
+                "position"
+            ] == 2
             for _ in range(60):
                 await third.send(SAMPLE)
                 await fourth.send(SAMPLE)

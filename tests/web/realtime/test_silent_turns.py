@@ -34,13 +34,17 @@ def drawn(kind: str) -> bytes:
     return pcm16(SILENT[kind](np.random.default_rng(random.randrange(1 << 32))))
 
 
-async def test_buzz_is_no_turn_and_is_not_answered(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_buzz_is_no_turn_and_is_not_answered(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     await page.speak(buzz())
     await page.until(STOPPED)
     await page.speak(silence(300) + speech(QUESTION) + silence(800))
     await page.until("response.done")
     kinds = page.kinds()
-    assert kinds.count(STARTED) > 1 and kinds.count(COMMITTED) == kinds.count("response.created") == 1
+    assert (
+        kinds.count(STARTED) > 1 and kinds.count(COMMITTED) == kinds.count("response.created") == 1
+    )
     (spec, _) = gateway.client.submitted[-1]
     assert len(spec.audio) == 1, "the prompt holds the question alone"
 
@@ -53,7 +57,9 @@ async def test_short_word_is_a_turn(page: SocketClient, gateway: ServedGateway) 
 
 
 @pytest.mark.parametrize("kind", sorted(SILENT))
-async def test_silence_and_noise_begin_no_turn(page: SocketClient, gateway: ServedGateway, kind: str) -> None:
+async def test_silence_and_noise_begin_no_turn(
+    page: SocketClient, gateway: ServedGateway, kind: str
+) -> None:
     await page.speak(drawn(kind) + silence(800))
     await page.events_before_refusal()
     assert COMMITTED not in page.kinds() and not gateway.client.submitted
@@ -72,9 +78,13 @@ async def test_committed_audio_without_speech_is_an_item_with_an_empty_transcrip
     assert f"{TRANSCRIPTION}.delta" not in client.kinds() and not gateway.client.submitted
 
 
-async def test_buzz_during_a_response_interrupts_it_for_a_moment(page: SocketClient, gateway: ServedGateway) -> None:
+async def test_buzz_during_a_response_interrupts_it_for_a_moment(
+    page: SocketClient, gateway: ServedGateway
+) -> None:
     """The model would hear words in it."""
-    gateway.client.script = Script(num_samples=8 * ANSWER_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard="thanks")
+    gateway.client.script = Script(
+        num_samples=8 * ANSWER_HZ, samples_per_chunk=FRAME_SAMPLES, gap_s=0.01, heard="thanks"
+    )
     await page.ask("count")
     first = (await page.until("response.created"))["response"]
     await page.until_audio(first["id"], FRAME_SAMPLES)

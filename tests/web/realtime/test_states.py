@@ -53,7 +53,9 @@ def test_ended_response_never_streams_again() -> None:
 
 
 def test_session_table_has_a_row_for_every_activity_and_every_state() -> None:
-    assert set(SESSION_TABLE) == {(user, response) for user in UserActivity for response in ResponseActivity}
+    assert set(SESSION_TABLE) == {
+        (user, response) for user in UserActivity for response in ResponseActivity
+    }
     assert set(SESSION_TABLE.values()) == set(SessionState)
 
 

@@ -13,7 +13,7 @@ from web.realtime.audio.turn_detector import (
     TurnRules,
     TurnStarted,
     TurnStopped,
-)  # fmt: skip
+)
 
 
 def run(probabilities: list[float], rules: TurnRules) -> list[TurnEvent]:
@@ -43,7 +43,13 @@ def test_click_is_not_a_turn() -> None:
 
 def test_resumed_speech_is_reported_once() -> None:
     events = run(frames(320, 0.9) + frames(320, 0.0) + frames(320, 0.9) + frames(640, 0.0), RULES)
-    assert [type(event) for event in events] == [TurnStarted, TurnPaused, TurnResumed, TurnPaused, TurnStopped]
+    assert [type(event) for event in events] == [
+        TurnStarted,
+        TurnPaused,
+        TurnResumed,
+        TurnPaused,
+        TurnStopped,
+    ]
 
 
 def test_silence_shorter_than_speculation_ends_the_turn_immediately() -> None:
@@ -56,18 +62,25 @@ def test_endless_turn_is_ended() -> None:
     assert [type(event) for event in events][:2] == [TurnStarted, TurnStopped]
     starts = [event.start for event in events if isinstance(event, TurnStarted)]
     ends = [event.end for event in events if isinstance(event, TurnStopped)]
-    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False)), "no audio is in two turns"
+    assert all(end <= start for end, start in zip(ends, starts[1:], strict=False)), (
+        "no audio is in two turns"
+    )
 
 
 @given(
     st.lists(st.floats(0, 1), max_size=300),
     st.builds(
         TurnRules,
-        threshold=st.floats(0, 1), prefix_ms=st.integers(0, 1000), silence_ms=st.integers(32, 1000),
-        speculate_ms=st.integers(0, 600), longest_ms=st.integers(100, 5000),
+        threshold=st.floats(0, 1),
+        prefix_ms=st.integers(0, 1000),
+        silence_ms=st.integers(32, 1000),
+        speculate_ms=st.integers(0, 600),
+        longest_ms=st.integers(100, 5000),
     ),
-)  # fmt: skip
-def test_events_alternate_and_turns_never_overlap(probabilities: list[float], rules: TurnRules) -> None:
+)
+def test_events_alternate_and_turns_never_overlap(
+    probabilities: list[float], rules: TurnRules
+) -> None:
     speaking, paused, last_end = False, None, 0
     for event in run(probabilities, rules):
         match event:
@@ -81,5 +94,10 @@ def test_events_alternate_and_turns_never_overlap(probabilities: list[float], ru
                 assert speaking and paused is not None
                 paused = None
             case TurnStopped(end, voiced_end, voiced_ms):
-                assert speaking and end == (paused or end) and voiced_end <= max(end, voiced_end) and voiced_ms >= FRAME_MS
+                assert (
+                    speaking
+                    and end == (paused or end)
+                    and voiced_end <= max(end, voiced_end)
+                    and voiced_ms >= FRAME_MS
+                )
                 speaking, last_end = False, end

@@ -9,7 +9,15 @@ from typing import cast
 import numpy as np
 import soundfile
 from numpy.typing import NDArray
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Playwright, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Playwright,
+    expect,
+    sync_playwright,
+)
 
 from tests.support import wait_until
 from tests.web.chromium import chromium_path
@@ -52,14 +60,18 @@ class Browsers:
     open: dict[str, Browser] = field(default_factory=dict[str, Browser])
 
     def with_microphone(self, name: str, audio: NDArray[np.int16] | None, *extra: str) -> Browser:
-        """Return a browser whose microphone plays `audio` once and then silence; with None it has no microphone."""
+        """Return a browser whose microphone plays `audio` once and then silence; with None it has
+        no microphone.
+        """
         if name not in self.open:
             flags = list(ARGS) + list(extra)
             if audio is not None:
                 path = self.folder / f"{name}.wav"
                 soundfile.write(str(path), audio, MIC_RATE_HZ, subtype="PCM_16")
                 flags += [*FAKE_DEVICES, f"--use-file-for-fake-audio-capture={path}%noloop"]
-            self.open[name] = self.playwright.chromium.launch(executable_path=chromium_path(), headless=True, args=flags)
+            self.open[name] = self.playwright.chromium.launch(
+                executable_path=chromium_path(), headless=True, args=flags
+            )
         return self.open[name]
 
     @staticmethod
@@ -73,12 +85,18 @@ class Browsers:
 
 
 @contextmanager
-def visiting(browser: Browser, url: str = "about:blank", expected: Sequence[str] = (), **options: object) -> Iterator[Page]:
-    """Open a page. Errors in the browser (a blocked script, an exception) that are not `expected` fail the test."""
+def visiting(
+    browser: Browser, url: str = "about:blank", expected: Sequence[str] = (), **options: object
+) -> Iterator[Page]:
+    """Open a page. Errors in the browser (a blocked script, an exception) that are not `expected`
+    fail the test.
+    """
     complaints: list[str] = []
 
     def on_console(message: ConsoleMessage) -> None:
-        if message.type == "error" and not any(text in message.text for text in ("WebSocket connection", *expected)):
+        if message.type == "error" and not any(
+            text in message.text for text in ("WebSocket connection", *expected)
+        ):
             complaints.append(message.text)
 
     context: BrowserContext = browser.new_context(**options)  # pyright: ignore[reportArgumentType]
@@ -100,7 +118,9 @@ def ask(page: Page, text: str = "hello") -> None:
 
 
 def js(page: Page, expression: str) -> object:
-    """Evaluate an expression. The page's policy forbids `wait_for_function`, which evaluates inside the page."""
+    """Evaluate an expression. The page's policy forbids `wait_for_function`, which evaluates inside
+    the page.
+    """
     return page.evaluate(expression)
 
 
@@ -115,7 +135,10 @@ def tap(page: Page) -> None:
 
 def tapped(page: Page, at_least: int) -> NDArray[np.int16]:
     """Return all recorded samples once there are `at_least` so many, followed by silence."""
-    wait_js(page, f"tapped.length > {at_least} + 4800 && tapped.slice(-2400).every((sample) => sample === 0)")
+    wait_js(
+        page,
+        f"tapped.length > {at_least} + 4800 && tapped.slice(-2400).every((sample) => sample === 0)",
+    )
     return np.asarray(js(page, "window.tapped"), np.int16)
 
 
@@ -132,11 +155,14 @@ PRESS_KEY = """
   }
 }
 """
-"""Both events at one time: between two of the driver's own a busy machine may let pass a long press."""
+"""Both events at one time: between two of the driver's own a busy machine may let pass a long
+press.
+"""
 
 
 def hold_to_talk(page: Page) -> None:
-    """Choose push to talk, open the microphone, and focus the button, which the space bar then holds.
+    """Choose push to talk, open the microphone, and focus the button, which the space bar then
+    holds.
 
     Not by a click: if the microphone opened between its two events, the click would record.
     """
@@ -154,7 +180,9 @@ def choose_push_to_talk(page: Page) -> None:
 
 
 def note_states(page: Page) -> None:
-    """Note every state that the page shows from now on, since a test may look too late for a short one."""
+    """Note every state that the page shows from now on, since a test may look too late for a short
+    one.
+    """
     js(
         page,
         """() => {

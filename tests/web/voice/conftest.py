@@ -27,12 +27,18 @@ class Site:
 
 @contextmanager
 def serve_fake_voice(loaded: Loaded) -> Iterator[Site]:
-    """The real pages, also under a name that is not loopback's; the voice socket is the fake server's."""
+    """The real pages, also under a name that is not loopback's; the voice socket is the fake
+    server's.
+    """
     server = FakeVoiceServer()
     config = bounded(loaded, allowed_hosts=(LAN_NAME,)).config
     inner = create_app(config, loaded.fake_client(), loaded.frontend, None)
     app = Starlette(routes=[WebSocketRoute("/console/ws", server.endpoint), Mount("/", inner)])
-    app.state.closing, app.state.detach_all, app.state.close = inner.state.closing, inner.state.detach_all, inner.state.close
+    app.state.closing, app.state.detach_all, app.state.close = (
+        inner.state.closing,
+        inner.state.detach_all,
+        inner.state.close,
+    )
     with serving_app(app, config) as served:
         yield Site(url=served.url, server=server)
 
@@ -72,11 +78,15 @@ def module_page(browsers: Browsers, site: Site) -> Iterator[Page]:
 
 @pytest.fixture
 def visit_with_mic(browsers: Browsers, site: Site, server: FakeVoiceServer) -> Iterator[Visit]:
-    """Opens the Voice page with a microphone that plays the given audio from when the page opens it."""
+    """Opens the Voice page with a microphone that plays the given audio from when the page opens
+    it.
+    """
     with ExitStack() as stack:
 
         def visit(name: str, audio: NDArray[np.int16]) -> Page:
-            context: AbstractContextManager[Page] = visiting(browsers.with_microphone(name, audio), site.url)
+            context: AbstractContextManager[Page] = visiting(
+                browsers.with_microphone(name, audio), site.url
+            )
             return stack.enter_context(context)
 
         yield visit

@@ -1,6 +1,8 @@
-"""A fake server of the console's voice socket: detects speech by loudness, answers by a script. Knows no gateway.
+"""A fake server of the console's voice socket: detects speech by loudness, answers by a script.
+Knows no gateway.
 
-It follows the protocol of the socket, so that the page can be tested without a fleet: audio in time, late, twice, or missing.
+It follows the protocol of the socket, so that the page can be tested without a fleet: audio in
+time, late, twice, or missing.
 """
 
 import asyncio
@@ -31,7 +33,14 @@ VOICED_BLOCKS = 3
 SILENCE_MS = 400
 MIN_BUFFERED_MS = 100
 TEXT = "This is the answer, spoken aloud."
-PARTS = (("endpointing", SILENCE_MS), ("queue", 3), ("thinker", 61), ("talker", 48), ("code2wav", 22), ("gateway", 6))
+PARTS = (
+    ("endpointing", SILENCE_MS),
+    ("queue", 3),
+    ("thinker", 61),
+    ("talker", 48),
+    ("code2wav", 22),
+    ("gateway", 6),
+)
 
 
 def tone(seconds: float, hz: float = 440.0, rate_hz: int = RATE_HZ, level: float = 0.3) -> Pcm:
@@ -51,8 +60,9 @@ async def pace(seconds: float) -> None:
 class VoiceScript:
     """Behaviour of the next connections and answers.
 
-    `drop_after`: close the connection once after so many samples of an answer; `stall_after`: send no more. `place`: position in
-    the queue. `repeat`: samples sent again after a reconnect. `late`: frames sent after a cancel.
+    `drop_after`: close the connection once after so many samples of an answer; `stall_after`: send
+    no more. `place`: position in the queue. `repeat`: samples sent again after a reconnect. `late`:
+    frames sent after a cancel.
     """
 
     text: str = TEXT
@@ -184,11 +194,18 @@ class FakeConnection:
     async def admit(self) -> None:
         if self.session and self.server.script.forget:
             self.server.script.forget = False
-            error = {"code": "not_found", "message": f"session: no session {self.session!r}", "param": "session"}
+            error = {
+                "code": "not_found",
+                "message": f"session: no session {self.session!r}",
+                "param": "session",
+            }
             await self.send("error", error=error)
             await self.websocket.close(1008, "session: no such session")
             return
-        resumes, self.session = bool(self.session), self.session or f"sess_{len(self.server.connections)}"
+        resumes, self.session = (
+            bool(self.session),
+            self.session or f"sess_{len(self.server.connections)}",
+        )
         await self.send("session.created", session={"id": self.session})
         if resumes:
             await self.send("fleet.resumed", session_id=self.session, **self.server.active())
@@ -209,7 +226,9 @@ class FakeConnection:
         if kind == "session.update":
             await self.update(cast("dict[str, object]", event["session"]))
         elif kind == "response.create":
-            await self.respond(metadata=cast("dict[str, Event]", event).get("response", {}).get("metadata"))
+            await self.respond(
+                metadata=cast("dict[str, Event]", event).get("response", {}).get("metadata")
+            )
         elif kind == "input_audio_buffer.clear":
             self.buffered_ms = 0.0
         elif kind == "input_audio_buffer.commit":
@@ -218,7 +237,10 @@ class FakeConnection:
             await self.cancel("client_cancelled")
         elif kind == "conversation.item.truncate":
             self.cut(str(event["item_id"]), cast(int, event["audio_end_ms"]))
-            await self.send("conversation.item.truncated", **{k: event[k] for k in ("item_id", "content_index", "audio_end_ms")})
+            await self.send(
+                "conversation.item.truncated",
+                **{k: event[k] for k in ("item_id", "content_index", "audio_end_ms")},
+            )
         elif kind == "conversation.item.retrieve":
             await self.retrieve(str(event["item_id"]))
 
@@ -249,14 +271,20 @@ class FakeConnection:
     async def begin_turn(self) -> None:
         self.turn = f"item_user_{len(self.server.mic)}"
         await self.send("fleet.state", state="hearing")
-        await self.send("input_audio_buffer.speech_started", audio_start_ms=int(self.received_ms), item_id=self.turn)
+        await self.send(
+            "input_audio_buffer.speech_started",
+            audio_start_ms=int(self.received_ms),
+            item_id=self.turn,
+        )
         await self.cancel("turn_detected")
 
     async def end_turn(self, turn: str) -> None:
         self.turn = None
         self.voiced_end_ms = int(self.received_ms - self.quiet_ms)
         await self.send("fleet.state", state="thinking")
-        await self.send("input_audio_buffer.speech_stopped", audio_end_ms=int(self.received_ms), item_id=turn)
+        await self.send(
+            "input_audio_buffer.speech_stopped", audio_end_ms=int(self.received_ms), item_id=turn
+        )
         await self.commit(turn)
         await self.respond(waited=True)
 
@@ -264,7 +292,13 @@ class FakeConnection:
         """Commit the audio of push to talk."""
         buffered_ms, self.buffered_ms = self.buffered_ms, 0.0
         if buffered_ms < MIN_BUFFERED_MS:
-            await self.send("error", error={"code": "input_audio_buffer_commit_empty", "message": f"{buffered_ms} ms of audio"})
+            await self.send(
+                "error",
+                error={
+                    "code": "input_audio_buffer_commit_empty",
+                    "message": f"{buffered_ms} ms of audio",
+                },
+            )
             return
         await self.commit(f"item_ptt_{len(self.server.events)}")
 
@@ -284,19 +318,32 @@ class FakeConnection:
     async def respond(self, *, waited: bool = False, metadata: object = None) -> None:
         script = self.server.script
         if self.under_way is not None and not self.under_way.over:
-            await self.send("error", error={"code": "conversation_already_has_active_response", "message": "one is active"})
+            await self.send(
+                "error",
+                error={
+                    "code": "conversation_already_has_active_response",
+                    "message": "one is active",
+                },
+            )
             return
         if script.error is not None:
             await self.send("error", error=script.error)
             return
         number = len(self.server.answers) + 1
         spoken = "audio" in self.server.modalities
-        answer = FakeAnswer(f"resp_{number}", f"item_{number}", script.text, script.samples, spoken, waited)
+        answer = FakeAnswer(
+            f"resp_{number}", f"item_{number}", script.text, script.samples, spoken, waited
+        )
         self.server.answers[answer.response] = answer
         created = {"id": answer.response, "status": "in_progress", "metadata": metadata}
         await self.send("response.created", response=created)
         await self.send("fleet.request", response_id=answer.response, request_id=f"req-{number}")
-        await self.send("response.output_item.added", response_id=answer.response, output_index=0, item={"id": answer.item})
+        await self.send(
+            "response.output_item.added",
+            response_id=answer.response,
+            output_index=0,
+            item={"id": answer.item},
+        )
         if script.failure is not None:
             await self.done(answer, "failed", {"type": "failed", "error": script.failure})
             return
@@ -309,7 +356,12 @@ class FakeConnection:
 
     async def send_answer(self, answer: FakeAnswer, start: int) -> None:
         kind = "output_audio_transcript" if answer.spoken else "output_text"
-        where = {"response_id": answer.response, "item_id": answer.item, "output_index": 0, "content_index": 0}
+        where = {
+            "response_id": answer.response,
+            "item_id": answer.item,
+            "output_index": 0,
+            "content_index": 0,
+        }
         if start == 0:
             for word in answer.text.split(" "):
                 delta = word if word == answer.text.split(" ")[0] else f" {word}"
@@ -340,27 +392,46 @@ class FakeConnection:
             if not voiced.found and start == 0:
                 voiced.feed(answer.samples[offset : offset + CHUNK].astype("<i2").tobytes())
                 if voiced.found:
-                    await self.send("fleet.voiced", response_id=answer.response, sample=voiced.floor)
+                    await self.send(
+                        "fleet.voiced", response_id=answer.response, sample=voiced.floor
+                    )
             if offset == start and start == 0 and script.timing:
                 await self.timing(answer)
             ahead = (offset - start + CHUNK) / RATE_HZ - (time.monotonic() - began)
             await pace(max(script.gap_s, ahead - script.lead_s))
 
     async def frame(self, serial: int, offset: int, pcm: Pcm) -> None:
-        await self.websocket.send_bytes(struct.pack("<II", serial, offset) + pcm.astype("<i2").tobytes())
+        await self.websocket.send_bytes(
+            struct.pack("<II", serial, offset) + pcm.astype("<i2").tobytes()
+        )
 
     async def timing(self, answer: FakeAnswer) -> None:
-        parts = [{"name": name, "ms": ms} for name, ms in PARTS if answer.waited or name != "endpointing"]
+        parts = [
+            {"name": name, "ms": ms} for name, ms in PARTS if answer.waited or name != "endpointing"
+        ]
         number = answer.response.removeprefix("resp_")
-        ids = {"response_id": answer.response, "request_id": f"req-{number}", "item_id": answer.item}
+        ids = {
+            "response_id": answer.response,
+            "request_id": f"req-{number}",
+            "item_id": answer.item,
+        }
         total = sum(cast(int, part["ms"]) for part in parts) if answer.waited else None
         ended = self.voiced_end_ms if answer.waited else None
-        await self.send("fleet.timing", **ids, voice_to_voice_ms=total, voiced_end_ms=ended, parts=parts)
+        await self.send(
+            "fleet.timing", **ids, voice_to_voice_ms=total, voiced_end_ms=ended, parts=parts
+        )
 
     async def done(self, answer: FakeAnswer, status: str, details: Event | None) -> None:
         answer.over = True
-        usage = {"output_token_details": {"text_tokens": len(answer.text.split()), "audio_tokens": 0}}
-        response = {"id": answer.response, "status": status, "status_details": details, "usage": usage}
+        usage = {
+            "output_token_details": {"text_tokens": len(answer.text.split()), "audio_tokens": 0}
+        }
+        response = {
+            "id": answer.response,
+            "status": status,
+            "status_details": details,
+            "usage": usage,
+        }
         await self.send("response.done", response=response)
 
     async def cancel(self, reason: str) -> None:
@@ -368,11 +439,16 @@ class FakeConnection:
         answer = self.under_way
         if answer is None:
             if reason == "client_cancelled":
-                await self.send("error", error={"code": "response_cancel_not_active", "message": "no active response"})
+                await self.send(
+                    "error",
+                    error={"code": "response_cancel_not_active", "message": "no active response"},
+                )
             return
         self.stop()
         if answer.spoken:
-            await self.send("response.output_audio.done", response_id=answer.response, item_id=answer.item)
+            await self.send(
+                "response.output_audio.done", response_id=answer.response, item_id=answer.item
+            )
         await self.done(answer, "cancelled", {"type": "cancelled", "reason": reason})
         for _ in range(self.server.script.late):
             await self.frame(self.serial, 0, tone(0.08))
@@ -393,4 +469,7 @@ class FakeConnection:
         share = (answer.truncated_ms or 0) / 1000 / (len(answer.samples) / RATE_HZ)
         text = answer.text[: int(share * len(answer.text))].rpartition(" ")[0]
         content = [{"type": "output_audio", "transcript": text}]
-        await self.send("conversation.item.retrieved", item={"id": item, "role": "assistant", "content": content})
+        await self.send(
+            "conversation.item.retrieved",
+            item={"id": item, "role": "assistant", "content": content},
+        )

@@ -1,4 +1,6 @@
-"""Records the samples of the Voice page's microphone and loudspeaker with their times, independent of the page's own counters."""
+"""Records the samples of the Voice page's microphone and loudspeaker with their times, independent
+of the page's own counters.
+"""
 
 from base64 import b64decode
 from bisect import bisect_left
@@ -63,7 +65,9 @@ TAKE = """
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaybackEvent:
-    """A report of the player. Units: samples, but `at` in ms of the page's clock and `time` in seconds of its context's."""
+    """A report of the player. Units: samples, but `at` in ms of the page's clock and `time` in
+    seconds of its context's.
+    """
 
     kind: str
     serial: int
@@ -74,8 +78,8 @@ class PlaybackEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAudio:
-    """Shapes: `pcm` are blocks one after another; `frames` is the position of each block's first sample in the context, `walls`
-    its arrival in ms since 1970.
+    """Shapes: `pcm` are blocks one after another; `frames` is the position of each block's first
+    sample in the context, `walls` its arrival in ms since 1970.
     """
 
     pcm: Pcm
@@ -97,7 +101,9 @@ class RecordedAudio:
 
 
 def prepare(page: Page) -> None:
-    """Attach the probe to the player. The browser context needs `bypass_csp`, since the probe is an inline script."""
+    """Attach the probe to the player. The browser context needs `bypass_csp`, since the probe is an
+    inline script.
+    """
     page.locator("#message").press("Shift")
     page.evaluate(PREPARE, SCRIPT.read_text())
     js(page, PLAYER)
@@ -105,7 +111,11 @@ def prepare(page: Page) -> None:
 
 def wait_until_recorded(page: Page) -> None:
     """Wait until the player's recording includes everything that the player has reported."""
-    wait_js(page, "probed.player.at(-1)?.frame > 24000 * Math.max(0, ...probed.heard.map(({ time }) => time ?? 0))")
+    wait_js(
+        page,
+        "probed.player.at(-1)?.frame > 24000 * Math.max(0, ...probed.heard.map(({ time }) => "
+        "time ?? 0))",
+    )
 
 
 def watch_mic(page: Page) -> None:
@@ -137,7 +147,9 @@ def playback_events(page: Page) -> list[PlaybackEvent]:
 
 
 def first_voiced(mic: RecordedAudio, page: Page, after_ms: float) -> float:
-    """Return the time of the first voiced sample after `after_ms` at the microphone's worklet. Units: ms of the page's clock."""
+    """Return the time of the first voiced sample after `after_ms` at the microphone's worklet.
+    Units: ms of the page's clock.
+    """
     origin = float(str(js(page, "performance.timeOrigin")))
     rate_hz = float(str(js(page, "fleetVoice.mic.rateHz")))
     for block, wall in zip(mic.pcm.reshape(-1, mic.block), mic.walls - origin, strict=True):
@@ -163,27 +175,40 @@ def find_runs(events: Sequence[PlaybackEvent], serial: int) -> list[tuple[int, i
 
 
 def assert_played(player: RecordedAudio, whole: Pcm, runs: Sequence[tuple[int, int]]) -> None:
-    """Assert that the runs were played sample by sample, in order, and together are the whole answer.
+    """Assert that the runs were played sample by sample, in order, and together are the whole
+    answer.
 
     Samples may be faded only where audio stopped or began in mid-answer.
     """
     ends = [end for _, end in runs]
-    assert [start for start, _ in runs] == [0, *ends[:-1]] and ends[-1:] == [len(whole)], (runs, len(whole))
+    assert [start for start, _ in runs] == [0, *ends[:-1]] and ends[-1:] == [len(whole)], (
+        runs,
+        len(whole),
+    )
     at = 0
     for start, end in runs:
         first = start + (FADE if start else 0)
         last = end - (FADE if end < len(whole) else 0)
         position = find(player.pcm, whole[first:last], at)
         assert position is not None, (
-            f"samples {first} to {last} of the answer were not played as they are: a recording of {len(player.pcm)} samples has "
-            f"{longest_prefix(player.pcm, whole[first:last], at)} of them in a row, and lacks frames after {player.gaps()}"
+            f"samples {first} to {last} of the answer were not played as they are: a recording "
+            f"of {len(player.pcm)} samples has "
+            f"{longest_prefix(player.pcm, whole[first:last], at)} of them in a row, and lacks "
+            f"frames after {player.gaps()}"
         )
         at = position + last - first
 
 
 def longest_prefix(samples: Pcm, wanted: Pcm, start: int) -> int:
     """Return how many of the first wanted samples are in the samples, one after another."""
-    return bisect_left(range(len(wanted) + 1), True, key=lambda size: find(samples, wanted[:size], start) is None) - 1
+    return (
+        bisect_left(
+            range(len(wanted) + 1),
+            True,
+            key=lambda size: find(samples, wanted[:size], start) is None,
+        )
+        - 1
+    )
 
 
 def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
@@ -196,23 +221,32 @@ def find(samples: Pcm, wanted: Pcm, start: int = 0) -> int | None:
 
 
 def quiet_at_ms(page: Page) -> tuple[float, float]:
-    """Return the times of the first and last audible sample of the interrupted answer, and assert silence after it.
+    """Return the times of the first and last audible sample of the interrupted answer, and assert
+    silence after it.
 
     Units: ms of the page's clock.
     """
-    flushed = next(event for event in playback_events(page) if event.kind == "flushed" and event.serial)
+    flushed = next(
+        event for event in playback_events(page) if event.kind == "flushed" and event.serial
+    )
     player = read_recording(page, "player")
-    begun = next(event for event in playback_events(page) if event.serial == flushed.serial and event.kind == "started")
+    begun = next(
+        event
+        for event in playback_events(page)
+        if event.serial == flushed.serial and event.kind == "started"
+    )
     end = round(flushed.time * 24_000)
     samples = player.from_frame(round(begun.time * 24_000), end)
     last = end - len(samples) + int(np.flatnonzero(samples)[-1]) + 1
     assert not player.from_frame(end, end + 2400).any(), "audio after the answer was silenced"
-    # the offset of the two clocks is not constant: on a loaded machine the audio context falls behind
+    # the offset of the two clocks is not constant: on a loaded machine the audio context falls
+    # behind
     return begun.at, flushed.at - (end - last) / 24
 
 
 def barge_in_ms(page: Page) -> float:
-    """Return the time from the first voiced sample at the microphone's worklet to the answer's last audible sample.
+    """Return the time from the first voiced sample at the microphone's worklet to the answer's last
+    audible sample.
 
     It is meaningless if the machine was so loaded that the probe was attached after the speech.
     """

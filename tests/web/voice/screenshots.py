@@ -1,4 +1,6 @@
-"""`python -m tests.web.voice.screenshots FOLDER`: pictures of the Voice page in each of its states."""
+"""`python -m tests.web.voice.screenshots FOLDER`: pictures of the Voice page in each of its
+states.
+"""
 
 import sys
 import tempfile
@@ -12,14 +14,22 @@ import numpy as np
 from playwright.sync_api import Page, expect
 
 from tests.web.conftest import load
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, ask, choose_push_to_talk, visiting, wait_js
+from tests.web.voice.browsers import (
+    MIC_RATE_HZ,
+    Browsers,
+    ask,
+    choose_push_to_talk,
+    visiting,
+    wait_js,
+)
 from tests.web.voice.conftest import Site, serve_fake_voice
 from tests.web.voice.fake_server import VoiceScript, tone
 
 SIZES = ((390, 844), (1440, 900))
 SCHEMES = ("light", "dark")
 LONG = (
-    "The thinker reads the question and writes the answer, the talker says how it sounds, and the last stage "
+    "The thinker reads the question and writes the answer, the talker says how it sounds, and "
+    "the last stage "
     "turns that into a wave. Each of them is a process of its own, and any of them may be lost."
 )
 
@@ -42,7 +52,9 @@ def listening(page: Page, site: Site) -> None:
 
 
 def speaking(page: Page, site: Site) -> None:
-    site.server.script = VoiceScript(text="It is the opposite of cold.", transcript="What is hot?", samples=tone(0.8))
+    site.server.script = VoiceScript(
+        text="It is the opposite of cold.", transcript="What is hot?", samples=tone(0.8)
+    )
     page.locator("#talk-button").click()
     expect(page.locator(".latency:visible")).to_have_count(1)
     wait_js(page, "!fleetVoice.player.playing")
@@ -80,7 +92,9 @@ def ended(page: Page, site: Site) -> None:
 
 def failed(page: Page, site: Site) -> None:
     message = "stage talker: no worker has served it for 30 s"
-    site.server.script = VoiceScript(failure={"type": "server_error", "code": "no_worker", "message": message})
+    site.server.script = VoiceScript(
+        failure={"type": "server_error", "code": "no_worker", "message": message}
+    )
     ask(page, "Are you there?")
     expect(page.locator(".reason")).to_be_visible()
 
@@ -91,7 +105,17 @@ def settings(page: Page, site: Site) -> None:
 
 
 State = Callable[[Page, Site], None]
-STATES: tuple[State, ...] = (idle, listening, speaking, interrupted, opening, opening_missed, ended, failed, settings)
+STATES: tuple[State, ...] = (
+    idle,
+    listening,
+    speaking,
+    interrupted,
+    opening,
+    opening_missed,
+    ended,
+    failed,
+    settings,
+)
 
 
 @contextmanager
@@ -110,7 +134,9 @@ def draw(path: Path, state: State, width: int, height: int) -> None:
         _draw(path, browsers, site, state, {"viewport": {"width": width, "height": height}})
 
 
-def _draw(path: Path, browsers: Browsers, site: Site, state: State, options: dict[str, Any]) -> None:
+def _draw(
+    path: Path, browsers: Browsers, site: Site, state: State, options: dict[str, Any]
+) -> None:
     site.server.reset()
     microphone = np.concatenate([silence(1.0), voice(1.2), silence(60.0)])
     with visiting(browsers.with_microphone("question", microphone), site.url, **options) as page:
@@ -123,8 +149,17 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with _serving() as (browsers, site):
         for state, (width, height), scheme in product(STATES, SIZES, SCHEMES):
-            options: dict[str, Any] = {"viewport": {"width": width, "height": height}, "color_scheme": scheme}
-            _draw(folder / f"voice-{state.__name__}-{scheme}-{width}.png", browsers, site, state, options)
+            options: dict[str, Any] = {
+                "viewport": {"width": width, "height": height},
+                "color_scheme": scheme,
+            }
+            _draw(
+                folder / f"voice-{state.__name__}-{scheme}-{width}.png",
+                browsers,
+                site,
+                state,
+                options,
+            )
 
 
 if __name__ == "__main__":

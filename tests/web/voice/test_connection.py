@@ -1,11 +1,25 @@
-"""Lost and refused connections of the Voice page: answers continue, and the page shows the reason."""
+"""Lost and refused connections of the Voice page: answers continue, and the page shows the
+reason.
+"""
 
 import numpy as np
 import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, Browsers, Visit, ask, hold_to_talk, js, start, tap, tapped, visiting, wait_js
+from tests.web.voice.browsers import (
+    MIC_RATE_HZ,
+    Browsers,
+    Visit,
+    ask,
+    hold_to_talk,
+    js,
+    start,
+    tap,
+    tapped,
+    visiting,
+    wait_js,
+)
 from tests.web.voice.conftest import Site
 from tests.web.voice.fake_server import CHUNK, RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 from web.http.errors import Unauthorized
@@ -17,7 +31,9 @@ ALWAYS = tone(30.0, 700.0, MIC_RATE_HZ, 0.3)
 
 
 def test_answer_continues_after_lost_connection(text_page: Page, server: FakeVoiceServer) -> None:
-    """The whole answer is played once, without gap or repeat, although the server repeats a part of it."""
+    """The whole answer is played once, without gap or repeat, although the server repeats a part of
+    it.
+    """
     noise = np.random.default_rng(7).integers(1, 9000, 6 * RATE_HZ).astype(np.int16)
     text_page.locator("#message").press("Shift")
     js(text_page, "fleetVoice.player.open()")
@@ -26,7 +42,9 @@ def test_answer_continues_after_lost_connection(text_page: Page, server: FakeVoi
     sent = 5 * RATE_HZ
     server.script = VoiceScript(samples=noise, lead_s=20, drop_after=sent, repeat=3000)
     ask(text_page)
-    wait_js(text_page, f"fleetVoice.player.totalPlayed === {len(noise)} && !fleetVoice.player.playing")
+    wait_js(
+        text_page, f"fleetVoice.player.totalPlayed === {len(noise)} && !fleetVoice.player.playing"
+    )
     assert len(server.connections) == 2
     query = server.connections[1].query
     assert query["session"] == "sess_1" and query["response"] == "resp_1"
@@ -56,7 +74,9 @@ def test_lost_session_is_restored_as_text(text_page: Page, server: FakeVoiceServ
     server.script = VoiceScript(forget=True)
     server.call(server.connections[0].drop)
     expect(text_page.locator(".reason")).to_contain_text("restored as text")
-    created = wait_until(lambda: server.of_type("conversation.item.create")[1:], "the turns as text")
+    created = wait_until(
+        lambda: server.of_type("conversation.item.create")[1:], "the turns as text"
+    )
     wait_until(lambda: len(server.of_type("conversation.item.create")) == 3, "both turns")
     created = server.of_type("conversation.item.create")[1:]
     items = [event["item"] for event in created]
@@ -83,11 +103,17 @@ def test_full_server_is_retried(browsers: Browsers, site: Site, server: FakeVoic
         expect(page.locator(".reason")).to_have_count(0)
 
 
-def test_refused_page_does_not_retry(browsers: Browsers, site: Site, server: FakeVoiceServer) -> None:
-    server.script = VoiceScript(refuse=(UNAUTHORIZED, close_reason(Unauthorized("the API key is missing"))))
+def test_refused_page_does_not_retry(
+    browsers: Browsers, site: Site, server: FakeVoiceServer
+) -> None:
+    server.script = VoiceScript(
+        refuse=(UNAUTHORIZED, close_reason(Unauthorized("the API key is missing")))
+    )
     with visiting(browsers.with_microphone("nothing", None), site.url) as page:
         expect(page.locator("#state")).to_have_text("Not connected")
-        expect(page.locator(".reason")).to_contain_text("refused this page the API key is missing. Reload the page")
+        expect(page.locator(".reason")).to_contain_text(
+            "refused this page the API key is missing. Reload the page"
+        )
         assert len(server.connections) == 1
 
 
@@ -108,7 +134,9 @@ def test_speech_during_reconnect_is_sent(visit_with_mic: Visit, server: FakeVoic
     assert received_ms >= sent_ms - 200
 
 
-def test_question_ended_while_disconnected_is_answered_after_reconnect(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_question_ended_while_disconnected_is_answered_after_reconnect(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     page = visit_with_mic("always", ALWAYS)
     hold_to_talk(page)
     page.keyboard.down("Space")
@@ -122,10 +150,16 @@ def test_question_ended_while_disconnected_is_answered_after_reconnect(visit_wit
     expect(page.locator("#state")).to_have_text("Hold to talk")
     received = server.connections[-1].received
     commit = received.index("input_audio_buffer.commit")
-    assert "audio" in received[:commit] and "input_audio_buffer.clear" not in received and "response.create" in received[commit:]
+    assert (
+        "audio" in received[:commit]
+        and "input_audio_buffer.clear" not in received
+        and "response.create" in received[commit:]
+    )
 
 
-def test_interruption_while_disconnected_reaches_the_server(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_interruption_while_disconnected_reaches_the_server(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     page = visit_with_mic("always", ALWAYS)
     hold_to_talk(page)
     server.script = VoiceScript(samples=tone(60.0), lead_s=60, stall_after=50 * RATE_HZ)
@@ -135,12 +169,16 @@ def test_interruption_while_disconnected_reaches_the_server(visit_with_mic: Visi
     expect(page.locator("#state")).to_have_text("Reconnecting")
     page.locator("#talk-button").focus()
     page.keyboard.down("Space")
-    wait_js(page, "fleetVoice.socket.held.filter((frame) => frame instanceof ArrayBuffer).length > 20")
+    wait_js(
+        page, "fleetVoice.socket.held.filter((frame) => frame instanceof ArrayBuffer).length > 20"
+    )
     page.keyboard.up("Space")
     server.script = VoiceScript(text="second answer")
     expect(page.locator(".turn.assistant .words").last).to_have_text("second answer")
     received = [
-        kind for kind in server.connections[-1].received if kind not in ("audio", "fleet.played", "conversation.item.retrieve")
+        kind
+        for kind in server.connections[-1].received
+        if kind not in ("audio", "fleet.played", "conversation.item.retrieve")
     ]
     first = ["response.cancel", "input_audio_buffer.clear", "conversation.item.truncate"]
     assert received[0] == "session.update" and set(received[1:4]) == set(first)
@@ -152,15 +190,20 @@ def test_stop_discards_pending_question(text_page: Page, server: FakeVoiceServer
     """The question was lost in transit: no answer follows."""
     js(
         text_page,
-        "fleetVoice.conversation.put({ role: 'user', kind: 'speech', itemId: null, state: 'waiting', text: '', notes: [] })",
+        "fleetVoice.conversation.put({ role: 'user', kind: 'speech', itemId: null, state: "
+        "'waiting', text: '', notes: [] })",
     )
     expect(text_page.locator("#state")).to_have_text("Thinking")
     text_page.locator("#stop").click()
     expect(text_page.locator("#state")).to_have_text("Ready")
 
 
-def test_new_session_receives_format_before_audio(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
-    """This holds for audio that was held while disconnected, too: a new session assumes another rate."""
+def test_new_session_receives_format_before_audio(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
+    """This holds for audio that was held while disconnected, too: a new session assumes another
+    rate.
+    """
     page = visit_with_mic("always", ALWAYS)
     start(page)
     wait_until(lambda: len(server.mic) > 10, "audio")

@@ -1,4 +1,6 @@
-"""Modules of the Voice page, each by itself in the browser: latency, states, echo, heard text, and the saved conversation."""
+"""Modules of the Voice page, each by itself in the browser: latency, states, echo, heard text, and
+the saved conversation.
+"""
 
 import json
 from pathlib import Path
@@ -14,7 +16,8 @@ from tests.web.voice.browsers import MIC_RATE_HZ, Visit, ask, js, start, wait_js
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
 FLAGS = (
-    "{refused: false, connected: true, everConnected: true, queued: 0, interrupted: false, hearing: false, playing: false, "
+    "{refused: false, connected: true, everConnected: true, queued: 0, interrupted: false, "
+    "hearing: false, playing: false, "
     "thinking: false, mic: false, muted: false, pushToTalk: false"
 )
 
@@ -44,45 +47,79 @@ def test_state_priority(module_page: Page) -> None:
 
 
 def test_latency_parts_add_up(module_page: Page) -> None:
-    timing = "{voice_to_voice_ms: 630, parts: [{name: 'endpointing', ms: 500}, {name: 'a', ms: 130}]}"
+    timing = (
+        "{voice_to_voice_ms: 630, parts: [{name: 'endpointing', ms: 500}, {name: 'a', ms: 130}]}"
+    )
     turn = f"{{endedAt: 1000, firstAudioAt: 1650, audibleAt: 1760, timing: {timing}}}"
     latency = cast("dict[str, object]", module(module_page, "latency", f"m.computeLatency({turn})"))
     parts = {part["name"]: part["ms"] for part in cast("list[dict[str, object]]", latency["parts"])}
-    assert parts == {"endpointing": 500, "a": 130, "network": 20, "buffer": 110} and latency["totalMs"] == 760
+    assert (
+        parts == {"endpointing": 500, "a": 130, "network": 20, "buffer": 110}
+        and latency["totalMs"] == 760
+    )
     unknown = turn.replace("endedAt: 1000", "endedAt: null")
-    latency = cast("dict[str, object]", module(module_page, "latency", f"m.computeLatency({unknown})"))
+    latency = cast(
+        "dict[str, object]", module(module_page, "latency", f"m.computeLatency({unknown})")
+    )
     assert latency["totalMs"] == 740
     # the server's parts already include 400 ms of silence after the first audio
-    silent = turn.replace("ms: 130}", "ms: 130}, {name: 'silence', ms: 400}").replace("endedAt", "silenceMs: 400, endedAt")
-    latency = cast("dict[str, object]", module(module_page, "latency", f"m.computeLatency({silent})"))
+    silent = turn.replace("ms: 130}", "ms: 130}, {name: 'silence', ms: 400}").replace(
+        "endedAt", "silenceMs: 400, endedAt"
+    )
+    latency = cast(
+        "dict[str, object]", module(module_page, "latency", f"m.computeLatency({silent})")
+    )
     assert latency["totalMs"] == 1160
-    assert module(module_page, "latency", "[m.median([]), m.median([3, 1, 2]), m.median([4, 1])]") == [None, 2, 2.5]
+    assert module(
+        module_page, "latency", "[m.median([]), m.median([3, 1, 2]), m.median([4, 1])]"
+    ) == [None, 2, 2.5]
 
 
 def test_end_reason_distinguishes_idle_and_operator(module_page: Page) -> None:
     idle = "{code: 1000, reason: 'invalid_request_error.session_idle: nothing was sent'}"
-    assert module(module_page, "reasons", f"m.refusedReason({idle}).title") == "This conversation was idle for too long"
+    assert (
+        module(module_page, "reasons", f"m.refusedReason({idle}).title")
+        == "This conversation was idle for too long"
+    )
     operator = "{code: 1000, reason: 'an operator ended the session'}"
-    assert module(module_page, "reasons", f"m.refusedReason({operator}).title") == "An operator ended this conversation"
+    assert (
+        module(module_page, "reasons", f"m.refusedReason({operator}).title")
+        == "An operator ended this conversation"
+    )
 
 
-@pytest.mark.parametrize(("ms_ago", "counted"), [(100, False), (600, True), (800, True), (1000, False), (5000, False)])
-def test_interruption_counts_as_echo_only_after_first_voiced_sample(module_page: Page, ms_ago: int, counted: bool) -> None:
+@pytest.mark.parametrize(
+    ("ms_ago", "counted"), [(100, False), (600, True), (800, True), (1000, False), (5000, False)]
+)
+def test_interruption_counts_as_echo_only_after_first_voiced_sample(
+    module_page: Page, ms_ago: int, counted: bool
+) -> None:
     """The answer bereceived audible `ms_ago`, and its first voiced sample 400 ms later."""
     answer = f"{{live: true, silenceMs: 400, audibleAt: performance.now() - {ms_ago}}}"
     found = module(
-        module_page, "echo-detector", f"((e) => [e.onInterruption({answer}), e.count])(new m.EchoDetector({{settings: {{}}}}))"
+        module_page,
+        "echo-detector",
+        f"((e) => [e.onInterruption({answer}), e.count])(new m.EchoDetector({{settings: {{}}}}))",
     )
     assert found == [counted, int(counted)]
 
 
 @pytest.mark.parametrize(("length_ms", "warned"), [(700, True), (2500, False)])
-def test_speech_longer_than_an_echo_withdraws_the_warning(module_page: Page, length_ms: int, warned: bool) -> None:
+def test_speech_longer_than_an_echo_withdraws_the_warning(
+    module_page: Page, length_ms: int, warned: bool
+) -> None:
     view = "{shown: false, showReason(reason) { this.shown = reason !== null; }}"
     answer = "{live: true, silenceMs: 0, audibleAt: performance.now() - 100}"
     turn = f"e.onSpeechEnd({{lengthMs: {length_ms}, maybeEcho: e.onInterruption({answer})}})"
     detector = f"new m.EchoDetector({{settings: {{}}, view: {view}}})"
-    assert module(module_page, "echo-detector", f"((e) => {{ {turn}; {turn}; return e.view.shown; }})({detector})") == warned
+    assert (
+        module(
+            module_page,
+            "echo-detector",
+            f"((e) => {{ {turn}; {turn}; return e.view.shown; }})({detector})",
+        )
+        == warned
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,19 +138,28 @@ def test_uninterrupted_answer_withdraws_the_echo_warning(
     module_page: Page, answer: str, ended: bool, mic: str, count: int
 ) -> None:
     view = "{shown: true, showReason(reason) { this.shown = reason !== null; }}"
-    detector = f"Object.assign(new m.EchoDetector({{settings: {{}}, mic: {{{mic}}}, view: {view}}}), {{count: 2}})"
+    detector = (
+        f"Object.assign(new m.EchoDetector({{settings: {{}}, mic: {{{mic}}}, view: "
+        f"{view}}}), {{count: 2}})"
+    )
     call = f"e.onPlayback({{silenceMs: 0, {answer}}}, {json.dumps(ended)}, false)"
     found = module(
         module_page,
         "echo-detector",
-        f"((e, now) => {{ {call}; return [e.count, e.view.shown]; }})({detector}, performance.now())",
+        f"((e, now) => {{ {call}; return [e.count, e.view.shown]; }})({detector}, "
+        "performance.now())",
     )
     assert found == [count, count > 0]
 
 
 def test_sent_audio_maps_positions_to_times(module_page: Page) -> None:
-    sent = "(() => { const s = new m.SentAudio(); s.add(20, 1020); s.add(20, 1041); s.add(20, 5000); return s; })()"
-    assert module(module_page, "latency", f"[10, 20, 40, 60, 61].map((ms) => {sent}.timeAt(ms))") == [
+    sent = (
+        "(() => { const s = new m.SentAudio(); s.add(20, 1020); s.add(20, 1041); s.add(20, "
+        "5000); return s; })()"
+    )
+    assert module(
+        module_page, "latency", f"[10, 20, 40, 60, 61].map((ms) => {sent}.timeAt(ms))"
+    ) == [
         1010,
         1020,
         1041,
@@ -126,19 +172,32 @@ def test_frames_with_repeats_and_gaps_are_joined(module_page: Page) -> None:
     """Positions stay those of the server: a repeat is dropped, a gap becomes silence."""
     frames = "[[0, [1, 2, 3]], [2, [3, 4]], [0, [1, 2]], [6, [7]]]"
     taken = f"{frames}.map(([at, pcm]) => [...a.acceptFrame(at, Int16Array.from(pcm))])"
-    joined = module(module_page, "answer", f"((a) => [{taken}, a.received])(new m.Answer('r', 1, 24000))")
+    joined = module(
+        module_page, "answer", f"((a) => [{taken}, a.received])(new m.Answer('r', 1, 24000))"
+    )
     assert joined == [[[1, 2, 3], [4], [], [0, 0, 7]], 7]
 
 
 def test_heard_text_follows_playback_by_words(module_page: Page) -> None:
     fields = "{text: 'one two three four', received: 1000, audioDone: true}"
-    heard = "[0, 250, 500, 999, 1000].map((played) => Object.assign(a, {played}) && a.text.slice(0, a.heardChars))"
-    found = module(module_page, "answer", f"((a) => {heard})(Object.assign(new m.Answer('r', 1, 24000), {fields}))")
+    heard = (
+        "[0, 250, 500, 999, 1000].map((played) => Object.assign(a, {played}) && "
+        "a.text.slice(0, a.heardChars))"
+    )
+    found = module(
+        module_page,
+        "answer",
+        f"((a) => {heard})(Object.assign(new m.Answer('r', 1, 24000), {fields}))",
+    )
     assert found == ["", "one", "one two", "one two three", "one two three four"]
 
 
-def test_saved_conversation_has_two_tracks_and_transcript(visit_with_mic: Visit, server: FakeVoiceServer, tmp_path: Path) -> None:
-    """The user is on the left and the model on the right, on one clock; audio that was not played is not included."""
+def test_saved_conversation_has_two_tracks_and_transcript(
+    visit_with_mic: Visit, server: FakeVoiceServer, tmp_path: Path
+) -> None:
+    """The user is on the left and the model on the right, on one clock; audio that was not played
+    is not included.
+    """
     question = tone(0.6, 700.0, MIC_RATE_HZ, 0.4)
     quiet = np.zeros(MIC_RATE_HZ, np.int16)
     server.script = VoiceScript(samples=tone(1.0, 440.0))
@@ -158,10 +217,22 @@ def test_saved_conversation_has_two_tracks_and_transcript(visit_with_mic: Visit,
     page.locator("#download").click()
     wait_until(lambda: page.evaluate("1") and len(saved) == 2, "both files")
     saved_json = json.loads(next(path for path in saved if path.suffix == ".json").read_text())
-    assert [turn["role"] for turn in saved_json["turns"]] == ["user", "assistant", "user", "assistant"]
-    assert saved_json["turns"][0]["text"] == "what the user said" and saved_json["turns"][1]["heard"] == TEXT
-    assert saved_json["turns"][3]["interrupted"] and saved_json["turns"][3]["text"].startswith(saved_json["turns"][3]["heard"])
-    tracks, rate_hz = soundfile.read(str(next(path for path in saved if path.suffix == ".wav")), dtype="int16")
+    assert [turn["role"] for turn in saved_json["turns"]] == [
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
+    assert (
+        saved_json["turns"][0]["text"] == "what the user said"
+        and saved_json["turns"][1]["heard"] == TEXT
+    )
+    assert saved_json["turns"][3]["interrupted"] and saved_json["turns"][3]["text"].startswith(
+        saved_json["turns"][3]["heard"]
+    )
+    tracks, rate_hz = soundfile.read(
+        str(next(path for path in saved if path.suffix == ".wav")), dtype="int16"
+    )
     assert rate_hz == RATE_HZ and tracks.shape[1] == 2
     right = tracks[:, 1]
     assert np.count_nonzero(right) > 0.95 * played and np.count_nonzero(right) <= played

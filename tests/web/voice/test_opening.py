@@ -6,7 +6,15 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, Visit, ask, choose_push_to_talk, js, start, wait_js
+from tests.web.voice.browsers import (
+    MIC_RATE_HZ,
+    Visit,
+    ask,
+    choose_push_to_talk,
+    js,
+    start,
+    wait_js,
+)
 from tests.web.voice.fake_server import RATE_HZ, TEXT, FakeVoiceServer, VoiceScript, tone
 
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
@@ -53,7 +61,9 @@ def release(page: Page) -> None:
 
 
 @pytest.mark.parametrize("hold", [key_down, button_down])
-def test_first_push_records_from_microphone_opening(visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold) -> None:
+def test_first_push_records_from_microphone_opening(
+    visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold
+) -> None:
     page = open_with_push_to_talk(visit_with_mic)
     hold(page)
     expect(page.locator("#state")).to_have_text("Opening the microphone")
@@ -66,24 +76,36 @@ def test_first_push_records_from_microphone_opening(visit_with_mic: Visit, serve
     expect(page.locator(".reason")).to_have_count(0)
     received = server.connections[0].received
     first, commit = received.index("audio"), received.index("input_audio_buffer.commit")
-    assert received[:first].count("session.update") >= 3, "the rate of the microphone precedes its first sample"
+    assert received[:first].count("session.update") >= 3, (
+        "the rate of the microphone precedes its first sample"
+    )
     assert server.rate_hz == js(page, "fleetVoice.mic.rateHz")
     assert received[first:commit].count("audio") > 25, "every block since the opening"
-    assert "input_audio_buffer.clear" in received[:first] and "input_audio_buffer.clear" not in received[first:]
+    assert (
+        "input_audio_buffer.clear" in received[:first]
+        and "input_audio_buffer.clear" not in received[first:]
+    )
 
 
 @pytest.mark.parametrize("hold", [key_down, button_down])
-def test_push_released_before_microphone_opens_asks_to_repeat(visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold) -> None:
+def test_push_released_before_microphone_opens_asks_to_repeat(
+    visit_with_mic: Visit, server: FakeVoiceServer, hold: Hold
+) -> None:
     page = open_with_push_to_talk(visit_with_mic)
     hold(page)
     expect(page.locator("#state")).to_have_text("Opening the microphone")
     release(page)
-    expect(page.locator(".reason")).to_contain_text("Nothing was recorded. Hold the button, or the space bar, again")
+    expect(page.locator(".reason")).to_contain_text(
+        "Nothing was recorded. Hold the button, or the space bar, again"
+    )
     hold(page)
     expect(page.locator(".reason")).to_have_count(0)
     release(page)
-    # The driver does not wait until the page has handled a key: if the microphone opened first, it would record.
-    expect(page.locator(".reason")).to_contain_text("Nothing was recorded. Hold the button, or the space bar, again")
+    # The driver does not wait until the page has handled a key: if the microphone opened first, it
+    # would record.
+    expect(page.locator(".reason")).to_contain_text(
+        "Nothing was recorded. Hold the button, or the space bar, again"
+    )
     js(page, "window.openMic()")
     expect(page.locator("#state")).to_have_text("Hold to talk")
     expect(page.locator(".turn")).to_have_count(0)
@@ -96,7 +118,9 @@ def test_push_released_before_microphone_opens_asks_to_repeat(visit_with_mic: Vi
     expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)
 
 
-def test_talk_ended_during_microphone_opening_leaves_it_closed(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_talk_ended_during_microphone_opening_leaves_it_closed(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
     page.evaluate(DELAY_MICROPHONE)
@@ -111,32 +135,50 @@ def test_talk_ended_during_microphone_opening_leaves_it_closed(visit_with_mic: V
 
 def end(server: FakeVoiceServer) -> None:
     """Close as a gateway does when an operator ends the session."""
-    server.call(lambda: server.connections[-1].websocket.close(1000, "an operator ended the session"))
+    server.call(
+        lambda: server.connections[-1].websocket.close(1000, "an operator ended the session")
+    )
 
 
-def test_typing_continues_conversation_after_idle_end(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_typing_continues_conversation_after_idle_end(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     page = visit_with_mic("steady-hold", STEADY)
     expect(page.locator("#state")).to_have_text("Ready")
     ask(page, "my name is Ada")
     wait_js(page, "fleetVoice.player.totalPlayed > 0 && !fleetVoice.player.playing")
 
     async def idle() -> None:
-        error = {"type": "invalid_request_error", "code": "session_idle", "message": "nothing was sent", "param": None}
+        error = {
+            "type": "invalid_request_error",
+            "code": "session_idle",
+            "message": "nothing was sent",
+            "param": None,
+        }
         await server.connections[-1].send("error", error=error)
-        await server.connections[-1].websocket.close(1000, "invalid_request_error.session_idle: nothing was sent")
+        await server.connections[-1].websocket.close(
+            1000, "invalid_request_error.session_idle: nothing was sent"
+        )
 
     server.call(idle)
     expect(page.locator("#state")).to_have_text("Ended")
     expect(page.locator(".reason")).to_contain_text("This conversation was idle for too long")
     ask(page, "hello")
-    wait_until(lambda: len(server.of_type("conversation.item.create")) == 4, "the turns so far, and the message")
-    texts = [event["item"]["content"][0]["text"] for event in server.of_type("conversation.item.create")]  # pyright: ignore
+    wait_until(
+        lambda: len(server.of_type("conversation.item.create")) == 4,
+        "the turns so far, and the message",
+    )
+    texts = [
+        event["item"]["content"][0]["text"] for event in server.of_type("conversation.item.create")
+    ]  # pyright: ignore
     assert texts == ["my name is Ada", "my name is Ada", TEXT, "hello"]
     assert len(server.connections) == 2 and "session" not in server.connections[1].query
     expect(page.locator(".turn")).to_have_count(4)
 
 
-def test_forced_end_closes_microphone_and_offers_talk_again(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_forced_end_closes_microphone_and_offers_talk_again(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     server.script = VoiceScript(samples=tone(20.0), lead_s=20, stall_after=19 * RATE_HZ)
     page = visit_with_mic("steady-hold", STEADY)
     start(page)
@@ -158,7 +200,9 @@ def test_forced_end_closes_microphone_and_offers_talk_again(visit_with_mic: Visi
     assert len(server.connections) == 2 and "session" not in server.connections[1].query
 
 
-def test_forced_end_during_push_sends_nothing(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_forced_end_during_push_sends_nothing(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     page = open_with_push_to_talk(visit_with_mic)
     page.keyboard.down("Space")
     expect(page.locator("#state")).to_have_text("Opening the microphone")

@@ -7,9 +7,28 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.support import wait_until
-from tests.web.voice.browsers import MIC_RATE_HZ, PRESS_KEY, Browsers, Visit, ask, hold_to_talk, js, start, visiting, wait_js
+from tests.web.voice.browsers import (
+    MIC_RATE_HZ,
+    PRESS_KEY,
+    Browsers,
+    Visit,
+    ask,
+    hold_to_talk,
+    js,
+    start,
+    visiting,
+    wait_js,
+)
 from tests.web.voice.conftest import Site
-from tests.web.voice.fake_server import LEAD_S, RATE_HZ, TEXT, FakeVoiceServer, Pcm, VoiceScript, tone
+from tests.web.voice.fake_server import (
+    LEAD_S,
+    RATE_HZ,
+    TEXT,
+    FakeVoiceServer,
+    Pcm,
+    VoiceScript,
+    tone,
+)
 
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
@@ -41,7 +60,9 @@ def loud(pcm: Pcm, rate_hz: int) -> Pcm:
     return blocks[np.abs(blocks).max(axis=1) > 2000].ravel()
 
 
-def test_spoken_question_is_answered_in_audio(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_spoken_question_is_answered_in_audio(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     page = visit_with_mic("question", QUESTION)
     start(page)
     expect(page.locator("#state")).to_have_text("Listening")
@@ -55,15 +76,21 @@ def test_spoken_question_is_answered_in_audio(visit_with_mic: Visit, server: Fak
     assert pitch(spoken, server.rate_hz) == pytest.approx(700, abs=8)
 
 
-def test_voice_to_voice_latency_includes_leading_silence(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_voice_to_voice_latency_includes_leading_silence(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     """The latency ends with the first voiced sample that is played."""
-    server.script = VoiceScript(samples=np.concatenate([np.zeros(LEAD_SAMPLES, np.int16), tone(1.0)]))
+    server.script = VoiceScript(
+        samples=np.concatenate([np.zeros(LEAD_SAMPLES, np.int16), tone(1.0)])
+    )
     page = visit_with_mic("question", QUESTION)
     start(page)
     latency = page.locator(".turn.assistant .latency")
     expect(latency).to_be_visible()
     label = latency.get_attribute("aria-label") or ""
-    assert label.startswith("Voice to voice") and "endpointing 400 ms" in label and "network" in label
+    assert (
+        label.startswith("Voice to voice") and "endpointing 400 ms" in label and "network" in label
+    )
     # it begins with the last voiced sample that was sent, and includes buffers
     audible_ms = float(str(js(page, "fleetVoice.conversation.current.audibleAt")))
     ended = "fleetVoice.conversation.speech.sent.timeAt(fleetVoice.conversation.current.timing.voiced_end_ms)"
@@ -112,8 +139,12 @@ BARGE_IN_WATCH = """
 
 
 def test_second_echo_offers_push_to_talk(text_page: Page, server: FakeVoiceServer) -> None:
-    """The loudspeaker's audio returns through the microphone, quieter and later; answers begin with silence."""
-    server.script = VoiceScript(samples=np.concatenate([np.zeros(LEAD_SAMPLES, np.int16), tone(20.0)]))
+    """The loudspeaker's audio returns through the microphone, quieter and later; answers begin with
+    silence.
+    """
+    server.script = VoiceScript(
+        samples=np.concatenate([np.zeros(LEAD_SAMPLES, np.int16), tone(20.0)])
+    )
     js(text_page, ECHO)
     start(text_page)
     expect(text_page.locator("#state")).to_have_text("Listening")
@@ -156,7 +187,9 @@ def test_quiet_input_at_first_answer_counts_as_echo(text_page: Page) -> None:
         assert not text_page.evaluate(guarded, {**first, **other}), other
 
 
-def test_push_to_talk_with_space_bar_and_button(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_push_to_talk_with_space_bar_and_button(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     server.script = VoiceScript(samples=tone(60.0))
     page = visit_with_mic("steady", STEADY)
     hold_to_talk(page)
@@ -189,23 +222,31 @@ def test_short_key_press_sends_nothing(visit_with_mic: Visit, server: FakeVoiceS
     page = visit_with_mic("steady", STEADY)
     hold_to_talk(page)
     page.evaluate(PRESS_KEY)
-    wait_until(lambda: len(server.of_type("input_audio_buffer.clear")) == 2, "the buffer to be cleared")
+    wait_until(
+        lambda: len(server.of_type("input_audio_buffer.clear")) == 2, "the buffer to be cleared"
+    )
     assert not server.of_type("input_audio_buffer.commit")
     expect(page.locator(".turn")).to_have_count(0)
 
 
-def test_press_too_short_for_the_server_adds_no_question(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_press_too_short_for_the_server_adds_no_question(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     """A touch on the button is shorter than any word; without audio no request is sent either."""
     page = visit_with_mic("steady", STEADY)
     hold_to_talk(page)
     page.evaluate(PRESS_FOR, 150)
-    wait_until(lambda: len(server.of_type("input_audio_buffer.clear")) == 2, "the buffer to be cleared")
+    wait_until(
+        lambda: len(server.of_type("input_audio_buffer.clear")) == 2, "the buffer to be cleared"
+    )
     expect(page.locator(".reason")).to_have_count(0)
     page.evaluate(PRESS_FOR, 1000)
     expect(page.locator(".reason")).to_contain_text("Nothing was recorded")
     expect(page.locator("#state")).to_have_text("Hold to talk")
     expect(page.locator(".turn")).to_have_count(0)
-    assert len(server.of_type("input_audio_buffer.commit")) == 1 and not server.of_type("response.create")
+    assert len(server.of_type("input_audio_buffer.commit")) == 1 and not server.of_type(
+        "response.create"
+    )
 
 
 PRESS_FOR = """
@@ -242,7 +283,9 @@ def test_muted_microphone_sends_silence(visit_with_mic: Visit, server: FakeVoice
     assert not np.concatenate([pcm for _, pcm in server.mic[muted_from : muted_from + 10]]).any()
 
 
-def test_speech_without_transcript_shows_its_length(visit_with_mic: Visit, server: FakeVoiceServer) -> None:
+def test_speech_without_transcript_shows_its_length(
+    visit_with_mic: Visit, server: FakeVoiceServer
+) -> None:
     server.script = VoiceScript(transcript=None)
     page = visit_with_mic("question", QUESTION)
     start(page)
@@ -256,7 +299,9 @@ def test_chosen_devices_are_remembered(visit_with_mic: Visit, server: FakeVoiceS
     start(page)
     expect(page.locator("#input-field")).to_be_visible()
     expect(page.locator("#output-field")).to_be_visible()
-    options = page.locator("#input-device option").evaluate_all("all => all.map(({ value }) => value)")
+    options = page.locator("#input-device option").evaluate_all(
+        "all => all.map(({ value }) => value)"
+    )
     assert options[0] == "" and len(options) > 1
     page.locator("#input-device").select_option(options[-1])
     # it captures after its worklet has loaded, later than it names its device
@@ -269,8 +314,12 @@ def test_chosen_devices_are_remembered(visit_with_mic: Visit, server: FakeVoiceS
     wait_js(page, f"fleetVoice.mic.deviceId === {options[-1]!r}")
 
 
-def test_missing_microphone_is_reported(browsers: Browsers, site: Site, server: FakeVoiceServer) -> None:
-    with visiting(browsers.with_microphone("nothing", None), site.url, permissions=["microphone"]) as page:
+def test_missing_microphone_is_reported(
+    browsers: Browsers, site: Site, server: FakeVoiceServer
+) -> None:
+    with visiting(
+        browsers.with_microphone("nothing", None), site.url, permissions=["microphone"]
+    ) as page:
         start(page)
         expect(page.locator(".reason")).to_contain_text("No microphone found")
         ask(page)
@@ -278,19 +327,27 @@ def test_missing_microphone_is_reported(browsers: Browsers, site: Site, server: 
         wait_js(page, f"fleetVoice.player.totalPlayed === {RATE_HZ}")
 
 
-def test_denied_microphone_is_reported(browsers: Browsers, site: Site, server: FakeVoiceServer) -> None:
-    denying = browsers.with_microphone("denied", None, "--use-fake-device-for-media-stream", "--deny-permission-prompts")
+def test_denied_microphone_is_reported(
+    browsers: Browsers, site: Site, server: FakeVoiceServer
+) -> None:
+    denying = browsers.with_microphone(
+        "denied", None, "--use-fake-device-for-media-stream", "--deny-permission-prompts"
+    )
     with visiting(denying, site.url) as page:
         start(page)
         expect(page.locator(".reason")).to_contain_text("The microphone is not allowed")
         expect(page.locator("#state")).to_have_text("Ready")
 
 
-def test_insecure_address_shows_ssh_command(browsers: Browsers, site: Site, server: FakeVoiceServer) -> None:
+def test_insecure_address_shows_ssh_command(
+    browsers: Browsers, site: Site, server: FakeVoiceServer
+) -> None:
     address = site.url.replace("127.0.0.1", "fleet.test")
     mapped = browsers.with_microphone("lan", None, "--host-resolver-rules=MAP fleet.test 127.0.0.1")
     port = site.url.rpartition(":")[2]
     with visiting(mapped, address) as page:
-        expect(page.locator(".reason code")).to_have_text(f"ssh -L {port}:127.0.0.1:{port} USER@fleet.test")
+        expect(page.locator(".reason code")).to_have_text(
+            f"ssh -L {port}:127.0.0.1:{port} USER@fleet.test"
+        )
         ask(page)
         expect(page.locator(".turn.assistant .words")).to_have_text(TEXT)

@@ -12,7 +12,9 @@ from tests.web.voice.fake_server import PARTS, RATE_HZ, TEXT, FakeVoiceServer, V
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 
-def test_typed_message_is_answered_in_text_and_audio(text_page: Page, server: FakeVoiceServer) -> None:
+def test_typed_message_is_answered_in_text_and_audio(
+    text_page: Page, server: FakeVoiceServer
+) -> None:
     note_states(text_page)
     ask(text_page)
     expect(text_page.locator(".turn.user .words")).to_have_text("hello")
@@ -22,7 +24,10 @@ def test_typed_message_is_answered_in_text_and_audio(text_page: Page, server: Fa
     assert "Speaking" in noted_states(text_page)
     expect(text_page.locator(".turn.assistant .notes")).to_contain_text("1.0 s of speech")
     end = {"response_id": "resp_1", "samples": RATE_HZ}
-    wait_until(lambda: end.items() <= server.of_type("fleet.played")[-1].items(), "the report of the last sample")
+    wait_until(
+        lambda: end.items() <= server.of_type("fleet.played")[-1].items(),
+        "the report of the last sample",
+    )
 
 
 def test_played_samples_equal_sent_samples(text_page: Page, server: FakeVoiceServer) -> None:
@@ -33,7 +38,9 @@ def test_played_samples_equal_sent_samples(text_page: Page, server: FakeVoiceSer
     tap(text_page)
     server.script = VoiceScript(samples=noise, lead_s=20)
     ask(text_page)
-    wait_js(text_page, f"fleetVoice.player.totalPlayed === {len(noise)} && !fleetVoice.player.playing")
+    wait_js(
+        text_page, f"fleetVoice.player.totalPlayed === {len(noise)} && !fleetVoice.player.playing"
+    )
     assert js(text_page, "fleetVoice.player.underruns") == 0
     played = tapped(text_page, len(noise))
     first = int(np.flatnonzero(played)[0]) - int(np.flatnonzero(noise)[0])
@@ -44,15 +51,22 @@ def test_played_samples_equal_sent_samples(text_page: Page, server: FakeVoiceSer
 def test_underrun_loses_no_samples(text_page: Page, server: FakeVoiceServer) -> None:
     server.script = VoiceScript(samples=tone(0.8), gap_s=0.16, lead_s=0.0)
     ask(text_page)
-    wait_js(text_page, f"fleetVoice.player.totalPlayed === {8 * RATE_HZ // 10} && !fleetVoice.player.playing")
+    wait_js(
+        text_page,
+        f"fleetVoice.player.totalPlayed === {8 * RATE_HZ // 10} && !fleetVoice.player.playing",
+    )
     assert int(str(js(text_page, "fleetVoice.player.underruns"))) > 0
     expect(text_page.locator(".turn.assistant .notes")).to_contain_text("gap")
     reported = sum(int(str(event["underruns"])) for event in server.of_type("fleet.played"))
     assert reported == js(text_page, "fleetVoice.player.underruns")
 
 
-def test_stop_silences_answer_and_keeps_heard_text(text_page: Page, server: FakeVoiceServer) -> None:
-    server.script = VoiceScript(text="one two three four five six seven eight nine ten", samples=tone(10.0), lead_s=20)
+def test_stop_silences_answer_and_keeps_heard_text(
+    text_page: Page, server: FakeVoiceServer
+) -> None:
+    server.script = VoiceScript(
+        text="one two three four five six seven eight nine ten", samples=tone(10.0), lead_s=20
+    )
     server.script.stall_after, server.script.late = 9 * RATE_HZ, 5
     ask(text_page)
     wait_js(text_page, "fleetVoice.player.totalPlayed > 2 * 24000")
@@ -83,26 +97,41 @@ def test_new_question_interrupts_answer(text_page: Page, server: FakeVoiceServer
     server.script = VoiceScript(text="second answer")
     ask(text_page, "second")
     expect(text_page.locator(".turn.assistant .words").last).to_have_text("second answer")
-    events = [event for event in server.events if str(event["type"]).startswith(("response.", "conversation.item."))]
+    events = [
+        event
+        for event in server.events
+        if str(event["type"]).startswith(("response.", "conversation.item."))
+    ]
     kinds = [
-        str(event["type"]).removeprefix("conversation.") for event in events if event["type"] != "conversation.item.retrieve"
+        str(event["type"]).removeprefix("conversation.")
+        for event in events
+        if event["type"] != "conversation.item.retrieve"
     ]
     first = ["item.create", "response.create"]
-    assert kinds == [*first, "response.cancel", "item.truncate", *first], "the truncation precedes the question"
+    assert kinds == [*first, "response.cancel", "item.truncate", *first], (
+        "the truncation precedes the question"
+    )
     (truncate,) = server.of_type("conversation.item.truncate")
     assert 200 <= int(str(truncate["audio_end_ms"])) < 10_000
     expect(text_page.locator(".reason")).to_have_count(0)
 
 
-def test_messages_before_first_answer_share_one_answer(text_page: Page, server: FakeVoiceServer) -> None:
+def test_messages_before_first_answer_share_one_answer(
+    text_page: Page, server: FakeVoiceServer
+) -> None:
     server.script = VoiceScript(samples=tone(1.5))
     text_page.locator("#message").press("Shift")
     js(text_page, "fleetVoice.player.open()")
     js(text_page, "['one', 'two', 'three'].forEach((text) => fleetVoice.conversation.ask(text))")
     expect(text_page.locator(".turn.user .words")).to_have_text(["one", "two", "three"])
-    wait_js(text_page, f"fleetVoice.player.totalPlayed === {3 * RATE_HZ // 2} && !fleetVoice.player.playing")
+    wait_js(
+        text_page,
+        f"fleetVoice.player.totalPlayed === {3 * RATE_HZ // 2} && !fleetVoice.player.playing",
+    )
     expect(text_page.locator(".reason")).to_have_count(0)
-    created = [event["item"]["content"][0]["text"] for event in server.of_type("conversation.item.create")]  # pyright: ignore
+    created = [
+        event["item"]["content"][0]["text"] for event in server.of_type("conversation.item.create")
+    ]  # pyright: ignore
     assert created == ["one", "two", "three"] and len(server.of_type("response.create")) == 1
 
 

@@ -8,7 +8,9 @@ from web.http.guard import csrf_of
 from web.http.middleware import CONTENT_POLICY
 
 DOCS_POLICY = f"{CONTENT_POLICY}; img-src 'self' data:"
-"""Swagger UI's style sheet holds its icons as data URLs; scripts, styles and connections keep the policy of every page."""
+"""Swagger UI's style sheet holds its icons as data URLs; scripts, styles and connections keep the
+policy of every page.
+"""
 
 
 class ApiDocsPage:
@@ -17,4 +19,6 @@ class ApiDocsPage:
 
     async def show(self, request: Request) -> Response:
         html = self._templates.render("docs.html", csrf=csrf_of(request.scope))
-        return HTMLResponse(html, headers={"cache-control": "no-store", "content-security-policy": DOCS_POLICY})
+        return HTMLResponse(
+            html, headers={"cache-control": "no-store", "content-security-policy": DOCS_POLICY}
+        )

@@ -14,7 +14,9 @@ UNREADABLE = "unreadable"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsContext(PageContext):
-    """`jobs`: the newest, with their formatted `arguments`; `num_more` are left out. `measures`: choices for a new one."""
+    """`jobs`: the newest, with their formatted `arguments`; `num_more` are left out. `measures`:
+    choices for a new one.
+    """
 
     jobs: tuple[Job, ...] = ()
     arguments: tuple[str, ...] = ()
@@ -33,7 +35,9 @@ class JobsPage(LivePage):
         shown = tuple(jobs[:MAX_ROWS])
         return JobsContext(
             jobs=shown,
-            arguments=tuple(format_arguments(job.arguments) if job.state != UNREADABLE else "" for job in shown),
+            arguments=tuple(
+                format_arguments(job.arguments) if job.state != UNREADABLE else "" for job in shown
+            ),
             num_more=len(jobs[MAX_ROWS:]),
         )
 

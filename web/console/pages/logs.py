@@ -28,7 +28,8 @@ RETRY_S, LONG_S = 1.0, 3600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogsContext(PageContext):
-    """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a page.
+    """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a
+    page.
 
     `follows`: new lines are appended live; not on a page of older lines.
     """
@@ -58,7 +59,9 @@ class LogsPage(LivePage):
     async def read(self, query: Query) -> LogsContext:
         """Raises: BadInput if a filter is invalid."""
         wanted, before = read_filters(query), query.get("before", "")
-        page = await self._gateway.client.telemetry.logs(read_log_query(wanted), before=before, limit=PAGE_SIZE)
+        page = await self._gateway.client.telemetry.logs(
+            read_log_query(wanted), before=before, limit=PAGE_SIZE
+        )
         return replace(
             self.empty(query),
             stream_query={**wanted, "after": page.newest or "0-0"},
@@ -75,7 +78,9 @@ def read_filters(query: Query) -> dict[str, str]:
 
 
 class LogStream:
-    """GET /console/live/logs: each new line once, under its id in the log, so that a reconnecting page continues where it was."""
+    """GET /console/live/logs: each new line once, under its id in the log, so that a reconnecting
+    page continues where it was.
+    """
 
     def __init__(self, gateway: Gateway, templates: Templates) -> None:
         self._gateway = gateway
@@ -103,7 +108,9 @@ class LogStream:
             finally:
                 await groups.aclose()
 
-    async def _group_lines(self, query: LogQuery, after: str) -> AsyncGenerator[list[LogLine], None]:
+    async def _group_lines(
+        self, query: LogQuery, after: str
+    ) -> AsyncGenerator[list[LogLine], None]:
         """Yield new lines in groups, the newest first, until the gateway closes."""
         lines: asyncio.Queue[LogLine] = asyncio.Queue(maxsize=PAGE_SIZE)
         arrived = asyncio.Event()
@@ -123,10 +130,15 @@ class LogStream:
             reading.cancel()
             await asyncio.wait({reading})
 
-    async def _read(self, query: LogQuery, after: str, lines: "asyncio.Queue[LogLine]", arrived: asyncio.Event) -> None:
+    async def _read(
+        self, query: LogQuery, after: str, lines: "asyncio.Queue[LogLine]", arrived: asyncio.Event
+    ) -> None:
         async for line in self._gateway.client.telemetry.follow_logs(query, after=after):
             await lines.put(line)
             arrived.set()
 
     def _trouble(self, text: str, last_id: str) -> bytes:
-        return format_message(last_id or "0-0", {"trouble": self._templates.render("parts/trouble.html", message=text)})
+        return format_message(
+            last_id or "0-0",
+            {"trouble": self._templates.render("parts/trouble.html", message=text)},
+        )

@@ -1,4 +1,5 @@
-"""Overview: the pipeline from the gateway through the stages to the listener, and charts of the last 15 minutes.
+"""Overview: the pipeline from the gateway through the stages to the listener, and charts of the
+last 15 minutes.
 
 Knows no stage by name.
 """
@@ -20,9 +21,10 @@ Pick = Callable[[SeriesPoint], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
-    """`wanted`: replicas in the configuration. `draining`: workers that accept no more tasks. `loaded_percent`: of its
-    weights, by the most advanced of its starting workers; None if it is not known. `waiting` counts tasks, `oldest_s`
-    is the longest wait among them. `busy`: path of the running tasks over time. `resources`: memory and load of its workers.
+    """`wanted`: replicas in the configuration. `draining`: workers that accept no more tasks.
+    `loaded_percent`: of its weights, by the most advanced of its starting workers; None if it is
+    not known. `waiting` counts tasks, `oldest_s` is the longest wait among them. `busy`: path of
+    the running tasks over time. `resources`: memory and load of its workers.
 
     Units: `p50_ms`, `p95_ms` of a task, as last measured at `at_us`; None without a measurement.
     """
@@ -76,7 +78,9 @@ class OverviewPage(LivePage):
         failed = await telemetry.list_requests(RequestFilter(state="failed"), limit=NUM_FAILURES)
         workers, queues = await telemetry.workers(), await telemetry.queues()
         trouble, remedy = describe_missing(await telemetry.missing_roles(), workers, queues)
-        built = self._build(workers, queues, await telemetry.series(), await telemetry.num_live(), failed.rows)
+        built = self._build(
+            workers, queues, await telemetry.series(), await telemetry.num_live(), failed.rows
+        )
         return replace(built, trouble=trouble, remedy=remedy)
 
     def _build(
@@ -98,12 +102,19 @@ class OverviewPage(LivePage):
         )
 
     def _stages(
-        self, workers: Sequence[WorkerView], queues: Sequence[RoleQueue], series: Sequence[SeriesPoint]
+        self,
+        workers: Sequence[WorkerView],
+        queues: Sequence[RoleQueue],
+        series: Sequence[SeriesPoint],
     ) -> tuple[StageSummary, ...]:
         boxes: list[StageSummary] = []
         for stage in self._gateway.graph.stages:
             name = stage.name
-            serving = [view for view in workers if stage_of(view.role) == name and not view.gone and view.state != "late"]
+            serving = [
+                view
+                for view in workers
+                if stage_of(view.role) == name and not view.gone and view.state != "late"
+            ]
             waiting = [queue for queue in queues if queue.stage == name]
             at_us = [point.at_us for point in series]
             p50_ms, p50_at = find_last([point.task_p50_ms.get(name) for point in series], at_us)
@@ -114,7 +125,10 @@ class OverviewPage(LivePage):
                 wanted=sum(role.replicas for role in self._gateway.config.roles_of(name)),
                 standby=sum(1 for view in serving if view.state == "standby"),
                 starting=sum(queue.starting for queue in waiting),
-                loaded_percent=max((queue.loaded_percent for queue in waiting if queue.loaded_percent is not None), default=None),
+                loaded_percent=max(
+                    (queue.loaded_percent for queue in waiting if queue.loaded_percent is not None),
+                    default=None,
+                ),
                 draining=sum(1 for view in serving if view.state in ("draining", "leaving")),
                 running=sum(view.running for view in serving),
                 capacity=sum(view.capacity for view in serving if view.state == "ready"),
@@ -147,10 +161,18 @@ def _count_of_stage(counts: dict[str, int], stage: str) -> float:
 
 
 def build_charts(series: Sequence[SeriesPoint], known: bool) -> tuple[Chart, ...]:
-    """Return the charts of requests, first audio, real-time factor and underruns. `known`: the fleet could be read."""
+    """Return the charts of requests, first audio, real-time factor and underruns. `known`: the
+    fleet could be read.
+    """
     underruns = sum(point.underruns for point in series)
     charts = (
-        _chart(series, "rate", "Requests", formats.rate, ("only", lambda point: point.submitted / SERIES_STEP_S)),
+        _chart(
+            series,
+            "rate",
+            "Requests",
+            formats.rate,
+            ("only", lambda point: point.submitted / SERIES_STEP_S),
+        ),
         _chart(
             series,
             "first-audio",
@@ -159,9 +181,21 @@ def build_charts(series: Sequence[SeriesPoint], known: bool) -> tuple[Chart, ...
             ("p50", lambda point: point.first_audio_p50_ms),
             ("p95", lambda point: point.first_audio_p95_ms),
         ),
-        _chart(series, "rtf", "Real-time factor, p95", formats.ratio, ("only", lambda point: point.rtf_p95)),
+        _chart(
+            series,
+            "rtf",
+            "Real-time factor, p95",
+            formats.ratio,
+            ("only", lambda point: point.rtf_p95),
+        ),
         replace(
-            _chart(series, "underruns", "Underruns", _format_per_step, ("only", lambda point: float(point.underruns))),
+            _chart(
+                series,
+                "underruns",
+                "Underruns",
+                _format_per_step,
+                ("only", lambda point: float(point.underruns)),
+            ),
             now=f"{formats.count(underruns)} in 15 min" if series else formats.NOTHING,
             at_us=0,
         ),
@@ -174,7 +208,11 @@ def _format_per_step(value: float | None) -> str:
 
 
 def _chart(
-    series: Sequence[SeriesPoint], key: str, title: str, unit: Callable[[float | None], str], *picks: tuple[str, Pick]
+    series: Sequence[SeriesPoint],
+    key: str,
+    title: str,
+    unit: Callable[[float | None], str],
+    *picks: tuple[str, Pick],
 ) -> Chart:
     at_us = [point.at_us for point in series]
     values = {kind: [pick(point) for point in series] for kind, pick in picks}
@@ -186,7 +224,13 @@ def _chart(
         title=title,
         now=now,
         at_us=max((at for _, at in lasts.values()), default=0),
-        note=f"top {unit(top)}" if top else "nothing measured" if not any(at for _, at in lasts.values()) else "none",
+        note=f"top {unit(top)}"
+        if top
+        else "nothing measured"
+        if not any(at for _, at in lasts.values())
+        else "none",
         description=f"{title}: {now} now, at most {unit(top)} in the last 15 minutes",
-        lines=tuple(ChartLine(kind=kind, path=draw_path(measured, top)) for kind, measured in values.items()),
+        lines=tuple(
+            ChartLine(kind=kind, path=draw_path(measured, top)) for kind, measured in values.items()
+        ),
     )

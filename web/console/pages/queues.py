@@ -30,9 +30,13 @@ class QueuesPage(LivePage):
         telemetry = self._gateway.client.telemetry
         queues = await telemetry.queues()
         letters = await telemetry.dead_letters()
-        waiting = sorted((grant for queue in queues for grant in queue.pending), key=lambda grant: -grant.age_s)
+        waiting = sorted(
+            (grant for queue in queues for grant in queue.pending), key=lambda grant: -grant.age_s
+        )
         unserved = [queue.role for queue in queues if queue.queue_depth and not queue.workers]
-        trouble, remedy = describe_missing(unserved, await telemetry.workers() if unserved else [], queues)
+        trouble, remedy = describe_missing(
+            unserved, await telemetry.workers() if unserved else [], queues
+        )
         return QueuesContext(
             trouble=f"Tasks wait. {trouble}" if trouble else "",
             remedy=remedy,

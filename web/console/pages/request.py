@@ -22,7 +22,9 @@ _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPlayer:
-    """Units: seconds. `played_s` is None without a playback report. `stored`: the audio can still be played."""
+    """Units: seconds. `played_s` is None without a playback report. `stored`: the audio can still
+    be played.
+    """
 
     src: str
     total_s: float
@@ -37,7 +39,9 @@ class AudioPlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRequestContext(PageContext):
-    """`detail` is None for an unknown request. `text_edge`: the edge that brings the answer's text to the client."""
+    """`detail` is None for an unknown request. `text_edge`: the edge that brings the answer's text
+    to the client.
+    """
 
     id: str
     text_edge: str = ""
@@ -52,12 +56,16 @@ class OneRequestContext(PageContext):
         return self.detail is not None and self.detail.state in LIVE_STATES
 
     def curl(self, origin: str) -> str:
-        """Return the request as a curl command for the server at `origin`, "" for an unknown request."""
+        """Return the request as a curl command for the server at `origin`, "" for an unknown
+        request.
+        """
         return build_curl_command(self.detail, origin) if self.detail is not None else ""
 
     @property
     def said(self) -> str:
-        """The answer's text, or why there is none: its edge's log may have expired before the request."""
+        """The answer's text, or why there is none: its edge's log may have expired before the
+        request.
+        """
         if self.detail is None or self.detail.answer:
             return self.detail.answer if self.detail is not None else ""
         if any(edge.name == self.text_edge and edge.items for edge in self.detail.edges):
@@ -67,7 +75,11 @@ class OneRequestContext(PageContext):
     @property
     def took_ms(self) -> float:
         detail = self.detail
-        return 0.0 if detail is None else ((detail.ended_us or detail.now_us) - detail.created_us) / 1000
+        return (
+            0.0
+            if detail is None
+            else ((detail.ended_us or detail.now_us) - detail.created_us) / 1000
+        )
 
 
 class OneRequestPage(LivePage):
@@ -81,9 +93,13 @@ class OneRequestPage(LivePage):
         return OneRequestContext(id=request, stream_query={"id": request})
 
     async def read(self, query: Query) -> OneRequestContext:
-        """Return a request that is not stored any more, and its log lines, with the status 404. Raises: RedisUnreachable."""
+        """Return a request that is not stored any more, and its log lines, with the status 404.
+        Raises: RedisUnreachable.
+        """
         request = request_id_of(query["id"])
-        logged = await self._gateway.client.telemetry.logs(LogQuery(request=request), limit=NUM_LINES)
+        logged = await self._gateway.client.telemetry.logs(
+            LogQuery(request=request), limit=NUM_LINES
+        )
         found = replace(self.empty(query), lines=tuple(reversed(logged.lines)))
         try:
             detail = await read_request_detail(self._gateway, request)
@@ -114,7 +130,9 @@ class OneRequestPage(LivePage):
 
 
 def build_curl_command(detail: RequestDetail, origin: str) -> str:
-    """Return the request as a curl command: with its body if that is stored, else as a retry of the stored request."""
+    """Return the request as a curl command: with its body if that is stored, else as a retry of the
+    stored request.
+    """
     if not detail.body:
         return f"curl -X POST {shlex.quote(f'{origin}/v1/fleet/requests/{detail.id}/retry')} {_KEY}"
     sent = f"-H 'Content-Type: application/json' \\\n  -d {shlex.quote(detail.body)}"

@@ -21,8 +21,8 @@ MAX_SEARCHED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTableRow:
-    """Units: `took_ms` until the end, None while it runs; `first_ms` until the first audio, else the first text, None without
-    either or if the clocks disagree.
+    """Units: `took_ms` until the end, None while it runs; `first_ms` until the first audio, else
+    the first text, None without either or if the clocks disagree.
     """
 
     view: RequestRow
@@ -32,7 +32,9 @@ class RequestTableRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestsContext(PageContext):
-    """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a page."""
+    """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a
+    page.
+    """
 
     wanted: dict[str, str]
     chips: tuple[FilterLink, ...]
@@ -58,7 +60,9 @@ class RequestsPage(LivePage):
     async def read(self, query: Query) -> RequestsContext:
         """Raises: BadInput if a filter is invalid."""
         wanted = read_request_filter(read_filters(query))
-        found = await self._gateway.client.telemetry.list_requests(wanted, before=query.get("before", ""), limit=PAGE_SIZE)
+        found = await self._gateway.client.telemetry.list_requests(
+            wanted, before=query.get("before", ""), limit=PAGE_SIZE
+        )
         return self._build(query, found)
 
     def _build(self, query: Query, found: RequestPage) -> RequestsContext:
@@ -86,12 +90,16 @@ class RequestsPage(LivePage):
     async def redirect_to_older(self, request: Request) -> Response:
         """Redirect to the request before this one, or to the list."""
         here = request_id_of(str(request.path_params["id"]))
-        found = await self._gateway.client.telemetry.list_requests(RequestFilter(), before=here, limit=1)
+        found = await self._gateway.client.telemetry.list_requests(
+            RequestFilter(), before=here, limit=1
+        )
         return _redirect(found.rows[0].id if found.rows else "")
 
     async def redirect_to_newer(self, request: Request) -> Response:
         here = request_id_of(str(request.path_params["id"]))
-        found = await self._gateway.client.telemetry.list_requests(RequestFilter(), limit=MAX_SEARCHED)
+        found = await self._gateway.client.telemetry.list_requests(
+            RequestFilter(), limit=MAX_SEARCHED
+        )
         ids = [str(row.id) for row in found.rows]
         return _redirect(ids[ids.index(here) - 1] if here in ids[1:] else "")
 
@@ -105,7 +113,9 @@ def read_filters(query: Query) -> dict[str, str]:
 
 
 def build_row(row: RequestRow, gateway: Gateway) -> RequestTableRow:
-    first_us = row.first_us.get(gateway.edges.audio or gateway.edges.text) or row.first_us.get(gateway.edges.text, 0)
+    first_us = row.first_us.get(gateway.edges.audio or gateway.edges.text) or row.first_us.get(
+        gateway.edges.text, 0
+    )
     return RequestTableRow(
         view=row,
         took_ms=(row.ended_us - row.created_us) / 1000 if row.ended_us else None,

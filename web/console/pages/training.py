@@ -12,7 +12,9 @@ MAX_ROWS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext(PageContext):
-    """`versions`: the newest. `workers`: those that draft; `num_more` are left out. `charts`: of the loss, if any."""
+    """`versions`: the newest. `workers`: those that draft; `num_more` are left out. `charts`: of
+    the loss, if any.
+    """
 
     state: TrainingState | None = None
     versions: tuple[DraftVersion, ...] = ()
@@ -32,9 +34,12 @@ class TrainingPage(LivePage):
         workers = await self._gateway.client.telemetry.workers()
         drafting = tuple(view for view in workers if view.speculation is not None and not view.gone)
         return TrainingContext(
-            state=state, versions=state.versions[:MAX_ROWS], workers=drafting[:MAX_ROWS],
-            num_more=max(0, len(drafting) - MAX_ROWS), charts=_charts(state),
-        )  # fmt: skip
+            state=state,
+            versions=state.versions[:MAX_ROWS],
+            workers=drafting[:MAX_ROWS],
+            num_more=max(0, len(drafting) - MAX_ROWS),
+            charts=_charts(state),
+        )
 
 
 def _charts(state: TrainingState) -> tuple[Chart, ...]:
@@ -44,8 +49,12 @@ def _charts(state: TrainingState) -> tuple[Chart, ...]:
         return ()
     top = find_top(losses)
     chart = Chart(
-        key="loss", title=f"loss of the last {len(losses)} windows", now=f"{losses[-1]:.2f}", at_us=0, note=f"{top:g}",
+        key="loss",
+        title=f"loss of the last {len(losses)} windows",
+        now=f"{losses[-1]:.2f}",
+        at_us=0,
+        note=f"{top:g}",
         description=f"loss of the last {len(losses)} windows, now {losses[-1]:.2f}",
         lines=(ChartLine(kind="p50", path=draw_path(losses, top)),),
-    )  # fmt: skip
+    )
     return (chart,)

@@ -18,7 +18,9 @@ from web.http.guard import csrf_of
 from web.http.sse import send_stream
 
 BUSY_S, IDLE_S = 0.25, 1.0
-"""Time between two readings of the pipeline's status: while the shown request runs, and otherwise."""
+"""Time between two readings of the pipeline's status: while the shown request runs, and
+otherwise.
+"""
 
 
 class VoicePage:
@@ -43,9 +45,11 @@ class VoicePage:
 
 
 class PipelineStatusEvents:
-    """GET /console/events?request=: the pipeline's status as server-sent HTML, one event per change.
+    """GET /console/events?request=: the pipeline's status as server-sent HTML, one event per
+    change.
 
-    The address names the request to show, so that any gateway can continue a stream that another one began.
+    The address names the request to show, so that any gateway can continue a stream that another
+    one began.
     """
 
     def __init__(self, gateway: Gateway, templates: Templates) -> None:
@@ -54,7 +58,9 @@ class PipelineStatusEvents:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         shown = Request(scope).query_params.get("request", "")
-        await until_disconnect(receive, send_stream(send, {}, self._changes(request_id_of(shown) if shown else None)))
+        await until_disconnect(
+            receive, send_stream(send, {}, self._changes(request_id_of(shown) if shown else None))
+        )
 
     async def _changes(self, shown: RequestId | None) -> AsyncIterator[bytes]:
         last, number, closing = "", 0, self._gateway.closing

@@ -1,4 +1,6 @@
-"""Workers: roles, load and state of all workers; and one worker with its tasks and log lines. Knows no stage by name."""
+"""Workers: roles, load and state of all workers; and one worker with its tasks and log lines. Knows
+no stage by name.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,8 +10,8 @@ from http import HTTPStatus
 from fleet.core.errors import quoted
 from fleet.core.ids import stage_of
 from fleet.core.request_trace import RequestFilter
-from fleet.spans.protocol.routes import HopView, RouteView, UnusedSpanWorker, routes_of
 from fleet.core.telemetry import LogLine, LogQuery, WorkerView
+from fleet.spans.protocol.routes import HopView, RouteView, UnusedSpanWorker, routes_of
 from web.console.missing_roles import describe_missing
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.console.pages.requests import RequestTableRow, build_row
@@ -22,7 +24,9 @@ MAX_ROWS, MAX_GONE, MAX_ROUTES, MAX_UNUSED = 100, 20, 10, 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRow:
-    """`commands`: the commands that it accepts now. `last`: no other worker of its role is ready or stands by."""
+    """`commands`: the commands that it accepts now. `last`: no other worker of its role is ready or
+    stands by.
+    """
 
     view: WorkerView
     commands: tuple[str, ...]
@@ -35,10 +39,11 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersContext(PageContext):
-    """`here`: at most `MAX_ROWS` workers, of `role` if one is chosen. `first`, `more`: paths, "" without such a page.
+    """`here`: at most `MAX_ROWS` workers, of `role` if one is chosen. `first`, `more`: paths, ""
+    without such a page.
 
-    `routes`: of divided models, of the stage of `role` if one is chosen, and `unused` span workers; `num_routes`, `num_unused`
-    with those that are left out.
+    `routes`: of divided models, of the stage of `role` if one is chosen, and `unused` span workers;
+    `num_routes`, `num_unused` with those that are left out.
     """
 
     role: str
@@ -55,7 +60,9 @@ class WorkersContext(PageContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneWorkerContext(PageContext):
-    """`row` is None for an unknown worker. `route`: in which it has a part of a divided model; `hop`: that part."""
+    """`row` is None for an unknown worker. `route`: in which it has a part of a divided model;
+    `hop`: that part.
+    """
 
     id: str
     row: WorkerRow | None = None
@@ -73,7 +80,9 @@ class _WorkerPage(LivePage):
 
 
 def find_available_commands(view: WorkerView) -> tuple[str, ...]:
-    """Return the commands that the worker accepts; none for a gateway or a worker that has left or is leaving."""
+    """Return the commands that the worker accepts; none for a gateway or a worker that has left or
+    is leaving.
+    """
     if view.gone or not view.role or view.state in ("leaving", "late"):
         return ()
     return ("resume", "stop") if view.state == "draining" else ("drain", "stop")
@@ -90,7 +99,9 @@ class WorkersPage(_WorkerPage):
     async def read(self, query: Query) -> WorkersContext:
         telemetry = self._gateway.client.telemetry
         workers, missing = await telemetry.workers(with_gone=True), await telemetry.missing_roles()
-        trouble, remedy = describe_missing(missing, workers, await telemetry.roles() if missing else [])
+        trouble, remedy = describe_missing(
+            missing, workers, await telemetry.roles() if missing else []
+        )
         return replace(self._build(query, workers), trouble=trouble, remedy=remedy)
 
     def _build(self, query: Query, workers: Sequence[WorkerView]) -> WorkersContext:
@@ -107,7 +118,9 @@ class WorkersPage(_WorkerPage):
             role=role,
             chips=self._chips(here, role),
             first=build_path(PATH, {"role": role}) if start else "",
-            more=build_path(PATH, {"role": role, "after": shown[-1].id}) if shown and len(matching) > start + MAX_ROWS else "",
+            more=build_path(PATH, {"role": role, "after": shown[-1].id})
+            if shown and len(matching) > start + MAX_ROWS
+            else "",
             here=tuple(self._row(view, here) for view in shown),
             gone=tuple([self._row(view, here) for view in workers if view.gone][:MAX_GONE]),
             routes=tuple(routes[:MAX_ROUTES]),
@@ -119,7 +132,9 @@ class WorkersPage(_WorkerPage):
     def _chips(self, here: Sequence[WorkerView], chosen: str) -> tuple[FilterLink, ...]:
         counts = {"": len(here), **Counter(view.role or GATEWAY_ROLE for view in here)}
         return tuple(
-            FilterLink(name=role, count=count, path=build_path(PATH, {"role": role}), chosen=role == chosen)
+            FilterLink(
+                name=role, count=count, path=build_path(PATH, {"role": role}), chosen=role == chosen
+            )
             for role, count in counts.items()
         )
 
@@ -134,7 +149,8 @@ class OneWorkerPage(_WorkerPage):
         return OneWorkerContext(id=query["id"], stream_query={"id": query["id"]})
 
     async def read(self, query: Query) -> OneWorkerContext:
-        """Return a worker that is not listed any more, and its stored requests and log lines, with the status 404.
+        """Return a worker that is not listed any more, and its stored requests and log lines, with
+        the status 404.
 
         Raises: RedisUnreachable.
         """
@@ -143,7 +159,12 @@ class OneWorkerPage(_WorkerPage):
         view = next((view for view in workers if view.id == worker), None)
         held = await telemetry.list_requests(RequestFilter(worker=worker), limit=NUM_REQUESTS)
         logged = await telemetry.logs(LogQuery(worker=worker), limit=NUM_LINES)
-        hops = ((route, hop) for route in routes_of(workers).routes for hop in route.hops if hop.worker == worker)
+        hops = (
+            (route, hop)
+            for route in routes_of(workers).routes
+            for hop in route.hops
+            if hop.worker == worker
+        )
         route, hop = next(hops, (None, None))
         return OneWorkerContext(
             id=worker,
@@ -151,7 +172,8 @@ class OneWorkerPage(_WorkerPage):
             row=self._row(view, workers) if view is not None else None,
             trouble=""
             if view is not None
-            else f"no worker {quoted(worker)} is listed; those that left are removed after some minutes",
+            else f"no worker {quoted(worker)} is listed; those that left are removed after some "
+            "minutes",
             status=HTTPStatus.OK if view is not None else HTTPStatus.NOT_FOUND,
             route=route,
             hop=hop,

@@ -24,7 +24,9 @@ class _Count:
 
 
 class AbuseLog:
-    """One line per kind and address in `PERIOD_S`: the first event is logged immediately, the others as a count."""
+    """One line per kind and address in `PERIOD_S`: the first event is logged immediately, the
+    others as a count.
+    """
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Count] = {}
@@ -33,7 +35,9 @@ class AbuseLog:
         return len(self._counts)
 
     def note(self, kind: str, address: str | None, message: str, now: float) -> None:
-        """Log or count an event. Events of one `kind` are counted together. `now`: seconds of the event loop's clock."""
+        """Log or count an event. Events of one `kind` are counted together. `now`: seconds of the
+        event loop's clock.
+        """
         key = (kind, address or "a local socket")
         if key not in self._counts and len(self._counts) >= MAX_TRACKED:
             message = f"{key[1]}: {message}"
@@ -41,20 +45,29 @@ class AbuseLog:
         count = self._counts.get(key)
         if count is None:
             self._counts[key] = _Count(now)
-            log.warning("%s: %s; further ones are counted and logged within %.0f s", key[1], message, PERIOD_S)
+            log.warning(
+                "%s: %s; further ones are counted and logged within %.0f s",
+                key[1],
+                message,
+                PERIOD_S,
+            )
             return
         count.num_unlogged += 1
         count.last = message
 
     def sweep(self, now: float) -> None:
         """Log the counts of all periods that are over."""
-        for key, count in [item for item in self._counts.items() if now - item[1].logged_at >= PERIOD_S]:
+        for key, count in [
+            item for item in self._counts.items() if now - item[1].logged_at >= PERIOD_S
+        ]:
             kind, address = key
             if count.num_unlogged == 0:
                 del self._counts[key]
                 continue
             times = "once" if count.num_unlogged == 1 else f"{count.num_unlogged} times"
-            log.warning("%s: %s, %s in %.0f s; the last: %s", address, kind, times, PERIOD_S, count.last)
+            log.warning(
+                "%s: %s, %s in %.0f s; the last: %s", address, kind, times, PERIOD_S, count.last
+            )
             self._counts[key] = _Count(now)
 
 
@@ -63,9 +76,13 @@ def call_later(delay_s: float, call: Callable[[], None]) -> object:
 
 
 class TimedAbuseLog:
-    """An `AbuseLog` with a clock and a timer: one of a gateway's application, for requests that it refuses."""
+    """An `AbuseLog` with a clock and a timer: one of a gateway's application, for requests that it
+    refuses.
+    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, later: CallLater = call_later
+    ) -> None:
         self._clock = clock
         self._later = later
         self._lines = AbuseLog()

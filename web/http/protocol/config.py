@@ -1,4 +1,6 @@
-"""Uvicorn's configuration plus the connection table and the TLS context, which the protocol classes need."""
+"""Uvicorn's configuration plus the connection table and the TLS context, which the protocol classes
+need.
+"""
 
 import ssl
 from typing import Any
@@ -9,11 +11,13 @@ from web.http.protocol.table import ConnectionTable
 
 
 class BoundedConfig(uvicorn.Config):
-    """`tls`: `BoundedHttp` does the handshake, so that connections are counted and timed before its end. Uvicorn itself gets no
-    certificate.
+    """`tls`: `BoundedHttp` does the handshake, so that connections are counted and timed before its
+    end. Uvicorn itself gets no certificate.
     """
 
-    def __init__(self, app: Any, table: ConnectionTable, tls: ssl.SSLContext | None, **options: Any) -> None:
+    def __init__(
+        self, app: Any, table: ConnectionTable, tls: ssl.SSLContext | None, **options: Any
+    ) -> None:
         super().__init__(app, **options)
         self.table = table
         self.tls = tls

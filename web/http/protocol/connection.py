@@ -21,19 +21,24 @@ class ConnectionHandler(Protocol):
     transport: asyncio.Transport
 
     def close_if_overdue(self, now: float) -> None:
-        """Close the connection, or refuse its request, if a time-out is over. `now`: seconds of the event loop's clock."""
+        """Close the connection, or refuse its request, if a time-out is over. `now`: seconds of the
+        event loop's clock.
+        """
         ...
 
 
 class Connection:
-    """An open connection. `raw` is the transport of the socket, below TLS. `busy`: it serves a request or a WebSocket.
+    """An open connection. `raw` is the transport of the socket, below TLS. `busy`: it serves a
+    request or a WebSocket.
 
     `address`: the client address by which connections are counted; None for Unix sockets.
     """
 
     __slots__ = ("address", "busy", "handler", "raw")
 
-    def __init__(self, raw: asyncio.Transport, peer: tuple[str, int] | None, handler: ConnectionHandler) -> None:
+    def __init__(
+        self, raw: asyncio.Transport, peer: tuple[str, int] | None, handler: ConnectionHandler
+    ) -> None:
         self.raw = raw
         self.address = client_address(peer)
         self.handler = handler
@@ -46,10 +51,12 @@ class Connection:
         return transport.get_write_buffer_size() + under_tls
 
     def num_unacknowledged(self) -> int:
-        """Return the written bytes that the peer's kernel has not received; 0 once none is left in this process.
+        """Return the written bytes that the peer's kernel has not received; 0 once none is left in
+        this process.
 
-        Includes the kernel's send queue, which accepts more only once a large part of it is free (a third of up to 4 MiB on
-        Linux): minutes for a slow reader. Costs a system call, so it is for sweeps and not for every chunk.
+        Includes the kernel's send queue, which accepts more only once a large part of it is free (a
+        third of up to 4 MiB on Linux): minutes for a slow reader. Costs a system call, so it is for
+        sweeps and not for every chunk.
         """
         buffered = self.num_buffered()
         return buffered + _num_queued(self.raw) if buffered else 0
@@ -69,8 +76,9 @@ def _num_queued(raw: asyncio.Transport) -> int:
 class SendProgress:
     """Detects a client that reads little or nothing, by `Connection.num_unacknowledged`.
 
-    Invariants: checked only while the application writes nothing, and reset when it writes again, so that the buffer shrinks by
-    the bytes that were sent. Bytes written meanwhile (a ping) are no progress.
+    Invariants: checked only while the application writes nothing, and reset when it writes again,
+    so that the buffer shrinks by the bytes that were sent. Bytes written meanwhile (a ping) are no
+    progress.
     """
 
     __slots__ = ("_buffered", "_sent", "_since")

@@ -23,11 +23,20 @@ def connection_bound(web: WebConfig) -> int:
     bound = min(web.max_connections, room)
     if bound < web.max_connections:
         log.warning(
-            "at most %d connections are served, not web.max_connections=%d: this process may open %d files; raise its hard limit "
-            "(ulimit -Hn, LimitNOFILE= of systemd)", bound, web.max_connections, limit,
-        )  # fmt: skip
+            "at most %d connections are served, not web.max_connections=%d: this process may "
+            "open %d files; raise its hard limit "
+            "(ulimit -Hn, LimitNOFILE= of systemd)",
+            bound,
+            web.max_connections,
+            limit,
+        )
     else:
-        log.info("at most %d connections are served (web.max_connections); this process may open %d files", bound, limit)
+        log.info(
+            "at most %d connections are served (web.max_connections); this process may open %d "
+            "files",
+            bound,
+            limit,
+        )
     return bound
 
 

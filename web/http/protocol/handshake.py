@@ -16,15 +16,20 @@ def begin_tls(
 ) -> Awaitable[asyncio.Transport | None]:
     """Begin the handshake within `connection_made`; await the returned object for its end.
 
-    A task would begin too late: uvloop reads from the socket right after `connection_made`, and the client's first bytes would
-    go to the protocol instead of TLS. Raises, when awaited: OSError (also for TLS errors and the time-out).
+    A task would begin too late: uvloop reads from the socket right after `connection_made`, and the
+    client's first bytes would go to the protocol instead of TLS. Raises, when awaited: OSError
+    (also for TLS errors and the time-out).
     """
-    handshake = loop.start_tls(transport, protocol, tls, server_side=True, ssl_handshake_timeout=timeout_s)
+    handshake = loop.start_tls(
+        transport, protocol, tls, server_side=True, ssl_handshake_timeout=timeout_s
+    )
     return _rest_of(handshake, handshake.send(None))
 
 
 @coroutine
-def _rest_of(begun: Coroutine[Any, Any, asyncio.Transport | None], awaited: Any) -> Generator[Any, Any, asyncio.Transport | None]:
+def _rest_of(
+    begun: Coroutine[Any, Any, asyncio.Transport | None], awaited: Any
+) -> Generator[Any, Any, asyncio.Transport | None]:
     """Continue a coroutine whose first step, already done, returned `awaited`."""
     while True:
         try:

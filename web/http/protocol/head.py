@@ -20,7 +20,9 @@ HOST = re.compile(
     rb"(?::[0-9]{0,5})?"
 )
 """`uri-host [":" port]`. Source: RFC 3986 section 3.2, without IP literals of future versions."""
-ABSOLUTE = re.compile(rb"(?:http|ws)s?://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+ABSOLUTE = re.compile(
+    rb"(?:http|ws)s?://(?P<authority>[^/?#]*)(?P<rest>.*)", re.IGNORECASE | re.DOTALL
+)
 
 
 @dataclass(slots=True)
@@ -50,7 +52,9 @@ class RequestHead:
         return None
 
     def use_origin_form(self) -> None:
-        """Split an absolute target: its host replaces the Host field, as RFC 9112 section 3.2.2 wants it."""
+        """Split an absolute target: its host replaces the Host field, as RFC 9112 section 3.2.2
+        wants it.
+        """
         absolute = ABSOLUTE.fullmatch(self.target)
         if absolute is None:
             return
@@ -80,7 +84,11 @@ class RequestHead:
         if self.target[:1] in (b"/", b"*"):
             return True
         absolute = ABSOLUTE.fullmatch(self.target)
-        return absolute is not None and absolute["authority"] != b"" and _is_host(absolute["authority"])
+        return (
+            absolute is not None
+            and absolute["authority"] != b""
+            and _is_host(absolute["authority"])
+        )
 
     def _without_upgrade(self) -> Fields:
         return [field for field in self.fields if field[0] != b"upgrade"]

@@ -1,7 +1,9 @@
-"""Uvicorn's HTTP protocol with bounds: size and time of a request's head, pace of its body, pace of its client's reading.
+"""Uvicorn's HTTP protocol with bounds: size and time of a request's head, pace of its body, pace of
+its client's reading.
 
-Memory: one connection holds its head (`MAX_HEAD_BYTES`), as much again of pipelined requests, and a few reads of its socket;
-uvicorn stops reading while 64 KiB of a body wait for the application. Knows no route.
+Memory: one connection holds its head (`MAX_HEAD_BYTES`), as much again of pipelined requests, and a
+few reads of its socket; uvicorn stops reading while 64 KiB of a body wait for the application.
+Knows no route.
 """
 
 import asyncio
@@ -47,7 +49,11 @@ class _Refused(Exception):
 class PipelineFlow(FlowControl):
     """Flow control that reads nothing more while requests wait for the answer before them."""
 
-    def __init__(self, transport: asyncio.Transport, pipeline: deque[tuple[RequestResponseCycle, ASGI3Application]]) -> None:
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        pipeline: deque[tuple[RequestResponseCycle, ASGI3Application]],
+    ) -> None:
         super().__init__(transport)
         self._pipeline = pipeline
 
@@ -60,7 +66,11 @@ class BoundedHttp(HttpToolsProtocol):
     """One connection, from the accepted socket to its end or to its upgrade to a WebSocket."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, BoundedConfig), "BoundedHttp needs a BoundedConfig"
@@ -78,7 +88,9 @@ class BoundedHttp(HttpToolsProtocol):
         self._in_head = True
         self._head_since: float | None = None
         self._ends_at: float | None = None
-        """Time at which the connection is aborted: set after a refusal, and once nothing is left to write."""
+        """Time at which the connection is aborted: set after a refusal, and once nothing is left to
+        write.
+        """
         self._handshake: asyncio.Task[None] | None = None
         self._early: list[bytes] = []
         """Input that arrived together with the end of the TLS handshake."""
@@ -98,11 +110,14 @@ class BoundedHttp(HttpToolsProtocol):
             handshake = begin_tls(self.loop, transport, self, self._tls, self._web.header_timeout_s)
             self._handshake = self.loop.create_task(self._secure(transport, handshake))
 
-    async def _secure(self, transport: asyncio.Transport, handshake: Awaitable[asyncio.Transport | None]) -> None:
+    async def _secure(
+        self, transport: asyncio.Transport, handshake: Awaitable[asyncio.Transport | None]
+    ) -> None:
         try:
             secured = await handshake
         except OSError as error:
-            if isinstance(error, ssl.SSLError):  # otherwise the peer disconnected, or was disconnected
+            # otherwise the peer disconnected, or was disconnected
+            if isinstance(error, ssl.SSLError):
                 self._note("TLS handshakes that failed", f"the TLS handshake failed: {error}")
             secured = None
         if secured is None or secured.is_closing() or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -169,7 +184,10 @@ class BoundedHttp(HttpToolsProtocol):
             found = self._size.end_read(in_head=self._in_head)
             if found is not None:
                 self._refuse(found)
-            elif self._size.num_discarded > MAX_DROPPED_BODY_BYTES and self._size.num_discarded > self._droppable_bytes():
+            elif (
+                self._size.num_discarded > MAX_DROPPED_BODY_BYTES
+                and self._size.num_discarded > self._droppable_bytes()
+            ):
                 self._slot.raw.abort()
 
     def _parse(self, data: bytes) -> None:
@@ -197,16 +215,24 @@ class BoundedHttp(HttpToolsProtocol):
         return None
 
     def _head(self) -> RequestHead:
-        return RequestHead(self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers)
+        return RequestHead(
+            self.parser.get_method(), self.url, self.parser.get_http_version(), self.headers
+        )
 
     def _droppable_bytes(self) -> int:
         chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         return MAX_DROPPED_BODY_BYTES if chunked else MAX_DROPPED_DECLARED_BYTES
 
     def _discard(self, num_bytes: int) -> None:
-        """Drop input after a refusal, up to a limit: a whole body, but little of a head or beside another answer."""
+        """Drop input after a refusal, up to a limit: a whole body, but little of a head or beside
+        another answer.
+        """
         self._num_discarded += num_bytes
-        bound = MAX_DISCARDED_BYTES if self._in_head or self._ends_at is None else MAX_DROPPED_BODY_BYTES
+        bound = (
+            MAX_DISCARDED_BYTES
+            if self._in_head or self._ends_at is None
+            else MAX_DROPPED_BODY_BYTES
+        )
         if self._num_discarded > bound:
             self._slot.raw.abort()
 
@@ -229,7 +255,8 @@ class BoundedHttp(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if found := self._size.add_field(len(name) + len(value)):
             self._stop(found)
-        if self._in_head:  # trailer fields must not become header fields of a request that passed the access rules
+        # trailer fields must not become header fields of a request that passed the access rules
+        if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -243,7 +270,8 @@ class BoundedHttp(HttpToolsProtocol):
         head.use_origin_form()
         self.url = head.target
         self.expect_100_continue = self.expect_100_continue and head.version != HTTP_1_0
-        super().on_headers_complete()  # raises for an invalid target: then the head is refused, and counts as unfinished
+        # raises for an invalid target: then the head is refused, and counts as unfinished
+        super().on_headers_complete()
         self._in_head, self._head_since = False, None
         self._size.set_complete()
         self._table.set_busy(self._slot)
@@ -269,7 +297,9 @@ class BoundedHttp(HttpToolsProtocol):
             self._slot.busy or self.transport.is_closing()
         ):  # answered before the end of its body, which stopped uvicorn's timer
             self._unset_keepalive_if_required()
-            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     def resume_writing(self) -> None:
         self._sending.reset()
@@ -325,7 +355,10 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _check_handshake(self, now: float) -> None:
         if self._head_since is not None and now - self._head_since > self._web.header_timeout_s:
-            self._note("TLS handshakes that took too long", "the TLS handshake did not end in time (web.header_timeout_s)")
+            self._note(
+                "TLS handshakes that took too long",
+                "the TLS handshake did not end in time (web.header_timeout_s)",
+            )
             self._slot.raw.abort()
 
     def _check_sending(self, now: float) -> bool:
@@ -348,7 +381,10 @@ class BoundedHttp(HttpToolsProtocol):
             scope = cast(Scope, self._running.scope)
             set_stalled(scope)
             request = f"request {request_id_or_none(scope)}: "
-        message = f"{request}the client read too little of its answer for {self._web.send_timeout_s:g} s (web.send_timeout_s)"
+        message = (
+            f"{request}the client read too little of its answer for "
+            f"{self._web.send_timeout_s:g} s (web.send_timeout_s)"
+        )
         self._note("connections whose client does not read", f"{message}; the connection is closed")
         self._slot.raw.abort()
 
@@ -360,10 +396,17 @@ class BoundedHttp(HttpToolsProtocol):
                 return
             if now - self._head_since > self._web.header_timeout_s:
                 # browsers open connections in advance: a silent one is not logged
-                self._refuse(refusal.slow_head(self._web.header_timeout_s), logged=self._size.num_head_bytes > 0)
+                self._refuse(
+                    refusal.slow_head(self._web.header_timeout_s),
+                    logged=self._size.num_head_bytes > 0,
+                )
             return
         answering = self.cycle.response_started and not self.cycle.response_complete
-        is_held_back = self.flow.read_paused or self.cycle.waiting_for_100_continue or self.cycle is not self._running
+        is_held_back = (
+            self.flow.read_paused
+            or self.cycle.waiting_for_100_continue
+            or self.cycle is not self._running
+        )
         if answering or is_held_back:
             self._pace.begin(now)
         elif self._pace.is_too_slow(now, self._web.body_timeout_s):
@@ -377,15 +420,22 @@ class BoundedHttp(HttpToolsProtocol):
         if logged:
             self._note(found.kind, found.message)
         self.pipeline.clear()
-        running = self._running if self._running is not None and not self._running.response_complete else None
-        if running is not None and (self._in_head or running is not self.cycle or running.response_started):
+        running = (
+            self._running
+            if self._running is not None and not self._running.response_complete
+            else None
+        )
+        if running is not None and (
+            self._in_head or running is not self.cycle or running.response_started
+        ):
             running.keep_alive = False  # its answer is completed, then the connection closes
             self.flow.resume_reading()  # to notice a disconnect
             return
         if running is not None:
             running.disconnected = True
             running.message_event.set()
-        if running is not None or self._in_head:  # not while the rest of an answered request is dropped
+        # not while the rest of an answered request is dropped
+        if running is not None or self._in_head:
             self.transport.write(found.response(self.server_state.default_headers))
         self._linger()
 
@@ -404,8 +454,12 @@ class BoundedHttp(HttpToolsProtocol):
         self._table.abuse.note(kind, self._slot.address, message, self.loop.time())
 
 
-def _unfit_for_websocket(url: bytes, headers: list[tuple[bytes, bytes]]) -> ConnectionRefusal | None:
-    """Find a fault for which the WebSocket library refuses the request, which it parses again: uvicorn would not answer it."""
+def _unfit_for_websocket(
+    url: bytes, headers: list[tuple[bytes, bytes]]
+) -> ConnectionRefusal | None:
+    """Find a fault for which the WebSocket library refuses the request, which it parses again:
+    uvicorn would not answer it.
+    """
     max_line = websockets.http11.MAX_LINE_LENGTH
     if len(b"GET  HTTP/1.1\r\n") + len(url) > max_line:
         return refusal.LONG_WEBSOCKET_URL

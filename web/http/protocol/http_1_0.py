@@ -29,7 +29,9 @@ class WithoutChunks:
         self._is_open_ended = False
         """The answer has begun, and does not declare its length."""
 
-    async def __call__(self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable) -> None:
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
         await self._app(scope, receive, partial(self._send, send))
 
     async def _send(self, send: ASGISendCallable, message: ASGISendEvent) -> None:

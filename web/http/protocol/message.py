@@ -18,14 +18,22 @@ FIELD_FRAMING_BYTES = 4
 
 
 class MessageSize:
-    """Sizes in bytes. Parsed input is counted exactly; for an unfinished head whole reads are counted, since the parser holds
-    back the beginning of a field.
+    """Sizes in bytes. Parsed input is counted exactly; for an unfinished head whole reads are
+    counted, since the parser holds back the beginning of a field.
     """
 
     __slots__ = (
-        "_body_of_read", "_ended", "_field_bytes", "_framing", "_num_fields", "_read", "_url_bytes",
-        "num_chunks", "num_discarded", "num_head_bytes",
-    )  # fmt: skip
+        "_body_of_read",
+        "_ended",
+        "_field_bytes",
+        "_framing",
+        "_num_fields",
+        "_read",
+        "_url_bytes",
+        "num_chunks",
+        "num_discarded",
+        "num_head_bytes",
+    )
 
     def __init__(self) -> None:
         self._read = self._framing = self._body_of_read = 0
@@ -39,7 +47,9 @@ class MessageSize:
         """Bytes of a body that arrived after its answer."""
 
     def begin_message(self) -> None:
-        self._url_bytes = self._field_bytes = self._num_fields = self.num_discarded = self._framing = 0
+        self._url_bytes = self._field_bytes = self._num_fields = self.num_discarded = (
+            self._framing
+        ) = 0
 
     def add_url(self, num_bytes: int) -> ConnectionRefusal | None:
         self._url_bytes += num_bytes
@@ -81,8 +91,9 @@ class MessageSize:
 
 
 class BodyPace:
-    """Minimum rate of a body: some content within each time-out, and `MIN_BYTES_PER_S` on average over each but the first. A
-    large body, which occupies shared memory, must have `LARGE_BYTES_PER_S`.
+    """Minimum rate of a body: some content within each time-out, and `MIN_BYTES_PER_S` on average
+    over each but the first. A large body, which occupies shared memory, must have
+    `LARGE_BYTES_PER_S`.
 
     `num_bytes`: content in the current period.
     """

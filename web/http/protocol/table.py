@@ -1,4 +1,6 @@
-"""The connections of a gateway: their limits, the choice of one to close, and periodic checks of all."""
+"""The connections of a gateway: their limits, the choice of one to close, and periodic checks of
+all.
+"""
 
 import asyncio
 import math
@@ -19,7 +21,9 @@ MAX_SCANNED = 32
 
 
 class ConnectionTable:
-    """Invariants: `_idle` and each of `_idle_of` hold the connections without a request, the longest idle first."""
+    """Invariants: `_idle` and each of `_idle_of` hold the connections without a request, the
+    longest idle first.
+    """
 
     def __init__(self, web: WebConfig) -> None:
         self.web = web
@@ -47,15 +51,20 @@ class ConnectionTable:
         return len(self._open)
 
     def add(self, connection: Connection) -> bool:
-        """Add a new connection. At the limit, close the one that is idle for longest, preferably with nothing left to send.
+        """Add a new connection. At the limit, close the one that is idle for longest, preferably
+        with nothing left to send.
 
         Return False if none is idle: then the new one must be refused.
         """
         address, web = connection.address, self.web
         if address is not None and self._num_of.get(address, 0) >= web.max_connections_per_address:
-            if not self._close_longest_idle(self._idle_of.get(address), "max_connections_per_address"):
+            if not self._close_longest_idle(
+                self._idle_of.get(address), "max_connections_per_address"
+            ):
                 return False
-        if len(self._open) >= web.max_connections and not self._close_longest_idle(self._idle, "max_connections"):
+        if len(self._open) >= web.max_connections and not self._close_longest_idle(
+            self._idle, "max_connections"
+        ):
             return False
         self._open[connection] = None
         if address is not None:
@@ -101,9 +110,11 @@ class ConnectionTable:
             connection.raw.abort()
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Check one slice of the connections: closing a thousand in one step would stall the event loop.
+        """Check one slice of the connections: closing a thousand in one step would stall the event
+        loop.
 
-        A slice that is late is checked at the next call: what clients sent while the event loop was stalled is read before it.
+        A slice that is late is checked at the next call: what clients sent while the event loop was
+        stalled is read before it.
         """
         now = loop.time()
         late, before = now - self._due > self._sweep_s, self._was_late
@@ -125,10 +136,15 @@ class ConnectionTable:
             return False
         candidates = list(islice(idle, MAX_SCANNED))
         # the last answer of an idle connection may not have left yet, if its client reads slowly
-        longest = next((connection for connection in candidates if not connection.num_buffered()), candidates[0])
+        longest = next(
+            (connection for connection in candidates if not connection.num_buffered()),
+            candidates[0],
+        )
         self.remove(longest)
         now = asyncio.get_running_loop().time()
-        message = f"a connection without a request was closed to make room for another (web.{setting})"
+        message = (
+            f"a connection without a request was closed to make room for another (web.{setting})"
+        )
         self.abuse.note("connections closed to make room", longest.address, message, now)
         longest.raw.abort()
         return True

@@ -1,4 +1,6 @@
-"""Uvicorn's WebSocket protocol with bounds: unfit handshakes, unfinished messages, clients that read nothing. Knows no event."""
+"""Uvicorn's WebSocket protocol with bounds: unfit handshakes, unfinished messages, clients that
+read nothing. Knows no event.
+"""
 
 import asyncio
 from typing import Any
@@ -10,7 +12,12 @@ from websockets.frames import CloseCode, Frame
 from websockets.protocol import State
 
 from web.http.protocol import refusal
-from web.http.protocol.bounds import LINGER_S, MAX_DISCARDED_BYTES, MAX_DROPPED_BODY_BYTES, SMALL_MESSAGE_BYTES
+from web.http.protocol.bounds import (
+    LINGER_S,
+    MAX_DISCARDED_BYTES,
+    MAX_DROPPED_BODY_BYTES,
+    SMALL_MESSAGE_BYTES,
+)
 from web.http.protocol.config import BoundedConfig
 from web.http.protocol.connection import Connection, SendProgress
 from web.http.protocol.message import BodyPace
@@ -20,7 +27,11 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     """A WebSocket on a connection that `BoundedHttp` accepted and counted."""
 
     def __init__(
-        self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: asyncio.AbstractEventLoop | None = None
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         assert isinstance(config, BoundedConfig), "BoundedWebSocket needs a BoundedConfig"
@@ -50,7 +61,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
     def data_received(self, data: bytes) -> None:
         if self.close_sent:
             self._num_discarded += len(data)
-            if self._num_discarded > (MAX_DROPPED_BODY_BYTES if self.disconnected else MAX_DISCARDED_BYTES):
+            if self._num_discarded > (
+                MAX_DROPPED_BODY_BYTES if self.disconnected else MAX_DISCARDED_BYTES
+            ):
                 self._slot.raw.abort()
                 return
         super().data_received(data)
@@ -60,12 +73,15 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         full = self._table.num_unfinished > self._table.max_unfinished_bytes
         if full and grown and self._held > SMALL_MESSAGE_BYTES:
             self._end(
-                CloseCode.TRY_AGAIN_LATER, "WebSocket messages beyond the memory for them",
+                CloseCode.TRY_AGAIN_LATER,
+                "WebSocket messages beyond the memory for them",
                 "unfinished messages take all their memory (web.body_memory_mib); try again",
-            )  # fmt: skip
+            )
 
     def _count_unfinished(self) -> int:
-        """Count the bytes of an unfinished message, in complete frames and in the one being received; return their growth."""
+        """Count the bytes of an unfinished message, in complete frames and in the one being
+        received; return their growth.
+        """
         held = len(self._fragments) + sum(map(len, self.frames)) + len(self.conn.reader.buffer)
         if held and not self._held:
             self._begin_message()
@@ -101,7 +117,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         self._drop_unfinished()
 
     def _linger(self) -> None:
-        """Drop input for `LINGER_S`: closing with unread input would reset the connection before the close frame is read."""
+        """Drop input for `LINGER_S`: closing with unread input would reset the connection before
+        the close frame is read.
+        """
         self.close_timer = self.loop.call_later(LINGER_S, self.transport.close)
         if self.read_paused:
             self.read_paused = False
@@ -110,15 +128,21 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.transport.write_eof()
 
     def _refuse_handshake(self) -> None:
-        """Refuse a request that the library could not parse: it raises no event, so uvicorn would wait forever."""
+        """Refuse a request that the library could not parse: it raises no event, so uvicorn would
+        wait forever.
+        """
         found = refusal.BAD_HANDSHAKE
         self._note(found.kind, f"{found.message} ({self.conn.handshake_exc})")
         self.close_sent = True
-        self.transport.write(b"".join(self.conn.data_to_send()) or found.response(self.default_headers))
+        self.transport.write(
+            b"".join(self.conn.data_to_send()) or found.response(self.default_headers)
+        )
         self.transport.close()
 
     def handle_cont(self, event: Frame) -> None:
-        """Join fragments on arrival: a list of many small or empty ones would take more memory than `ws_max_size`."""
+        """Join fragments on arrival: a list of many small or empty ones would take more memory than
+        `ws_max_size`.
+        """
         if not self._fragments:
             self._fragments += b"".join(self.frames)
             self.frames = []
@@ -129,7 +153,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self.send_receive_event_to_app()
 
     def send_receive_event_to_app(self) -> None:
-        """As uvicorn's, except that a text that is not UTF-8 is noted, and not logged with its stack."""
+        """As uvicorn's, except that a text that is not UTF-8 is noted, and not logged with its
+        stack.
+        """
         data, self.frames = b"".join(self.frames), []
         self._begin_message()
         if self.close_sent:
@@ -152,7 +178,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            self.conn.data_to_send()  # pongs to a peer that does not read would fill the write buffer
+            # pongs to a peer that does not read would fill the write buffer
+            self.conn.data_to_send()
 
     def resume_writing(self) -> None:
         self._sending.reset()
@@ -165,15 +192,25 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             return
         closing = self.transport.is_closing()
         if not closing and self._is_message_too_slow(now):
-            reason = f"a message came too slowly, or not at all, for {self._table.web.body_timeout_s:g} s (web.body_timeout_s)"
-            self._end(CloseCode.POLICY_VIOLATION, "WebSocket messages that were not finished in time", reason)
+            reason = (
+                "a message came too slowly, or not at all, for "
+                f"{self._table.web.body_timeout_s:g} s (web.body_timeout_s)"
+            )
+            self._end(
+                CloseCode.POLICY_VIOLATION,
+                "WebSocket messages that were not finished in time",
+                reason,
+            )
             return
         if self.writable.is_set() and not closing:
             self._sending.reset()
             return
         buffered, timeout_s = self._slot.num_unacknowledged(), self._table.web.send_timeout_s
         if self._sending.is_stalled(buffered, now, timeout_s):
-            message = f"the client of a WebSocket read too little for {timeout_s:g} s (web.send_timeout_s); it is disconnected"
+            message = (
+                f"the client of a WebSocket read too little for {timeout_s:g} s "
+                "(web.send_timeout_s); it is disconnected"
+            )
             self._note("WebSockets whose client does not read", message)
             self._slot.raw.abort()
         elif closing and not buffered and self._ends_at is None:

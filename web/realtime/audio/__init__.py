@@ -1,1 +1,3 @@
-"""Audio of a voice session: input buffer, voice activity, ends of turns, playback position, and the words that were played."""
+"""Audio of a voice session: input buffer, voice activity, ends of turns, playback position, and the
+words that were played.
+"""

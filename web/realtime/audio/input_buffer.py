@@ -1,4 +1,5 @@
-"""Buffer of a session's input audio: resampled to 16 kHz, retained while it may belong to a turn, cut into frames to classify.
+"""Buffer of a session's input audio: resampled to 16 kHz, retained while it may belong to a turn,
+cut into frames to classify.
 
 Knows no conversation and no socket.
 """
@@ -18,7 +19,9 @@ Pcm = NDArray[np.int16]
 SLICE_S = 0.5
 """Longest piece of input that is processed before other sessions of the process have their turn."""
 SILENT_PEAK = 52
-"""Out of 32768, 56 dB below full scale: above what browsers and headsets send in silence, below any voice at a microphone."""
+"""Out of 32768, 56 dB below full scale: above what browsers and headsets send in silence, below any
+voice at a microphone.
+"""
 SILENT_S = 0.5
 """After so much silence the model's state holds nothing of use."""
 RESAMPLER_DELAY_S = 0.12
@@ -29,7 +32,9 @@ RETAINED_MS = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Shapes: `pcm` is [512]. `end`: the stream's position after it. `is_silent`: it needs no model to be classified."""
+    """Shapes: `pcm` is [512]. `end`: the stream's position after it. `is_silent`: it needs no model
+    to be classified.
+    """
 
     pcm: Pcm
     end: int
@@ -43,8 +48,10 @@ class Frame:
 class AudioInputBuffer:
     """Units: positions count samples at 16 kHz since the session's first.
 
-    Long silence before any speech skips resampling and voice detection, and is stored as zeros: most microphones are silent.
-    Invariants: `_retained` holds the last samples, up to `position`; all of them after `_silent_from`, if set, are zeros.
+    Long silence before any speech skips resampling and voice detection, and is stored as zeros:
+    most microphones are silent.
+    Invariants: `_retained` holds the last samples, up to `position`; all of them after
+    `_silent_from`, if set, are zeros.
     """
 
     def __init__(self, rate_hz: int, rules: TurnRules | None) -> None:
@@ -62,7 +69,11 @@ class AudioInputBuffer:
     def set_rate(self, rate_hz: int) -> None:
         self.rate_hz = rate_hz
         self._num_received, self._received_from = 0, self.position
-        self._resampler = None if rate_hz == RATE_HZ else soxr.ResampleStream(rate_hz, RATE_HZ, 1, "int16", quality="MQ")
+        self._resampler = (
+            None
+            if rate_hz == RATE_HZ
+            else soxr.ResampleStream(rate_hz, RATE_HZ, 1, "int16", quality="MQ")
+        )
 
     def set_rules(self, rules: TurnRules | None) -> None:
         """Set the rules of turn detection; None: the client commits its turns."""
@@ -92,7 +103,8 @@ class AudioInputBuffer:
     def split(self, pcm: bytes) -> Iterator[bytes]:
         """Split input into pieces short enough for other sessions to have their turn in between.
 
-        `pcm` is PCM16 little-endian mono at `rate_hz`; a sample that is cut in two is completed by the next call.
+        `pcm` is PCM16 little-endian mono at `rate_hz`; a sample that is cut in two is completed by
+        the next call.
         """
         pcm, self._odd_byte = self._odd_byte + pcm, b""
         if len(pcm) % 2:
@@ -115,14 +127,24 @@ class AudioInputBuffer:
         self.position += len(resampled) // 2
 
     def _is_silent(self, samples: Pcm) -> bool:
-        """Return True if the input has been silent for so long, before any speech, that it needs no processing.
+        """Return True if the input has been silent for so long, before any speech, that it needs no
+        processing.
 
-        It must have been silent before these samples too, since what the resampler holds back is discarded.
+        It must have been silent before these samples too, since what the resampler holds back is
+        discarded.
         """
-        is_quiet = int(np.maximum.reduce(samples)) < SILENT_PEAK and int(np.minimum.reduce(samples)) > -SILENT_PEAK
+        is_quiet = (
+            int(np.maximum.reduce(samples)) < SILENT_PEAK
+            and int(np.minimum.reduce(samples)) > -SILENT_PEAK
+        )
         before_s = self._quiet_s
         self._quiet_s = before_s + len(samples) / self.rate_hz if is_quiet else 0.0
-        if self._quiet_s < SILENT_S or before_s < RESAMPLER_DELAY_S or self.detector is None or self.detector.speaking:
+        if (
+            self._quiet_s < SILENT_S
+            or before_s < RESAMPLER_DELAY_S
+            or self.detector is None
+            or self.detector.speaking
+        ):
             self._silent_from = None
         elif self._silent_from is None:
             self._silent_from = self.position
@@ -149,7 +171,9 @@ class AudioInputBuffer:
         return self.detector is not None and self.position - self._classified >= FRAME_SAMPLES
 
     def classify(self, frame: Frame, probability: float) -> list[TurnEvent]:
-        """Pass the frame's probability of speech to the detector, unless the frame was discarded meanwhile."""
+        """Pass the frame's probability of speech to the detector, unless the frame was discarded
+        meanwhile.
+        """
         if self.detector is None or frame.end != self._classified:
             return []
         events = self.detector.feed(probability, frame.end)
@@ -158,28 +182,40 @@ class AudioInputBuffer:
         return events
 
     def take(self, start: int, end: int) -> bytes:
-        """Remove the audio up to `end`, and return PCM16 at 16 kHz from `start` on, as far as it is retained."""
+        """Remove the audio up to `end`, and return PCM16 at 16 kHz from `start` on, as far as it is
+        retained.
+        """
         pcm = self.peek(start, end)
         del self._retained[: max(0, 2 * (end - self._first))]
         return pcm
 
     def take_all(self) -> bytes:
-        """Remove and return all retained audio to its last sample; a turn that has begun ends here."""
+        """Remove and return all retained audio to its last sample; a turn that has begun ends
+        here.
+        """
         pcm = bytes(self._retained) + self._flush_resampler()
         self.clear()
         return pcm
 
     def _flush_resampler(self) -> bytes:
-        """Return the samples that the resampler holds back. It must be cleared before its next use."""
+        """Return the samples that the resampler holds back. It must be cleared before its next
+        use.
+        """
         if self._resampler is None:
             return b""
-        end = self._resampler.resample_chunk(np.empty(0, np.int16), last=True).astype("<i2", copy=False).tobytes()
+        end = (
+            self._resampler.resample_chunk(np.empty(0, np.int16), last=True)
+            .astype("<i2", copy=False)
+            .tobytes()
+        )
         # A fraction of a sample is rounded as positions are.
         return end[: 2 * self._held_back_len].ljust(2 * self._held_back_len, b"\0")
 
     def peek(self, start: int, end: int) -> bytes:
         """Return the audio as `take` does, and retain it."""
-        return bytes(self._retained[max(0, 2 * (start - self._first)) : max(0, 2 * (end - self._first))])
+        return bytes(
+            self._retained[max(0, 2 * (start - self._first)) : max(0, 2 * (end - self._first))]
+        )
 
     @property
     def _first(self) -> int:

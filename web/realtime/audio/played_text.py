@@ -1,4 +1,5 @@
-"""Words of a spoken text that were played, estimated from the share of its speech: the history must hold no other words. Pure.
+"""Words of a spoken text that were played, estimated from the share of its speech: the history must
+hold no other words. Pure.
 
 Silence before, between and after the words does not count as speech.
 """
@@ -16,12 +17,16 @@ QUIET, QUIET_SHARE = 33, 0.02
 MIN_SILENCE_HOPS = 5
 """Longer than a stop consonant within a word."""
 UNSURE_SAMPLES = 6000
-"""The last 0.25 s that were played count as not played: words differ in pace, and players delay their output.
+"""The last 0.25 s that were played count as not played: words differ in pace, and players delay
+their output.
 
-Measured on aligned speech, one cut in 250 then retains a word too many, and one in 100 three too few.
+Measured on aligned speech, one cut in 250 then retains a word too many, and one in 100 three too
+few.
 """
 DEFAULT_CHAR_S = 0.068
-"""Seconds of speech per character before any response was complete: 14 to 15 characters a second."""
+"""Seconds of speech per character before any response was complete: 14 to 15 characters a
+second.
+"""
 CAUTION = 1.05
 """Factor on an estimated length: rather a word too few than one that was not played."""
 MAX_WORD = 32
@@ -51,9 +56,13 @@ def find_silences(pcm: NDArray[np.int16]) -> list[Span]:
     """Find the silent spans of audio at 24 kHz, in order."""
     hops = pcm[: len(pcm) // HOP_SAMPLES * HOP_SAMPLES].reshape(-1, HOP_SAMPLES).astype(np.float32)
     level = np.sqrt((hops**2).mean(axis=1))
-    quiet = np.concatenate([[False], level <= max(QUIET, QUIET_SHARE * float(level.max(initial=0.0))), [False]])
+    quiet = np.concatenate(
+        [[False], level <= max(QUIET, QUIET_SHARE * float(level.max(initial=0.0))), [False]]
+    )
     edges = np.flatnonzero(quiet[1:] != quiet[:-1]).reshape(-1, 2)
-    return [(int(a) * HOP_SAMPLES, int(b) * HOP_SAMPLES) for a, b in edges if b - a >= MIN_SILENCE_HOPS]
+    return [
+        (int(a) * HOP_SAMPLES, int(b) * HOP_SAMPLES) for a, b in edges if b - a >= MIN_SILENCE_HOPS
+    ]
 
 
 def speech_until(sample: int, silent: Iterable[Span]) -> int:
@@ -62,13 +71,16 @@ def speech_until(sample: int, silent: Iterable[Span]) -> int:
 
 
 def played_speech(played: int, silent: Iterable[Span], whole: int) -> int:
-    """Count the samples of speech, of `whole`, that were certainly played once `played` samples were."""
+    """Count the samples of speech, of `whole`, that were certainly played once `played` samples
+    were.
+    """
     speech = speech_until(played, silent)
     return speech if speech >= whole else max(0, speech - UNSURE_SAMPLES)
 
 
 def played_words(text: str, played: float, whole: float) -> str:
-    """Return the beginning of `text` that was played: whole words only, in proportion to the speech.
+    """Return the beginning of `text` that was played: whole words only, in proportion to the
+    speech.
 
     Units: `played` of `whole`, both seconds or both samples.
     """

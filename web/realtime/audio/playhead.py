@@ -1,10 +1,13 @@
-"""Estimated playback position of a client in the audio that it was sent. Pure; the caller passes the time."""
+"""Estimated playback position of a client in the audio that it was sent. Pure; the caller passes
+the time.
+"""
 
 
 class Playhead:
     """Units: samples; `now` in seconds of any one clock.
 
-    Invariants: `position` never exceeds `sent`; between two sends it grows by at most the time that passes.
+    Invariants: `position` never exceeds `sent`; between two sends it grows by at most the time that
+    passes.
     """
 
     def __init__(self, rate_hz: int) -> None:

@@ -1,4 +1,6 @@
-"""Begin and end of a user's turns, decided from one probability of speech per frame. Pure; knows no model and no clock."""
+"""Begin and end of a user's turns, decided from one probability of speech per frame. Pure; knows no
+model and no clock.
+"""
 
 from dataclasses import dataclass
 
@@ -12,7 +14,8 @@ HYSTERESIS = 0.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnRules:
-    """Units: ms. After `speculate_ms` of silence a response may be started, to be discarded if speech continues; 0: never.
+    """Units: ms. After `speculate_ms` of silence a response may be started, to be discarded if
+    speech continues; 0: never.
 
     `longest_ms`: a turn of this length is ended, since no prompt holds a longer one.
     """
@@ -26,7 +29,9 @@ class TurnRules:
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """Speech began. Units: samples since the stream's first; `start` includes the prefix, `voiced` is the first voiced frame."""
+    """Speech began. Units: samples since the stream's first; `start` includes the prefix, `voiced`
+    is the first voiced frame.
+    """
 
     start: int
     voiced: int
@@ -46,7 +51,9 @@ class TurnResumed:
 
 @dataclass(frozen=True, slots=True)
 class TurnStopped:
-    """The turn is over. Its audio ends at `end`, its last voiced frame at `voiced_end`; `voiced_ms` of it were speech."""
+    """The turn is over. Its audio ends at `end`, its last voiced frame at `voiced_end`; `voiced_ms`
+    of it were speech.
+    """
 
     end: int
     voiced_end: int
@@ -57,9 +64,11 @@ TurnEvent = TurnStarted | TurnPaused | TurnResumed | TurnStopped
 
 
 class TurnDetector:
-    """Takes the probability of speech of every frame, in order. Units: `end` of a frame in the stream's samples.
+    """Takes the probability of speech of every frame, in order. Units: `end` of a frame in the
+    stream's samples.
 
-    Invariants: events come as Started (Paused Resumed)* [Paused] Stopped; `end` of the last Paused is that of Stopped.
+    Invariants: events come as Started (Paused Resumed)* [Paused] Stopped; `end` of the last Paused
+    is that of Stopped.
     """
 
     def __init__(self, rules: TurnRules) -> None:
@@ -80,7 +89,11 @@ class TurnDetector:
         return self._voiced * FRAME_MS
 
     def feed(self, probability: float, end: int) -> list[TurnEvent]:
-        return self._in_speech(probability, end) if self.speaking else self._in_silence(probability, end)
+        return (
+            self._in_speech(probability, end)
+            if self.speaking
+            else self._in_silence(probability, end)
+        )
 
     def cut(self, end: int) -> None:
         """Forget the audio before `end`, which was read or discarded: no turn begins before it."""

@@ -14,10 +14,12 @@ AHEAD_S = 0.1
 
 
 class VadBatcher:
-    """Runs the model for the streams of one event loop in batches, one each `GATHER_S`, at a third of the cost.
+    """Runs the model for the streams of one event loop in batches, one each `GATHER_S`, at a third
+    of the cost.
 
-    A single live stream never waits; of many, each waits a little. A recording is processed as fast as the loop runs, in the same
-    batches, so that a gateway that falls behind does not pay more for it.
+    A single live stream never waits; of many, each waits a little. A recording is processed as fast
+    as the loop runs, in the same batches, so that a gateway that falls behind does not pay more for
+    it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -27,7 +29,9 @@ class VadBatcher:
         self._due: asyncio.Handle | None = None
 
     async def probability(self, vad: VadState, frame: Samples, *, behind: bool = False) -> float:
-        """Return the probability of speech. `behind`: the stream's next frame has arrived already."""
+        """Return the probability of speech. `behind`: the stream's next frame has arrived
+        already.
+        """
         loop, now_s = asyncio.get_running_loop(), self._clock()
         vad.paced_s = max(vad.paced_s, now_s) + FRAME_MS / 1000
         wait_s = self._last_batch_s + GATHER_S - now_s
@@ -39,13 +43,19 @@ class VadBatcher:
             self._due.cancel()
             self._due = None
         if self._due is None:
-            self._due = loop.call_later(wait_s, self._run_batch) if wait_s > 0 else loop.call_soon(self._run_batch)
+            self._due = (
+                loop.call_later(wait_s, self._run_batch)
+                if wait_s > 0
+                else loop.call_soon(self._run_batch)
+            )
         return await result
 
     def _run_batch(self) -> None:
         waiting, self._waiting, self._due = self._waiting, [], None
         self._last_batch_s = self._clock()
-        probabilities = speech_probabilities([vad for vad, _, _ in waiting], [frame for _, frame, _ in waiting])
+        probabilities = speech_probabilities(
+            [vad for vad, _, _ in waiting], [frame for _, frame, _ in waiting]
+        )
         for (_, _, result), probability in zip(waiting, probabilities, strict=True):
             if not result.done():
                 result.set_result(probability)

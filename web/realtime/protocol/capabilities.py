@@ -1,4 +1,6 @@
-"""Default settings of a session, and the settings that the model cannot serve. Knows no session and no socket."""
+"""Default settings of a session, and the settings that the model cannot serve. Knows no session and
+no socket.
+"""
 
 import msgspec
 
@@ -21,9 +23,11 @@ def default_settings(gateway: Gateway) -> Settings:
     return _with_voice(settings, gateway.frontend.voice(None))
 
 
-def drop_unserved(gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
-    """Restore each field that the model cannot serve to its value before, and list the refusals. An empty voice becomes the
-    default one. `patch`: the fields that the client gave.
+def drop_unserved(
+    gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch
+) -> tuple[Settings, list[BadInput]]:
+    """Restore each field that the model cannot serve to its value before, and list the refusals. An
+    empty voice becomes the default one. `patch`: the fields that the client gave.
     """
     refused: list[BadInput] = []
     try:
@@ -33,12 +37,16 @@ def drop_unserved(gateway: Gateway, before: Settings, settings: Settings, patch:
     settings, unheard = _drop_unheard(gateway, before, settings, patch)
     refused += unheard
     try:
-        check_speaks(gateway, "session.output_modalities", spoken="audio" in settings.output_modalities)
+        check_speaks(
+            gateway, "session.output_modalities", spoken="audio" in settings.output_modalities
+        )
     except BadInput as error:
         refused.append(error)
         settings = msgspec.structs.replace(settings, output_modalities=before.output_modalities)
     try:
-        gateway.frontend.check_text(TextPart(text=settings.instructions, where="session.instructions"))
+        gateway.frontend.check_text(
+            TextPart(text=settings.instructions, where="session.instructions")
+        )
     except BadInput as error:
         refused.append(error)
         settings = msgspec.structs.replace(settings, instructions=before.instructions)
@@ -52,12 +60,18 @@ def drop_unserved(gateway: Gateway, before: Settings, settings: Settings, patch:
     return settings, refused
 
 
-def _drop_unheard(gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
+def _drop_unheard(
+    gateway: Gateway, before: Settings, settings: Settings, patch: SessionPatch
+) -> tuple[Settings, list[BadInput]]:
     """Restore fields of the audio input that the model cannot serve."""
     given = patch.audio.input if patch.audio is not None else None
     if not gateway.hears:
         names = ("format", "transcription", "turn_detection")
-        unheard = [takes_text_only(f"{_INPUT}.{name}") for name in names if getattr(given, name, None) is not None]
+        unheard = [
+            takes_text_only(f"{_INPUT}.{name}")
+            for name in names
+            if getattr(given, name, None) is not None
+        ]
         return _with_input(settings, NO_AUDIO), [*unheard]
     transcription = settings.audio.input.transcription
     if transcription is None:
@@ -68,18 +82,28 @@ def _drop_unheard(gateway: Gateway, before: Settings, settings: Settings, patch:
         gateway.check_model(transcription.model or gateway.model, f"{_INPUT}.transcription.model")
     except BadInput as error:
         refused.append(error)
-        transcription = msgspec.structs.replace(transcription, model=former.model if former is not None else None)
+        transcription = msgspec.structs.replace(
+            transcription, model=former.model if former is not None else None
+        )
     try:
-        gateway.frontend.transcription_prompt(transcription.language or None, f"{_INPUT}.transcription.language")
+        gateway.frontend.transcription_prompt(
+            transcription.language or None, f"{_INPUT}.transcription.language"
+        )
     except BadInput as error:
         refused.append(error)
-        transcription = msgspec.structs.replace(transcription, language=former.language if former is not None else None)
-    return _with_input(settings, msgspec.structs.replace(settings.audio.input, transcription=transcription)), refused
+        transcription = msgspec.structs.replace(
+            transcription, language=former.language if former is not None else None
+        )
+    return _with_input(
+        settings, msgspec.structs.replace(settings.audio.input, transcription=transcription)
+    ), refused
 
 
 def takes_text_only(where: str) -> UnsupportedValue:
     """Return the refusal of audio, and of settings about it, for a model that accepts none."""
-    return UnsupportedValue(f"{where}: this model takes text only; send items with input_text", param=where)
+    return UnsupportedValue(
+        f"{where}: this model takes text only; send items with input_text", param=where
+    )
 
 
 def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
@@ -89,9 +113,13 @@ def check_speaks(gateway: Gateway, where: str, *, spoken: bool) -> None:
 
 
 def _with_input(settings: Settings, changed: AudioInput) -> Settings:
-    return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, input=changed))
+    return msgspec.structs.replace(
+        settings, audio=msgspec.structs.replace(settings.audio, input=changed)
+    )
 
 
 def _with_voice(settings: Settings, voice: str) -> Settings:
     output = msgspec.structs.replace(settings.audio.output, voice=voice)
-    return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, output=output))
+    return msgspec.structs.replace(
+        settings, audio=msgspec.structs.replace(settings.audio, output=output)
+    )

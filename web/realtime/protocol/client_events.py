@@ -12,12 +12,21 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from fleet.core.errors import BadInput, InputTooLarge, UnsupportedValue
 from web.http.json_bounds import check_json, max_keys
-from web.realtime.protocol.settings import AnyFormat, Modalities, OutputTokens, Patch, ToolChoice, VoiceId
+from web.realtime.protocol.settings import (
+    AnyFormat,
+    Modalities,
+    OutputTokens,
+    Patch,
+    ToolChoice,
+    VoiceId,
+)
 from web.schema.fields.realtime import EVENTS as FIELDS
 from web.schema.unserved import UnservedValue, check_part
 
 MAX_EVENT_BYTES = 15 * 1024 * 1024
-"""As OpenAI's: half a minute of audio is 1.5 MB, and a client may send a whole recording in one event."""
+"""As OpenAI's: half a minute of audio is 1.5 MB, and a client may send a whole recording in one
+event.
+"""
 MAX_PLAIN_BYTES = 256 * 1024
 """Bound for an event that carries no audio; the longest is a `session.update` with many tools."""
 MAX_EVENT_VALUES = 8192
@@ -82,7 +91,8 @@ class PartPatch(Patch):
 def _no_tools(kind: object) -> object:
     if isinstance(kind, str) and kind.startswith(("function_", "mcp_")):
         raise UnservedValue(
-            f"{kind[:SHOWN_CHARS]!r} is not served, as tools are not; only items of type message are: "
+            f"{kind[:SHOWN_CHARS]!r} is not served, as tools are not; only items of type "
+            "message are: "
             "write what it says as text of a user or system message"
         )
     return kind
@@ -134,7 +144,10 @@ class ResponsePatch(Patch):
     input: Annotated[list[ItemPatch], Field(max_length=256, fail_fast=True)] | None = None
     instructions: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
     metadata: (
-        Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], max_keys(MAX_METADATA)]
+        Annotated[
+            dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+            max_keys(MAX_METADATA),
+        ]
         | None
     ) = None
     output_modalities: Modalities | None = None
@@ -169,22 +182,42 @@ class Played(ClientEvent):
 
 
 AnyClientEvent = (
-    SessionUpdate | BufferAppend | BufferCommit | BufferClear | OutputClear | ItemCreate | ItemDelete | ItemRetrieve
-    | ItemTruncate | ResponseCreate | ResponseCancel | Played
-)  # fmt: skip
-_adapter: TypeAdapter[AnyClientEvent] = TypeAdapter(Annotated[AnyClientEvent, Field(discriminator="type")])
+    SessionUpdate
+    | BufferAppend
+    | BufferCommit
+    | BufferClear
+    | OutputClear
+    | ItemCreate
+    | ItemDelete
+    | ItemRetrieve
+    | ItemTruncate
+    | ResponseCreate
+    | ResponseCancel
+    | Played
+)
+_adapter: TypeAdapter[AnyClientEvent] = TypeAdapter(
+    Annotated[AnyClientEvent, Field(discriminator="type")]
+)
 
 
-EVENTS = tuple(get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(AnyClientEvent) if kind is not Played)
+EVENTS = tuple(
+    get_args(kind.model_fields["type"].annotation)[0]
+    for kind in get_args(AnyClientEvent)
+    if kind is not Played
+)
 DETECTION_KINDS = ("server_vad", "semantic_vad")
 KNOWN_KINDS = " or ".join(DETECTION_KINDS)
 """Values of the only nested `type` by which a union is resolved, that of `turn_detection`."""
 PLAIN = {
-    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type"), "this field must be an object"),
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "this field must be an object"
+    ),
     "list_type": "this field must be an array",
     "missing": "this field is required",
 }
-"""Messages in terms of JSON, by pydantic's error types; pydantic's own messages name Python classes."""
+"""Messages in terms of JSON, by pydantic's error types; pydantic's own messages name Python
+classes.
+"""
 
 
 CARRY_AUDIO = ("input_audio_buffer.append", "conversation.item.create", "response.create")
@@ -207,7 +240,10 @@ _UNREADABLE = (msgspec.DecodeError, UnicodeEncodeError, RecursionError)
 def parse_event(raw: str) -> AnyClientEvent:
     """Raises: BadInput, InputTooLarge, UnsupportedValue naming the field."""
     if len(raw) > MAX_EVENT_BYTES:
-        raise InputTooLarge(f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append less at a time")
+        raise InputTooLarge(
+            f"an event of {len(raw)} characters; at most {MAX_EVENT_BYTES} are read, so append "
+            "less at a time"
+        )
     _check_values(raw)
     if len(raw) > MAX_PLAIN_BYTES:
         _check_carries_audio(raw)
@@ -225,18 +261,25 @@ def _check_values(raw: str) -> None:
 
 
 def _check_carries_audio(raw: str) -> None:
-    """Accept what is not valid JSON, for which the parser has a better message. Raises: InputTooLarge."""
+    """Accept what is not valid JSON, for which the parser has a better message. Raises:
+    InputTooLarge.
+    """
     try:
         kind = _typed.decode(raw).type
     except _UNREADABLE:
         return
     if kind not in CARRY_AUDIO:
-        reason = f"{len(raw)} characters; at most {MAX_PLAIN_BYTES} are read of an event that carries no audio"
+        reason = (
+            f"{len(raw)} characters; at most {MAX_PLAIN_BYTES} are read of an event that "
+            "carries no audio"
+        )
         raise InputTooLarge(f"{kind[:SHOWN_CHARS] or 'an event without a type'}: {reason}")
 
 
 def event_id_of(raw: str) -> str | None:
-    """Return the client's id of an event, if it can be read; None for a long text of many values, which takes long to skip."""
+    """Return the client's id of an event, if it can be read; None for a long text of many values,
+    which takes long to skip.
+    """
     try:
         if len(raw) > MAX_PLAIN_BYTES:
             _check_values(raw)
@@ -252,7 +295,10 @@ def decode_pcm(data: str, where: str) -> bytes:
     if "=" in data[:last]:
         raise BadInput(f"{where}: not base64: padding before its end", param=where)
     try:
-        pieces = [base64.b64decode(data[at : at + BASE64_PIECE], validate=True) for at in range(0, len(data), BASE64_PIECE)]
+        pieces = [
+            base64.b64decode(data[at : at + BASE64_PIECE], validate=True)
+            for at in range(0, len(data), BASE64_PIECE)
+        ]
         return b"".join(pieces)
     except (binascii.Error, ValueError) as error:
         raise BadInput(f"{where}: not base64: {error}", param=where) from error
@@ -261,7 +307,9 @@ def decode_pcm(data: str, where: str) -> bytes:
 def _bad_input(error: ValidationError) -> BadInput:
     first = error.errors(include_url=False, include_input=False)[0]
     if first["type"] == "json_invalid":
-        return BadInput(f"the event is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}")
+        return BadInput(
+            f"the event is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
+        )
     if first["loc"]:
         # The first piece is the event's type, which selected its class.
         return bad_field(error, "the event", skip=1)
@@ -274,7 +322,8 @@ def _bad_input(error: ValidationError) -> BadInput:
 
 
 def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str = "") -> BadInput:
-    """Return the first mistake as an error that names its field, without the first `skip` pieces of its location.
+    """Return the first mistake as an error that names its field, without the first `skip` pieces of
+    its location.
 
     `whole` names the object that was validated, and `within` the field that holds it, if any.
     """
@@ -285,12 +334,18 @@ def bad_field(error: ValidationError, whole: str, *, skip: int = 0, within: str 
         path, message = f"{path}.type", f"this field is required: {KNOWN_KINDS}"
     elif first["type"] == "union_tag_invalid":
         message = f"no such type; use {KNOWN_KINDS}"
-    kind = UnsupportedValue if isinstance(first.get("ctx", {}).get("error"), UnservedValue) else BadInput
+    kind = (
+        UnsupportedValue
+        if isinstance(first.get("ctx", {}).get("error"), UnservedValue)
+        else BadInput
+    )
     return kind(f"{path or whole}: {message}", param=path or None)
 
 
 def _path(loc: tuple[int | str, ...]) -> str:
-    """Format a location without the tags that unions add to it: type names, and `server_vad` or the like."""
+    """Format a location without the tags that unions add to it: type names, and `server_vad` or the
+    like.
+    """
     path = ""
     for piece in loc:
         if isinstance(piece, int):

@@ -1,4 +1,5 @@
-"""Events of the server, in OpenAI's GA names with explicit nulls; and extensions, sent only to clients that request them.
+"""Events of the server, in OpenAI's GA names with explicit nulls; and extensions, sent only to
+clients that request them.
 
 Source: openai 3.54 types. Data only.
 """
@@ -104,7 +105,9 @@ class ResponseBody(msgspec.Struct, kw_only=True):
     usage: UsageBody | None
     metadata: dict[str, str] | None
     warnings: list[str] | msgspec.UnsetType = msgspec.UNSET
-    """Extension: fields that were ignored although the client may count on them; omitted if there are none."""
+    """Extension: fields that were ignored although the client may count on them; omitted if there
+    are none.
+    """
 
 
 class ErrorDetail(msgspec.Struct, kw_only=True):
@@ -188,20 +191,26 @@ class TranscriptionUsage(msgspec.Struct, kw_only=True):
     seconds: float
 
 
-class TranscriptionDelta(ServerEvent, tag="conversation.item.input_audio_transcription.delta", kw_only=True):
+class TranscriptionDelta(
+    ServerEvent, tag="conversation.item.input_audio_transcription.delta", kw_only=True
+):
     item_id: str
     content_index: int
     delta: str
 
 
-class TranscriptionCompleted(ServerEvent, tag="conversation.item.input_audio_transcription.completed", kw_only=True):
+class TranscriptionCompleted(
+    ServerEvent, tag="conversation.item.input_audio_transcription.completed", kw_only=True
+):
     item_id: str
     content_index: int
     transcript: str
     usage: TranscriptionUsage
 
 
-class TranscriptionFailed(ServerEvent, tag="conversation.item.input_audio_transcription.failed", kw_only=True):
+class TranscriptionFailed(
+    ServerEvent, tag="conversation.item.input_audio_transcription.failed", kw_only=True
+):
     item_id: str
     content_index: int
     error: TranscriptionError
@@ -269,7 +278,9 @@ class TextDone(PartEvent, tag="response.output_text.done", kw_only=True):
 
 
 class FleetEvent(ServerEvent, kw_only=True):
-    """Base of the extensions: sent over the console's socket, and over the other one if the address says `?fleet=1`."""
+    """Base of the extensions: sent over the console's socket, and over the other one if the address
+    says `?fleet=1`.
+    """
 
 
 class State(FleetEvent, tag="fleet.state", kw_only=True):
@@ -295,12 +306,14 @@ class TimingPart(msgspec.Struct, kw_only=True):
 
 
 class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
-    """Latency from the user's last voiced sample to the first voiced sample of the response, for a client that plays without
-    delay; the parts add up to it. Without speech it begins with the request, and for text it ends with the first text.
+    """Latency from the user's last voiced sample to the first voiced sample of the response, for a
+    client that plays without delay; the parts add up to it. Without speech it begins with the
+    request, and for text it ends with the first text.
 
-    `voice_to_voice_ms`: null unless the turn is spoken, the end of its speech is known, and the response is spoken.
-    `voiced_end_ms`: position of the user's last voiced sample in the session's input; null if unknown. Part `silence`: from the
-    first audio to the first voiced sample.
+    `voice_to_voice_ms`: null unless the turn is spoken, the end of its speech is known, and the
+    response is spoken.
+    `voiced_end_ms`: position of the user's last voiced sample in the session's input; null if
+    unknown. Part `silence`: from the first audio to the first voiced sample.
     """
 
     response_id: str
@@ -312,7 +325,9 @@ class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
 
 
 class Voiced(FleetEvent, tag="fleet.voiced", kw_only=True):
-    """The first voiced sample of a response was sent; `sample` is its position in the response's audio."""
+    """The first voiced sample of a response was sent; `sample` is its position in the response's
+    audio.
+    """
 
     response_id: str
     sample: int
@@ -328,8 +343,8 @@ class AudioSerial(FleetEvent, tag="fleet.audio", kw_only=True):
 
 
 class Resumed(FleetEvent, tag="fleet.resumed", kw_only=True):
-    """A session continues over another socket. `transcript`: all text sent so far of the response under way; "" without one, or
-    if this gateway has not read it yet.
+    """A session continues over another socket. `transcript`: all text sent so far of the response
+    under way; "" without one, or if this gateway has not read it yet.
     """
 
     session_id: str

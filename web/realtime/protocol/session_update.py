@@ -1,4 +1,5 @@
-"""Application of a `session.update`: every valid and served field is applied, and each other one refused.
+"""Application of a `session.update`: every valid and served field is applied, and each other one
+refused.
 
 A refused audio format leaves none: audio of one format must never be read, or played, as another.
 Knows no socket.
@@ -14,17 +15,36 @@ from fleet.core.errors import BadInput
 from web.gateway.gateway import Gateway
 from web.realtime.protocol.capabilities import drop_unserved
 from web.realtime.protocol.client_events import DETECTION_KINDS, bad_field
-from web.realtime.protocol.settings import SAME_IN_BETA, PcmFormat, SessionPatch, Settings, merge_settings
+from web.realtime.protocol.settings import (
+    SAME_IN_BETA,
+    PcmFormat,
+    SessionPatch,
+    Settings,
+    merge_settings,
+)
 from web.schema.fields.realtime import SESSION
 
 Side = Literal["input", "output"]
 Fields = Mapping[str, object]
 DETECTION = ("audio", "input", "turn_detection")
-OBJECTS = frozenset({(), ("audio",), ("audio", "input"), ("audio", "output"), ("audio", "input", "transcription"), DETECTION})
-"""Objects whose fields are refused one by one. A mistake in one field of any other object refuses the whole object."""
+OBJECTS = frozenset(
+    {
+        (),
+        ("audio",),
+        ("audio", "input"),
+        ("audio", "output"),
+        ("audio", "input", "transcription"),
+        DETECTION,
+    }
+)
+"""Objects whose fields are refused one by one. A mistake in one field of any other object refuses
+the whole object.
+"""
 
 
-def apply_update(gateway: Gateway, settings: Settings, fields: Fields) -> tuple[Settings, list[BadInput]]:
+def apply_update(
+    gateway: Gateway, settings: Settings, fields: Fields
+) -> tuple[Settings, list[BadInput]]:
     """Return the settings after the update, and the refusals in order."""
     without_effect = list(SESSION.refusals(fields, "session"))
     patch, invalid = read_patch(fields)
@@ -53,7 +73,9 @@ def read_patch(fields: Fields) -> tuple[SessionPatch, list[BadInput]]:
 
 
 def _invalid_path(loc: Sequence[int | str]) -> tuple[str, ...]:
-    """Return the innermost field whose removal removes the mistake. Locations also name union branches and list items."""
+    """Return the innermost field whose removal removes the mistake. Locations also name union
+    branches and list items.
+    """
     path: tuple[str, ...] = ()
     for piece in loc:
         if path not in OBJECTS:
@@ -72,14 +94,20 @@ def _without(fields: Fields, path: Sequence[str]) -> Fields:
     return {other: value for other, value in fields.items() if other != name}
 
 
-def _format_refused(side: Side, changed: Settings, patch: SessionPatch, refused: list[BadInput]) -> bool:
+def _format_refused(
+    side: Side, changed: Settings, patch: SessionPatch, refused: list[BadInput]
+) -> bool:
     where, beta = f"session.audio.{side}.format", f"{side}_audio_format"
     if any(error.param is not None and error.param.startswith(where) for error in refused):
         return True
     value = getattr(patch, beta)
-    return value is not None and (value != SAME_IN_BETA or getattr(changed.audio, side).format != PcmFormat())
+    return value is not None and (
+        value != SAME_IN_BETA or getattr(changed.audio, side).format != PcmFormat()
+    )
 
 
 def _without_format(settings: Settings, side: Side) -> Settings:
     changed = msgspec.structs.replace(getattr(settings.audio, side), format=None)
-    return msgspec.structs.replace(settings, audio=msgspec.structs.replace(settings.audio, **{side: changed}))
+    return msgspec.structs.replace(
+        settings, audio=msgspec.structs.replace(settings.audio, **{side: changed})
+    )

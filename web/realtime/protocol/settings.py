@@ -1,6 +1,7 @@
 """Settings of a session, the patch with which a client changes them, and how the two are merged.
 
-The settings are stored in the form of the `session` object on the wire. Knows no voice of the model and no socket.
+The settings are stored in the form of the `session` object on the wire. Knows no voice of the model
+and no socket.
 """
 
 from typing import Annotated, Literal
@@ -54,8 +55,8 @@ TurnDetection = ServerVad | SemanticVad
 
 
 class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is null while the requested one is refused: audio in it must not be read as another. All fields are null for a
-    model that takes text only.
+    """`format` is null while the requested one is refused: audio in it must not be read as another.
+    All fields are null for a model that takes text only.
     """
 
     format: PcmFormat | None = PcmFormat()
@@ -65,7 +66,9 @@ class AudioInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """`format` is null while the requested one is refused: the client would play audio in another as noise."""
+    """`format` is null while the requested one is refused: the client would play audio in another
+    as noise.
+    """
 
     format: PcmFormat | None = PcmFormat()
     voice: str = ""
@@ -78,8 +81,8 @@ class SessionAudio(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`id` and `model` are set by the server, the rest by the client. `warnings`, an extension that is omitted while empty, is
-    about fields that were ignored although the client may count on them.
+    """`id` and `model` are set by the server, the rest by the client. `warnings`, an extension that
+    is omitted while empty, is about fields that were ignored although the client may count on them.
     """
 
     type: str = "realtime"
@@ -108,18 +111,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         match self.detection:
             case ServerVad() as vad:
                 return TurnRules(
-                    threshold=vad.threshold, prefix_ms=vad.prefix_padding_ms, silence_ms=vad.silence_duration_ms,
-                    speculate_ms=speculate_ms, longest_ms=longest_ms,
-                )  # fmt: skip
+                    threshold=vad.threshold,
+                    prefix_ms=vad.prefix_padding_ms,
+                    silence_ms=vad.silence_duration_ms,
+                    speculate_ms=speculate_ms,
+                    longest_ms=longest_ms,
+                )
             case SemanticVad() as semantic:
                 silence_ms = EAGERNESS_MS[semantic.eagerness]
-                return TurnRules(silence_ms=silence_ms, speculate_ms=speculate_ms, longest_ms=longest_ms)
+                return TurnRules(
+                    silence_ms=silence_ms, speculate_ms=speculate_ms, longest_ms=longest_ms
+                )
             case None:
                 return None
 
 
 class Patch(BaseModel):
-    """Base of what clients send: known fields are checked strictly, unknown ones retained for the check of the field table."""
+    """Base of what clients send: known fields are checked strictly, unknown ones retained for the
+    check of the field table.
+    """
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
@@ -168,7 +178,9 @@ class VoiceId(Patch):
 class AudioInputPatch(Patch):
     format: AnyFormat | None = None
     transcription: TranscriptionPatch | None = None
-    turn_detection: Annotated[ServerVadPatch | SemanticVadPatch, Field(discriminator="type")] | None = None
+    turn_detection: (
+        Annotated[ServerVadPatch | SemanticVadPatch, Field(discriminator="type")] | None
+    ) = None
 
 
 class AudioOutputPatch(Patch):
@@ -182,11 +194,15 @@ class AudioPatch(Patch):
     output: AudioOutputPatch | None = None
 
 
-Modalities = Annotated[list[Literal["audio", "text"]], Field(min_length=1, max_length=2, fail_fast=True)]
+Modalities = Annotated[
+    list[Literal["audio", "text"]], Field(min_length=1, max_length=2, fail_fast=True)
+]
 
 
 def _choice(value: object) -> object:
-    """Convert a choice that requires no call to its mode: tools can be ignored then, since a model need not use them."""
+    """Convert a choice that requires no call to its mode: tools can be ignored then, since a model
+    need not use them.
+    """
     if value in EMPTY:
         return None
     name = "tool_choice"
@@ -204,7 +220,10 @@ ToolChoice = Annotated[Literal["auto", "none"] | None, BeforeValidator(_choice)]
 
 def _session_type(value: object) -> object:
     if value == "transcription":
-        message = "sessions that only transcribe are not served; use realtime, with session.audio.input.transcription"
+        message = (
+            "sessions that only transcribe are not served; use realtime, with "
+            "session.audio.input.transcription"
+        )
         raise UnservedValue(message)
     return value
 
@@ -219,7 +238,9 @@ OutputTokens = Annotated[int, Field(ge=1, le=1_000_000)] | Literal["inf"]
 
 
 class SessionPatch(Patch):
-    """`session` of a `session.update`: an absent field is unchanged, a null one is off or its default."""
+    """`session` of a `session.update`: an absent field is unchanged, a null one is off or its
+    default.
+    """
 
     type: Annotated[Literal["realtime"] | None, BeforeValidator(_session_type)] = None
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -242,7 +263,9 @@ BETA = {
     "output_audio_format": "audio.output.format",
     "turn_detection": "audio.input.turn_detection",
 }
-"""Fields of a session in the dialect before GA, with their GA names. They are refused, since they have no effect."""
+"""Fields of a session in the dialect before GA, with their GA names. They are refused, since they
+have no effect.
+"""
 RESPONSE_BETA = {
     "modalities": "output_modalities",
     "output_audio_format": "audio.output.format",
@@ -256,21 +279,30 @@ SAME_IN_BETA = "pcm16"
 
 def beta_refusal(whole: str, name: str, ga_name: str) -> UnsupportedValue:
     """Return the refusal of a field of the dialect before GA."""
-    return UnsupportedValue(f"{whole}.{name}: a field of the beta dialect; use {whole}.{ga_name}", param=f"{whole}.{name}")
+    return UnsupportedValue(
+        f"{whole}.{name}: a field of the beta dialect; use {whole}.{ga_name}",
+        param=f"{whole}.{name}",
+    )
 
 
 def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, list[BadInput]]:
-    """Merge the served fields of the patch, and list a refusal for each other one, which stays unchanged."""
+    """Merge the served fields of the patch, and list a refusal for each other one, which stays
+    unchanged.
+    """
     refused: list[BadInput] = []
     for name, ga_name in BETA.items():
         # A null turn_detection asks for push to talk; any other null is a field without a value.
-        if getattr(patch, name) is not None or (name == "turn_detection" and name in patch.model_fields_set):
+        if getattr(patch, name) is not None or (
+            name == "turn_detection" and name in patch.model_fields_set
+        ):
             refused.append(beta_refusal("session", name, ga_name))
     given = patch.model_fields_set
     changes: dict[str, object] = {}
     if "output_modalities" in given:
         # Audio includes its transcript, so both mean audio; OpenAI's service does not accept both.
-        changes["output_modalities"] = ("audio",) if "audio" in (patch.output_modalities or ["audio"]) else ("text",)
+        changes["output_modalities"] = (
+            ("audio",) if "audio" in (patch.output_modalities or ["audio"]) else ("text",)
+        )
     if "instructions" in given:
         changes["instructions"] = patch.instructions or ""
     if "max_output_tokens" in given:
@@ -285,7 +317,9 @@ def merge_settings(settings: Settings, patch: SessionPatch) -> tuple[Settings, l
     if patch.audio is not None and patch.audio.input is not None:
         audio = msgspec.structs.replace(audio, input=_input(audio.input, patch.audio.input))
     if patch.audio is not None and patch.audio.output is not None:
-        audio = msgspec.structs.replace(audio, output=_output(audio.output, patch.audio.output, refused))
+        audio = msgspec.structs.replace(
+            audio, output=_output(audio.output, patch.audio.output, refused)
+        )
     return msgspec.structs.replace(settings, audio=audio, **changes), refused
 
 
@@ -302,14 +336,18 @@ def _input(now: AudioInput, patch: AudioInputPatch) -> AudioInput:
     return msgspec.structs.replace(now, **changes)
 
 
-def _transcription(now: TranscriptionSettings | None, patch: TranscriptionPatch | None) -> TranscriptionSettings | None:
+def _transcription(
+    now: TranscriptionSettings | None, patch: TranscriptionPatch | None
+) -> TranscriptionSettings | None:
     if patch is None:
         return None
     given = patch.model_dump(include=set(TranscriptionPatch.model_fields), exclude_unset=True)
     return msgspec.structs.replace(now or TranscriptionSettings(), **given)
 
 
-def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPatch | None) -> TurnDetection | None:
+def _detection(
+    now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPatch | None
+) -> TurnDetection | None:
     """Merge a patch of the same type; one of another type begins with the defaults of that type."""
     if patch is None:
         return None
@@ -317,7 +355,9 @@ def _detection(now: TurnDetection | None, patch: ServerVadPatch | SemanticVadPat
     base = now if isinstance(now, kind) else kind()
     fields = patch.model_dump(include=set(type(patch).model_fields) - {"type"}, exclude_unset=True)
     optional = {"idle_timeout_ms"}
-    changes = {name: value for name, value in fields.items() if value is not None or name in optional}
+    changes = {
+        name: value for name, value in fields.items() if value is not None or name in optional
+    }
     return msgspec.structs.replace(base, **changes)
 
 
@@ -334,7 +374,9 @@ def _output(now: AudioOutput, patch: AudioOutputPatch, refused: list[BadInput]) 
         changes["voice"] = voice_name(patch.voice) if patch.voice is not None else ""
     if "speed" in given and patch.speed not in (None, 1.0):
         where = "session.audio.output.speed"
-        refused.append(UnsupportedValue(f"{where}: {patch.speed} is not served; use 1.0", param=where))
+        refused.append(
+            UnsupportedValue(f"{where}: {patch.speed} is not served; use 1.0", param=where)
+        )
     return msgspec.structs.replace(now, **changes)
 
 

@@ -1,1 +1,3 @@
-"""The network side of voice sessions: routes, credentials, WebSockets and what is written to them."""
+"""The network side of voice sessions: routes, credentials, WebSockets and what is written to
+them.
+"""

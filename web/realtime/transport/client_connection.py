@@ -1,4 +1,5 @@
-"""Connection of a session to its client, which may be absent for a while; its events are then stored, within bounds.
+"""Connection of a session to its client, which may be absent for a while; its events are then
+stored, within bounds.
 
 Knows no protocol: a writer turns events and audio into frames.
 """
@@ -13,7 +14,9 @@ MAX_MISSED = 2000
 
 
 class ClientWriter(Protocol):
-    """Output of one socket. Never waits: a client that reads too slowly is disconnected, and may reconnect."""
+    """Output of one socket. Never waits: a client that reads too slowly is disconnected, and may
+    reconnect.
+    """
 
     def send(self, event: ServerEvent) -> None: ...
 

@@ -1,4 +1,5 @@
-"""Client secrets (`ek_...`): short-lived keys that a server creates with the API key, and with which its page opens sessions.
+"""Client secrets (`ek_...`): short-lived keys that a server creates with the API key, and with
+which its page opens sessions.
 
 Only the hash of a secret is stored, in Redis for all gateways. Knows no socket.
 """
@@ -30,7 +31,9 @@ from web.schema.fields.realtime import SECRET
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 MAX_BODY_BYTES = 256 * 1024
 API_KEY = ""
-"""Owner of the sessions opened with the API key, by the console, or by any client if no key is set."""
+"""Owner of the sessions opened with the API key, by the console, or by any client if no key is
+set.
+"""
 OWNER = "secret:"
 """Prefix of the owner of a client secret's sessions; the secret's hash follows."""
 SHOWN_CHARS = 8
@@ -54,8 +57,9 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """Credential of a connection. `owner` names it in the sessions that it opens, which begin with `settings`. None: the
-    secret has expired or never existed, and may at most continue a session that it opened.
+    """Credential of a connection. `owner` names it in the sessions that it opens, which begin with
+    `settings`. None: the secret has expired or never existed, and may at most continue a session
+    that it opened.
     """
 
     owner: str
@@ -77,8 +81,14 @@ class Secrets:
             settings = self._served(settings, body.session)
         settings = msgspec.structs.replace(settings, id=new_id("sess"))
         seconds = body.expires_after.seconds if body.expires_after is not None else DEFAULT_S
-        secret = Secret(value=CLIENT_SECRET_PREFIX + token_urlsafe(24), expires_at=int(time.time()) + seconds, session=settings)
-        await self._gateway.client.voice.save_secret(_name(secret.value), msgspec.msgpack.encode(settings), seconds)
+        secret = Secret(
+            value=CLIENT_SECRET_PREFIX + token_urlsafe(24),
+            expires_at=int(time.time()) + seconds,
+            session=settings,
+        )
+        await self._gateway.client.voice.save_secret(
+            _name(secret.value), msgspec.msgpack.encode(settings), seconds
+        )
         return json_response(secret, headers={"cache-control": "no-store"})
 
     def _served(self, settings: Settings, patch: SessionPatch) -> Settings:
@@ -92,7 +102,9 @@ class Secrets:
     async def credential(self, key: str) -> Credential:
         """Look up a client secret. Raises: RedisUnreachable."""
         raw = await self._gateway.client.voice.secret(_name(key))
-        return Credential(owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None)
+        return Credential(
+            owner=OWNER + _name(key), settings=_decoder.decode(raw) if raw is not None else None
+        )
 
 
 def _parse(raw: bytes) -> SecretBody:
@@ -110,9 +122,13 @@ def _name(key: str) -> str:
 
 
 def expired() -> Unauthorized:
-    return Unauthorized("the client secret is unknown or has expired; create another at /v1/realtime/client_secrets")
+    return Unauthorized(
+        "the client secret is unknown or has expired; create another at /v1/realtime/client_secrets"
+    )
 
 
 def short_name(owner: str) -> str | None:
-    """Return the first characters of a client secret's hash, as the console shows them; None for the API key."""
+    """Return the first characters of a client secret's hash, as the console shows them; None for
+    the API key.
+    """
     return owner.removeprefix(OWNER)[:SHOWN_CHARS] or None

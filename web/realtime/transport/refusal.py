@@ -1,7 +1,7 @@
 """Refusal of WebSockets, and failures as `error` events.
 
-No client shows the body of a refused handshake. A refused socket is therefore accepted, sent one `error` event and closed with
-the reason. Knows no session.
+No client shows the body of a refused handshake. A refused socket is therefore accepted, sent one
+`error` event and closed with the reason. Knows no session.
 """
 
 import asyncio
@@ -25,7 +25,9 @@ INVALID_REQUEST = 4000
 SESSION_UNKNOWN = 1008
 """No such session: the console's page opens another one."""
 TRY_AGAIN_LATER = 1013
-"""Clients reconnect after a while. The lost connection of a secret's session counts as open until its ping times out."""
+"""Clients reconnect after a while. The lost connection of a secret's session counts as open until
+its ping times out.
+"""
 INTERNAL_ERROR = 1011
 SESSION_OVER = 1000
 """Ended by an operator, or idle for too long: clients do not reconnect."""
@@ -67,8 +69,16 @@ def clipped_reason(reason: str) -> str:
 
 
 def error_event(error: FleetError, event_id: str | None = None) -> Error:
-    """Return the `error` event of a failure; `event_id` is the client's id of the event that failed."""
-    detail = ErrorDetail(type=error_type(error), code=error.code, message=error.message, param=error.param, event_id=event_id)
+    """Return the `error` event of a failure; `event_id` is the client's id of the event that
+    failed.
+    """
+    detail = ErrorDetail(
+        type=error_type(error),
+        code=error.code,
+        message=error.message,
+        param=error.param,
+        event_id=event_id,
+    )
     return Error(error=detail)
 
 
@@ -95,6 +105,8 @@ async def refuse_socket(websocket: WebSocket, error: FleetError, lines: TimedAbu
 
 
 async def accept(websocket: WebSocket) -> None:
-    """Accept with the offered subprotocol, without which a browser drops the connection before it reads."""
+    """Accept with the offered subprotocol, without which a browser drops the connection before it
+    reads.
+    """
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol="realtime" if "realtime" in offered else None)

@@ -1,4 +1,6 @@
-"""Routes of the voice sessions: the two sockets, client secrets, and the list of live sessions. Knows no event."""
+"""Routes of the voice sessions: the two sockets, client secrets, and the list of live sessions.
+Knows no event.
+"""
 
 import msgspec
 from starlette.requests import Request
@@ -9,7 +11,15 @@ from starlette.websockets import WebSocket
 from fleet.core.errors import FleetError, NotFound, quoted
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
-from web.http.errors import Unauthorized, UnknownSocket, UnsupportedValue, UpgradeRequired, envelope_of, error_response, status_of
+from web.http.errors import (
+    Unauthorized,
+    UnknownSocket,
+    UnsupportedValue,
+    UpgradeRequired,
+    envelope_of,
+    error_response,
+    status_of,
+)
 from web.http.guard import CLIENT_SECRET_PREFIX, client_key
 from web.http.json_response import json_response
 from web.http.protocol.abuse import TimedAbuseLog
@@ -40,7 +50,13 @@ class SessionEnded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VoiceRoutes:
-    def __init__(self, gateway: Gateway, wrong_keys: WrongKeys, lines: TimedAbuseLog, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        wrong_keys: WrongKeys,
+        lines: TimedAbuseLog,
+        clock: Clock | None = None,
+    ) -> None:
         self.registry = SessionRegistry(gateway, clock)
         self._gateway = gateway
         self._wrong_keys = wrong_keys
@@ -69,7 +85,9 @@ class VoiceRoutes:
         await self._serve(websocket, SocketWriter(websocket, fleet=fleet), credential)
 
     async def no_socket(self, _request: Request) -> Response:
-        error = UpgradeRequired("this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do")
+        error = UpgradeRequired(
+            "this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do"
+        )
         return error_response(envelope_of(error), status_of(error), {"upgrade": "websocket"})
 
     async def no_such_socket(self, websocket: WebSocket) -> None:
@@ -82,7 +100,9 @@ class VoiceRoutes:
         credential = Credential(owner=API_KEY, settings=default_settings(self._gateway))
         await self._serve(websocket, ConsoleWriter(websocket), credential)
 
-    async def _serve(self, websocket: WebSocket, writer: SocketWriter, credential: Credential) -> None:
+    async def _serve(
+        self, websocket: WebSocket, writer: SocketWriter, credential: Credential
+    ) -> None:
         def refused(error: FleetError) -> FleetError:
             counted = self._counted(websocket, error)
             log_refusal(self._lines, websocket.scope, counted)
@@ -92,11 +112,15 @@ class VoiceRoutes:
 
     def _counted(self, websocket: WebSocket, error: FleetError) -> FleetError:
         """Return the error to send; a wrong client secret counts as a wrong key."""
-        return self._wrong_keys.refusal(websocket.scope, error) if isinstance(error, Unauthorized) else error
+        return (
+            self._wrong_keys.refusal(websocket.scope, error)
+            if isinstance(error, Unauthorized)
+            else error
+        )
 
     async def _credential(self, websocket: WebSocket) -> Credential:
-        """Check the key and then the query, so that a client without a key learns nothing of this server. An expired secret can
-        only continue its session.
+        """Check the key and then the query, so that a client without a key learns nothing of this
+        server. An expired secret can only continue its session.
 
         Raises: Unauthorized, ModelNotFound, UnsupportedValue, RedisUnreachable.
         """
@@ -112,9 +136,12 @@ class VoiceRoutes:
         intent = websocket.query_params.get("intent", "")
         if intent not in INTENTS:
             message = (
-                f"{intent[:80]!r} is not served, only conversations are; leave it out (for transcripts of the user's speech, "
+                f"{intent[:80]!r} is not served, only conversations are; leave it out "
+                "(for transcripts of the user's speech, "
             )
-            raise UnsupportedValue(f"intent: {message}set session.audio.input.transcription)", param="intent")
+            raise UnsupportedValue(
+                f"intent: {message}set session.audio.input.transcription)", param="intent"
+            )
         self._gateway.check_model(websocket.query_params.get("model") or self._gateway.model)
         return credential
 
@@ -123,18 +150,24 @@ class VoiceRoutes:
         return json_response(SessionList(data=await read_views(self._gateway)))
 
     async def end(self, request: Request) -> Response:
-        """DELETE /v1/fleet/sessions/{id}: end a session of any gateway, with the response under way."""
+        """DELETE /v1/fleet/sessions/{id}: end a session of any gateway, with the response under
+        way.
+        """
         session_id = str(request.path_params["session_id"])
         if not self.registry.end(session_id, by_operator=True):
             await self._end_elsewhere(session_id)
         return json_response(SessionEnded(id=session_id))
 
     async def _end_elsewhere(self, session_id: str) -> None:
-        """End the record of another gateway's session; that gateway closes the session with its next write."""
+        """End the record of another gateway's session; that gateway closes the session with its
+        next write.
+        """
         client = self._gateway.client
         raw = (await client.voice.views()).get(session_id)
         if not await client.voice.end(session_id):
-            raise NotFound(f"no session {quoted(session_id)}; it never existed, or is over", param="session_id")
+            raise NotFound(
+                f"no session {quoted(session_id)}; it never existed, or is over", param="session_id"
+            )
         request_id = decode_view(raw).request_id if raw is not None else None
         if request_id is not None:
             await client.requests.abort(RequestId(request_id))

@@ -1,6 +1,8 @@
-"""Output of a session to a socket: OpenAI's JSON with audio in base64, or the console's JSON with audio in binary frames.
+"""Output of a session to a socket: OpenAI's JSON with audio in base64, or the console's JSON with
+audio in binary frames.
 
-Writing never waits: a task sends the queued frames, and a client that reads too slowly is disconnected. Knows no session.
+Writing never waits: a task sends the queued frames, and a client that reads too slowly is
+disconnected. Knows no session.
 """
 
 import asyncio
@@ -34,7 +36,9 @@ HEADER = struct.Struct("<II")
 
 
 class SocketWriter:
-    """Writes OpenAI's frames. Satisfies `client_connection.ClientWriter`. `fleet`: also send events of type `fleet.*`."""
+    """Writes OpenAI's frames. Satisfies `client_connection.ClientWriter`. `fleet`: also send events
+    of type `fleet.*`.
+    """
 
     def __init__(self, websocket: WebSocket, *, fleet: bool) -> None:
         self._websocket = websocket
@@ -50,15 +54,30 @@ class SocketWriter:
             self._put(encode_event(event))
 
     def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
-        self.send(OutputAudioDelta(response_id=response_id, item_id=item_id, delta=b64encode(pcm).decode("ascii")))
+        self.send(
+            OutputAudioDelta(
+                response_id=response_id, item_id=item_id, delta=b64encode(pcm).decode("ascii")
+            )
+        )
 
     def send_position(self, position: int) -> None:
-        """Send the client's position in the queue, for which OpenAI's protocol has nothing but an error."""
+        """Send the client's position in the queue, for which OpenAI's protocol has nothing but an
+        error.
+        """
         if self._fleet:
             self.send(Queue(position=position))
             return
-        message = f"all sessions of this gateway are taken; place {position} in line, session.created follows when there is room"
-        detail = ErrorDetail(type="rate_limit_error", code="session_queued", message=message, param=None, event_id=None)
+        message = (
+            f"all sessions of this gateway are taken; place {position} in line, "
+            "session.created follows when there is room"
+        )
+        detail = ErrorDetail(
+            type="rate_limit_error",
+            code="session_queued",
+            message=message,
+            param=None,
+            event_id=None,
+        )
         self.send(Error(error=detail))
 
     def close(self, code: int, reason: str) -> None:
@@ -92,7 +111,11 @@ class SocketWriter:
                     continue
                 frame = self._frames.popleft()
                 self._queued_bytes -= len(frame)
-                await (self._websocket.send_text(frame) if isinstance(frame, str) else self._websocket.send_bytes(frame))
+                await (
+                    self._websocket.send_text(frame)
+                    if isinstance(frame, str)
+                    else self._websocket.send_bytes(frame)
+                )
             if self._websocket.application_state == WebSocketState.CONNECTED:
                 code, reason = self._closing
                 await self._websocket.close(code, clipped_reason(reason))
@@ -102,7 +125,9 @@ class SocketWriter:
 
 
 class ConsoleWriter(SocketWriter):
-    """Writes the console's frames: the audio of each response has a serial, announced before it and after each gap in it."""
+    """Writes the console's frames: the audio of each response has a serial, announced before it and
+    after each gap in it.
+    """
 
     def __init__(self, websocket: WebSocket) -> None:
         super().__init__(websocket, fleet=True)
@@ -113,6 +138,13 @@ class ConsoleWriter(SocketWriter):
     def send_audio(self, response_id: str, item_id: str, first_sample: int, pcm: bytes) -> None:
         if response_id != self._response_id or first_sample != self._next_sample:
             self._serial, self._response_id = self._serial + 1, response_id
-            self.send(AudioSerial(serial=self._serial, response_id=response_id, item_id=item_id, rate=OUTPUT_RATE_HZ))
+            self.send(
+                AudioSerial(
+                    serial=self._serial,
+                    response_id=response_id,
+                    item_id=item_id,
+                    rate=OUTPUT_RATE_HZ,
+                )
+            )
         self._next_sample = first_sample + len(pcm) // 2
         self._put(HEADER.pack(self._serial, first_sample) + pcm)

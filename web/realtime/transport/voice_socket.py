@@ -1,4 +1,5 @@
-"""Connection of one voice client, over `WS /v1/realtime` or `WS /console/ws`: the same session over different frames.
+"""Connection of one voice client, over `WS /v1/realtime` or `WS /console/ws`: the same session over
+different frames.
 
 Knows no event except those that open and close a session.
 """
@@ -17,7 +18,9 @@ from web.realtime.transport.refusal import close_code, close_reason, error_event
 from web.realtime.transport.socket_writers import ConsoleWriter, SocketWriter
 
 NORMAL_CLOSURE = 1000
-"""The client ends the session. After any other code it may reconnect; a connection that breaks is reported as 1005."""
+"""The client ends the session. After any other code it may reconnect; a connection that breaks is
+reported as 1005.
+"""
 MAX_EARLY_BYTES = 4 * 1024 * 1024
 MAX_ALL_EARLY_BYTES = 64 * 1024 * 1024
 """Bound for all queued clients of this gateway together."""
@@ -39,10 +42,15 @@ class VoiceSocket:
     """One connection, from its first frame to its last."""
 
     def __init__(
-        self, registry: SessionRegistry, websocket: WebSocket, writer: SocketWriter,
+        self,
+        registry: SessionRegistry,
+        websocket: WebSocket,
+        writer: SocketWriter,
         on_refused: Callable[[FleetError], FleetError],
-    ) -> None:  # fmt: skip
-        """`on_refused` is called with the error that ends the connection, and returns the one to send."""
+    ) -> None:
+        """`on_refused` is called with the error that ends the connection, and returns the one to
+        send.
+        """
         self._registry, self._websocket, self._writer = registry, websocket, writer
         self._on_refused = on_refused
         self._session: Session | None = None
@@ -62,15 +70,24 @@ class VoiceSocket:
 
     async def _enter(self, credential: Credential) -> Session:
         query = self._websocket.query_params
-        session_id, samples, chars = query.get("session"), _count(query, "samples"), _count(query, "chars")
+        session_id, samples, chars = (
+            query.get("session"),
+            _count(query, "samples"),
+            _count(query, "chars"),
+        )
         if not session_id:
             assert credential.settings is not None, "a secret that has expired names its session"
-            return await self._registry.enter(self._writer, credential.settings, credential.owner, self._writer.send_position)
+            return await self._registry.enter(
+                self._writer, credential.settings, credential.owner, self._writer.send_position
+            )
         try:
-            received = Received(response_id=query.get("response") or None, samples=samples, chars=chars)
+            received = Received(
+                response_id=query.get("response") or None, samples=samples, chars=chars
+            )
             return await self._registry.resume(session_id, self._writer, received, credential.owner)
         except NotFound as error:
-            # A secret that expired and has no such session is refused as unknown: its bearer learns of no other session.
+            # A secret that expired and has no such session is refused as unknown: its bearer learns
+            # of no other session.
             raise error if credential.settings is not None else expired() from error
 
     async def _read(self, entering: asyncio.Task[Session]) -> int:
@@ -92,7 +109,9 @@ class VoiceSocket:
                 await asyncio.sleep(0)
             message = await reading
             while message["type"] == "websocket.receive":
-                await self._receive(self._session, message.get("text") or message.get("bytes") or "")
+                await self._receive(
+                    self._session, message.get("text") or message.get("bytes") or ""
+                )
                 # Frames that have arrived are read without a pause, so let other tasks run.
                 await asyncio.sleep(0)
                 message = await self._websocket.receive()
@@ -105,7 +124,9 @@ class VoiceSocket:
         self._early_bytes += num_bytes
         self._registry.early_bytes += num_bytes
         if self._early_bytes > MAX_EARLY_BYTES or self._registry.early_bytes > MAX_ALL_EARLY_BYTES:
-            raise BadInput("too much was sent before the session was created; wait for session.created")
+            raise BadInput(
+                "too much was sent before the session was created; wait for session.created"
+            )
         self._early.append(frame)
 
     def _drop_early(self) -> list[str | bytes]:
@@ -121,7 +142,9 @@ class VoiceSocket:
         elif isinstance(self._writer, ConsoleWriter):
             await session.receive_audio(frame)
         else:
-            session.send_error(BadInput("binary frames are not read here; send input_audio_buffer.append"))
+            session.send_error(
+                BadInput("binary frames are not read here; send input_audio_buffer.append")
+            )
 
     def _refuse(self, error: FleetError) -> None:
         error = self._on_refused(error)

@@ -1,4 +1,6 @@
-"""Fields of the audio routes. Data only. Source: openai 3.57 types; vLLM, vllm-omni, Kokoro-FastAPI, speaches and LiveKit."""
+"""Fields of the audio routes. Data only. Source: openai 3.57 types; vLLM, vllm-omni,
+Kokoro-FastAPI, speaches and LiveKit.
+"""
 
 from dataclasses import replace
 
@@ -8,17 +10,27 @@ from web.schema.fields.table import FieldTable, ignored, refused, refused_by_val
 SPEECH = FieldTable(
     "POST /v1/audio/speech",
     served("model input voice voice.id response_format speed stream_format temperature seed fleet"),
-    refused("instructions", "this model takes no directions for its voice; clear them in the client"),
-    refused("language lang lang_code", "the text alone decides the language; clear it in the client", accepted=("auto", "Auto")),
+    refused(
+        "instructions", "this model takes no directions for its voice; clear them in the client"
+    ),
+    refused(
+        "language lang lang_code",
+        "the text alone decides the language; clear it in the client",
+        accepted=("auto", "Auto"),
+    ),
     refused("task_type", "there is one kind of speech; remove it", accepted=("CustomVoice",)),
     refused("sample_rate sampling_rate", "speech has 24000 Hz", accepted=(24_000,)),
-    refused("pitch volume volume_multiplier emotion style", "not served; clear it in the client", accepted=(1, 0)),
+    refused(
+        "pitch volume volume_multiplier emotion style",
+        "not served; clear it in the client",
+        accepted=(1, 0),
+    ),
     ignored("stream", "the file is always sent while it is generated"),
     HARMLESS,
     CONSTRAINTS,
     TEMPLATE,
     CONTENT,
-)  # fmt: skip
+)
 
 _HINTS = "this model takes no hints about a recording; clear it in the client"
 
@@ -28,15 +40,26 @@ TRANSCRIPTION = FieldTable(
     served("language", "one of the checkpoint's languages; by default the model detects it"),
     served("languages", "one language, as in language; several are refused"),
     refused_by_value(
-        "timestamp_granularities", "segment is accepted; word is refused with verbose_json; other formats have no times"
+        "timestamp_granularities",
+        "segment is accepted; word is refused with verbose_json; other formats have no times",
     ),
     refused("prompt keywords hotwords initial_prompt", _HINTS),
-    refused("known_speaker_names known_speaker_references diarize diarization", "speakers are not distinguished; clear it"),
+    refused(
+        "known_speaker_names known_speaker_references diarize diarization",
+        "speakers are not distinguished; clear it",
+    ),
     refused("include", "logprobs are not sent; remove it"),
     refused("chunking_strategy", "a recording is transcribed in one piece; remove it"),
-    refused("vad_filter word_timestamps", "not served; turn it off in the client", accepted=(False,)),
-    refused("task to_language", "speech is transcribed, never translated", accepted=("transcribe",)),
-    ignored("stream_include_usage stream_continuous_usage_stats", "the usage comes once, at the end; the text is the same"),
+    refused(
+        "vad_filter word_timestamps", "not served; turn it off in the client", accepted=(False,)
+    ),
+    refused(
+        "task to_language", "speech is transcribed, never translated", accepted=("transcribe",)
+    ),
+    ignored(
+        "stream_include_usage stream_continuous_usage_stats",
+        "the usage comes once, at the end; the text is the same",
+    ),
     HARMLESS,
     CONSTRAINTS,
     TEMPLATE,

@@ -1,11 +1,32 @@
-"""Fields of `POST /v1/chat/completions`. Data only. Source: openai 3.57 types, and the clients and servers named in the rows."""
+"""Fields of `POST /v1/chat/completions`. Data only. Source: openai 3.57 types, and the clients and
+servers named in the rows.
+"""
 
-from web.schema.fields.common import CONSTRAINTS, CONTENT, FILES, HARMLESS, IMAGES, LABELS, TEMPLATE, VIDEO
-from web.schema.fields.table import Field, FieldTable, ignored, refused, refused_by_value, served, under
+from web.schema.fields.common import (
+    CONSTRAINTS,
+    CONTENT,
+    FILES,
+    HARMLESS,
+    IMAGES,
+    LABELS,
+    TEMPLATE,
+    VIDEO,
+)
+from web.schema.fields.table import (
+    Field,
+    FieldTable,
+    ignored,
+    refused,
+    refused_by_value,
+    served,
+    under,
+)
 
 NO_TOOLS = "this model calls no tools"
 NEW_CHAT = "start a new chat with this model, or send the result as text in a user message"
-TOOLS_IGNORED = f"{NO_TOOLS}, and an answer without a call is one of those that optional tools allow"
+TOOLS_IGNORED = (
+    f"{NO_TOOLS}, and an answer without a call is one of those that optional tools allow"
+)
 
 _MEDIA: list[Field] = [
     *refused("image images image_url source", IMAGES),
@@ -22,21 +43,38 @@ _MESSAGE: list[Field] = [
     *served("content[].audio_url content[].audio_url.url", "data: URLs only"),
     *under("content[]", _MEDIA, LABELS, refused("refusal", "send it as a part of type text")),
     *served("audio audio.id", "an earlier spoken answer of this server"),
-    *refused("tool_calls function_call", f"{NO_TOOLS} and cannot read calls of another model; {NEW_CHAT}"),
+    *refused(
+        "tool_calls function_call", f"{NO_TOOLS} and cannot read calls of another model; {NEW_CHAT}"
+    ),
     *refused("tool_call_id", f"{NO_TOOLS} and cannot read a tool's result; {NEW_CHAT}"),
     *refused("refusal", "send it as content"),
-    *refused("reasoning_content reasoning thinking", "thoughts of an earlier answer are not read; remove them"),
+    *refused(
+        "reasoning_content reasoning thinking",
+        "thoughts of an earlier answer are not read; remove them",
+    ),
     *_MEDIA,
     *LABELS,
-]  # fmt: skip
+]
 
 CHAT = FieldTable(
     "POST /v1/chat/completions",
-    served("model messages modalities audio audio.format audio.voice audio.voice.id stream stream_options"),
+    served(
+        "model messages modalities audio audio.format audio.voice audio.voice.id stream "
+        "stream_options"
+    ),
     under("messages[]", _MESSAGE),
-    served("stream_options.include_usage stream_options.include_event_ids stream_options.include_wav_headers"),
-    ignored("stream_options.include_obfuscation", "pads events against eavesdroppers; the text is the same"),
-    ignored("stream_options.continuous_usage_stats", "the usage comes once, at the end; the text is the same"),
+    served(
+        "stream_options.include_usage stream_options.include_event_ids "
+        "stream_options.include_wav_headers"
+    ),
+    ignored(
+        "stream_options.include_obfuscation",
+        "pads events against eavesdroppers; the text is the same",
+    ),
+    ignored(
+        "stream_options.continuous_usage_stats",
+        "the usage comes once, at the end; the text is the same",
+    ),
     served("temperature top_p top_k repetition_penalty frequency_penalty presence_penalty seed"),
     served("max_tokens max_completion_tokens min_tokens ignore_eos stop"),
     served("prompt_cache_key", "names the conversation whose computed prefix is used"),
@@ -44,18 +82,32 @@ CHAT = FieldTable(
     served("fleet", "sampling of single stages"),
     ignored("tools functions", TOOLS_IGNORED, warns=True),
     ignored("parallel_tool_calls", "this model calls no tools, so none in parallel"),
-    refused_by_value("tool_choice function_call", "auto and none are accepted; a required call is refused"),
+    refused_by_value(
+        "tool_choice function_call", "auto and none are accepted; a required call is refused"
+    ),
     refused(
         "response_format",
-        "this model answers in free text only; turn JSON mode or structured output off in the client",
+        "this model answers in free text only; turn JSON mode or structured output off in the "
+        "client",
         accepted=({}, {"type": "text"}),
     ),
-    refused("web_search_options", "this model searches nothing; turn web search off in the client", accepted=()),
+    refused(
+        "web_search_options",
+        "this model searches nothing; turn web search off in the client",
+        accepted=(),
+    ),
     refused("moderation", "nothing is moderated here; turn it off in the client", accepted=({},)),
-    refused("verbosity", "not served; ask for a short or long answer in the text", accepted=("medium",)),
+    refused(
+        "verbosity", "not served; ask for a short or long answer in the text", accepted=("medium",)
+    ),
     refused("features", "this server has none of them; turn them off in the client"),
-    ignored("prediction", "a guess at the answer's text, which only saves time; the answer is the same"),
-    ignored("usage", "the usage is part of every whole answer, and of streams with stream_options.include_usage"),
+    ignored(
+        "prediction", "a guess at the answer's text, which only saves time; the answer is the same"
+    ),
+    ignored(
+        "usage",
+        "the usage is part of every whole answer, and of streams with stream_options.include_usage",
+    ),
     ignored("use_audio_in_video", "about the audio of videos, which are refused"),
     ignored("background_tasks model_item", "for Open WebUI's own server; no part of the prompt"),
     HARMLESS,

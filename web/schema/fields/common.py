@@ -1,35 +1,60 @@
-"""Rows that several routes share: fields that change no answer, and fields of other servers that would. Data only."""
+"""Rows that several routes share: fields that change no answer, and fields of other servers that
+would. Data only.
+"""
 
 from web.schema.fields.table import Field, ignored, refused
 
 IMAGES = "this model cannot read images; remove them from the chat, or choose a model that can"
 VIDEO = "this model cannot read video; remove it from the chat, or choose a model that can"
-FILES = "this model cannot read files; remove them from the chat, or paste their text into a message"
+FILES = (
+    "this model cannot read files; remove them from the chat, or paste their text into a message"
+)
 AUDIO = "a chat takes audio as content parts of type input_audio; voices cannot be cloned"
-CLONING = "voices cannot be cloned; remove it, and choose one of the voices that GET /v1/audio/voices lists"
+CLONING = (
+    "voices cannot be cloned; remove it, and choose one of the voices that GET "
+    "/v1/audio/voices lists"
+)
 TEXT = "send it as the content of a message, or as the input of a speech"
 ONE_FILE = "one file is transcribed per request; send it as the field file"
 
 _BOOKKEEPING = "names or labels the request for the client's own records; no part of the prompt"
-_TRANSPORT = "a setting of the client or of a proxy about time limits, retries or the connection; no part of the prompt"
-_SCHEDULING = "about the order or the price of requests at other servers; answers do not depend on it"
+_TRANSPORT = (
+    "a setting of the client or of a proxy about time limits, retries or the "
+    "connection; no part of the prompt"
+)
+_SCHEDULING = (
+    "about the order or the price of requests at other servers; answers do not depend on it"
+)
 _CACHING = "about how long other servers retain computed prefixes; answers do not depend on it"
 
 HARMLESS: list[Field] = [
     *ignored(
-        "user user_id metadata safety_identifier session_id chat_id conversation_id thread_id request_id trace_id trace "
-        "client_reference_id message_id parent_id id tags extra_tracing litellm_call_id litellm_trace_id litellm_session_id "
+        "user user_id metadata safety_identifier session_id chat_id conversation_id thread_id "
+        "request_id trace_id trace "
+        "client_reference_id message_id parent_id id tags extra_tracing litellm_call_id "
+        "litellm_trace_id litellm_session_id "
         "litellm_metadata langfuse_trace_id run_id rid app http_referer x_title",
         _BOOKKEEPING,
     ),
-    *ignored("timeout request_timeout stream_timeout num_retries max_retries extra_headers drop_params no_log", _TRANSPORT),
+    *ignored(
+        "timeout request_timeout stream_timeout num_retries max_retries extra_headers "
+        "drop_params no_log",
+        _TRANSPORT,
+    ),
     *ignored("service_tier priority id_slot slot_id", _SCHEDULING),
-    *ignored("prompt_cache_retention prompt_cache_options cache_control cache_prompt cache_salt keep_alive", _CACHING),
+    *ignored(
+        "prompt_cache_retention prompt_cache_options cache_control cache_prompt cache_salt "
+        "keep_alive",
+        _CACHING,
+    ),
 ]
 """Top-level fields of real clients that are ignored in every JSON body."""
 
 LABELS: list[Field] = [
-    *ignored("id object status index created created_at timestamp model usage finish_reason metadata", _BOOKKEEPING),
+    *ignored(
+        "id object status index created created_at timestamp model usage finish_reason metadata",
+        _BOOKKEEPING,
+    ),
     *ignored("annotations citations", "references of an earlier answer, beside its text"),
     *ignored("cache_control prompt_cache_breakpoint", _CACHING),
 ]
@@ -38,65 +63,115 @@ LABELS: list[Field] = [
 _DECODING = "not served; clear it in the client's settings of the model"
 CONSTRAINTS: list[Field] = [
     *refused(
-        "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern "
-        "structured_outputs structural_tag json_schema json_object grammar ebnf regex format response_schema",
-        "this model answers in free text only; turn JSON mode or structured output off in the client",
+        "guided_json guided_regex guided_choice guided_grammar guided_decoding_backend "
+        "guided_whitespace_pattern "
+        "structured_outputs structural_tag json_schema json_object grammar ebnf regex format "
+        "response_schema",
+        "this model answers in free text only; turn JSON mode or structured output off in the "
+        "client",
     ),
     *refused(
-        "stop_token_ids bad_words bad_words_ids banned_strings allowed_token_ids banned_tokens custom_token_bans "
+        "stop_token_ids bad_words bad_words_ids banned_strings allowed_token_ids banned_tokens "
+        "custom_token_bans "
         "logits_bias logits_processors stop_regex stopping_strings stop_sequences stop_sequence",
         "not served; give strings in stop, or clear it in the client's settings of the model",
     ),
-    *refused("logit_bias", "not served; clear it in the client's settings of the model", accepted=({}, [], "")),
     *refused(
-        "max_new_tokens max_length num_predict n_predict max_output_tokens max_tokens_to_sample min_new_tokens min_length",
+        "logit_bias",
+        "not served; clear it in the client's settings of the model",
+        accepted=({}, [], ""),
+    ),
+    *refused(
+        "max_new_tokens max_length num_predict n_predict max_output_tokens max_tokens_to_sample "
+        "min_new_tokens min_length",
         "not served under this name; use max_tokens or min_tokens",
     ),
-    *refused("repeat_penalty rep_pen", "not served under this name; use repetition_penalty", accepted=(1,)),
-    *refused("length_penalty encoder_repetition_penalty", _DECODING, accepted=(1,)),
-    *refused("typical_p typical tfs tfs_z epsilon_cutoff_scale smoothing_curve", _DECODING, accepted=(1,)),
     *refused(
-        "min_p top_a top_n_sigma mirostat mirostat_mode xtc_probability dry_multiplier dynatemp_range smoothing_factor "
-        "no_repeat_ngram_size eta_cutoff epsilon_cutoff penalty_alpha",
-        _DECODING, accepted=(False, 0),
+        "repeat_penalty rep_pen",
+        "not served under this name; use repetition_penalty",
+        accepted=(1,),
+    ),
+    *refused("length_penalty encoder_repetition_penalty", _DECODING, accepted=(1,)),
+    *refused(
+        "typical_p typical tfs tfs_z epsilon_cutoff_scale smoothing_curve", _DECODING, accepted=(1,)
     ),
     *refused(
-        "mirostat_tau mirostat_eta xtc_threshold dry_base dry_allowed_length dry_penalty_last_n dry_sequence_breakers "
-        "dynatemp_exponent repeat_last_n repetition_penalty_range samplers sampler_order sampler_priority temperature_last",
+        "min_p top_a top_n_sigma mirostat mirostat_mode xtc_probability dry_multiplier "
+        "dynatemp_range smoothing_factor "
+        "no_repeat_ngram_size eta_cutoff epsilon_cutoff penalty_alpha",
+        _DECODING,
+        accepted=(False, 0),
+    ),
+    *refused(
+        "mirostat_tau mirostat_eta xtc_threshold dry_base dry_allowed_length dry_penalty_last_n "
+        "dry_sequence_breakers "
+        "dynatemp_exponent repeat_last_n repetition_penalty_range samplers sampler_order "
+        "sampler_priority temperature_last",
         _DECODING,
     ),
     *refused("random_seed sampler_seed", "not served under this name; use seed"),
-    *refused("n best_of num_beams beam_width num_return_sequences", "one request gets one answer; use n=1", accepted=(1, False)),
-    *refused("use_beam_search", "answers are sampled, or greedy with temperature 0", accepted=(False,)),
+    *refused(
+        "n best_of num_beams beam_width num_return_sequences",
+        "one request gets one answer; use n=1",
+        accepted=(1, False),
+    ),
+    *refused(
+        "use_beam_search", "answers are sampled, or greedy with temperature 0", accepted=(False,)
+    ),
     *refused("do_sample", "use temperature: 0 for greedy answers", accepted=(True,)),
     *refused(
         "logprobs prompt_logprobs return_logprob return_token_ids return_tokens_as_token_ids",
-        "this server does not send them; turn them off in the client", accepted=(False,),
+        "this server does not send them; turn them off in the client",
+        accepted=(False,),
     ),
-    *refused("top_logprobs n_probs", "this server does not send them; turn them off in the client", accepted=(0,)),
+    *refused(
+        "top_logprobs n_probs",
+        "this server does not send them; turn them off in the client",
+        accepted=(0,),
+    ),
     *refused("echo", "an answer does not repeat its prompt", accepted=(False,)),
     *refused("suffix", "nothing is inserted before a text; put the text into the prompt"),
-    *refused("include_stop_str_in_output no_stop_trim", "an answer ends before its stop string", accepted=(False,)),
-    *refused("skip_special_tokens spaces_between_special_tokens trim_stop", "not served", accepted=(True,)),
-]  # fmt: skip
+    *refused(
+        "include_stop_str_in_output no_stop_trim",
+        "an answer ends before its stop string",
+        accepted=(False,),
+    ),
+    *refused(
+        "skip_special_tokens spaces_between_special_tokens trim_stop",
+        "not served",
+        accepted=(True,),
+    ),
+]
 """Fields of other servers that constrain, force or end an answer, and their neutral values."""
 
 TEMPLATE: list[Field] = [
-    *refused("continue_final_message", "an answer is a new message; ask for a continuation in the text", accepted=(False,)),
-    *refused("add_generation_prompt", "an answer always begins a new message", accepted=(True,)),
-    *refused("add_special_tokens", "the chat template alone sets special tokens", accepted=(False,)),
     *refused(
-        "chat_template chat_template_kwargs", "the checkpoint's own template is used, without arguments; remove it",
+        "continue_final_message",
+        "an answer is a new message; ask for a continuation in the text",
+        accepted=(False,),
+    ),
+    *refused("add_generation_prompt", "an answer always begins a new message", accepted=(True,)),
+    *refused(
+        "add_special_tokens", "the chat template alone sets special tokens", accepted=(False,)
+    ),
+    *refused(
+        "chat_template chat_template_kwargs",
+        "the checkpoint's own template is used, without arguments; remove it",
         accepted=({},),
     ),
     *refused("documents", FILES),
     *refused(
-        "reasoning_effort reasoning thinking enable_thinking thinking_budget think reasoning_format include_reasoning "
+        "reasoning_effort reasoning thinking enable_thinking thinking_budget think "
+        "reasoning_format include_reasoning "
         "reasoning_budget separate_reasoning",
-        "thinking cannot be turned on, off or down here; clear it in the client's settings of the model", accepted=(),
+        "thinking cannot be turned on, off or down here; clear it in the client's settings of "
+        "the model",
+        accepted=(),
     ),
-    *refused("truncate_prompt_tokens truncation transforms", "a prompt is never cut; send a shorter one"),
-]  # fmt: skip
+    *refused(
+        "truncate_prompt_tokens truncation transforms", "a prompt is never cut; send a shorter one"
+    ),
+]
 """Fields about how the prompt is built."""
 
 CONTENT: list[Field] = [
@@ -105,13 +180,16 @@ CONTENT: list[Field] = [
     *refused("file files file_ids file_url attachment attachments document media medias", FILES),
     *refused("audios audio_url audio_urls audio_data input_audio sound", AUDIO),
     *refused(
-        "ref_audio ref_text refAudio reference_audio reference_text reference_id reference_voice references clone_voice "
-        "voice_clone audio_prompt voice_prompt prompt_text prompt_audio prompt_embeds speaker_embedding speaker_wav "
+        "ref_audio ref_text refAudio reference_audio reference_text reference_id "
+        "reference_voice references clone_voice "
+        "voice_clone audio_prompt voice_prompt prompt_text prompt_audio prompt_embeds "
+        "speaker_embedding speaker_wav "
         "voice_sample x_vector_only_mode",
         CLONING,
     ),
     *refused(
-        "context contents history inputs input_ids prompt prompts prompt_ids prompt_token_ids system system_prompt text ssml",
+        "context contents history inputs input_ids prompt prompts prompt_ids prompt_token_ids "
+        "system system_prompt text ssml",
         TEXT,
     ),
 ]

@@ -2,4 +2,8 @@
 
 from web.schema.fields.table import FieldTable, served
 
-JOB = FieldTable("POST /v1/fleet/jobs", served("kind"), served("arguments", "checked by the kind of job, unknown ones too"))
+JOB = FieldTable(
+    "POST /v1/fleet/jobs",
+    served("kind"),
+    served("arguments", "checked by the kind of job, unknown ones too"),
+)

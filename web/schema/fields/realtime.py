@@ -1,8 +1,18 @@
-"""Fields of the client's Realtime events, of session settings, and of client secrets. Data only. Source: openai 3.57 types."""
+"""Fields of the client's Realtime events, of session settings, and of client secrets. Data only.
+Source: openai 3.57 types.
+"""
 
 from web.schema.fields.chat import NO_TOOLS, TOOLS_IGNORED
 from web.schema.fields.common import CONSTRAINTS, IMAGES
-from web.schema.fields.table import Field, FieldTable, ignored, refused, refused_by_value, served, under
+from web.schema.fields.table import (
+    Field,
+    FieldTable,
+    ignored,
+    refused,
+    refused_by_value,
+    served,
+    under,
+)
 
 _PARALLEL = "this model calls no tools, so none in parallel"
 _SAMPLING = "voice answers use the checkpoint's own sampling; remove it"
@@ -29,17 +39,23 @@ _TRANSCRIPTION: list[Field] = [
     *served("model", "a name under which this server answers"),
     *served("language", "one of the checkpoint's languages; by default the model detects it"),
     *refused("languages", "send the one that is spoken as language"),
-    *refused("prompt keywords", "this model takes no hints about a recording; clear it in the client"),
+    *refused(
+        "prompt keywords", "this model takes no hints about a recording; clear it in the client"
+    ),
     *refused("delay", "a turn is transcribed when it has ended; remove it"),
 ]
 _DETECTION = served(
-    "type threshold prefix_padding_ms silence_duration_ms idle_timeout_ms create_response interrupt_response eagerness"
+    "type threshold prefix_padding_ms silence_duration_ms idle_timeout_ms create_response "
+    "interrupt_response eagerness"
 )
 
 _SESSION: list[Field] = [
     *served("type", "realtime; sessions that only transcribe are refused"),
     *served("model", "a name under which this server answers"),
-    *ignored("id object expires_at client_secret warnings", "set by the server; a client sends back what it was sent"),
+    *ignored(
+        "id object expires_at client_secret warnings",
+        "set by the server; a client sends back what it was sent",
+    ),
     *_ANSWER,
     *refused_by_value("truncation", "auto and disabled are accepted; a retention ratio is refused"),
     *refused("include", "logprobs of transcripts are not sent; remove it"),
@@ -48,8 +64,16 @@ _SESSION: list[Field] = [
     *under("audio.input", _FORMAT, served("transcription turn_detection")),
     *under("audio.input.transcription", _TRANSCRIPTION),
     *under("audio.input.turn_detection", _DETECTION),
-    *refused("audio.input.noise_reduction", "audio is not filtered; turn it off, or filter it in the client"),
-    *under("audio.output", _FORMAT, _VOICE, refused_by_value("speed", "1.0 is accepted; another speed is refused")),
+    *refused(
+        "audio.input.noise_reduction",
+        "audio is not filtered; turn it off, or filter it in the client",
+    ),
+    *under(
+        "audio.output",
+        _FORMAT,
+        _VOICE,
+        refused_by_value("speed", "1.0 is accepted; another speed is refused"),
+    ),
     *refused_by_value("modalities", _BETA.format("output_modalities")),
     *refused_by_value("input_audio_format", _BETA.format("audio.input.format")),
     *refused_by_value("output_audio_format", _BETA.format("audio.output.format")),
@@ -58,8 +82,10 @@ _SESSION: list[Field] = [
     *refused("speed", _BETA.format("session.audio.output.speed"), accepted=(1,)),
     *refused("input_audio_transcription", _BETA.format("session.audio.input.transcription")),
     *refused("input_audio_noise_reduction", _BETA.format("session.audio.input.noise_reduction")),
-    *refused("max_response_output_tokens", _BETA.format("session.max_output_tokens"), accepted=("inf",)),
-]  # fmt: skip
+    *refused(
+        "max_response_output_tokens", _BETA.format("session.max_output_tokens"), accepted=("inf",)
+    ),
+]
 
 _ITEM: list[Field] = [
     *served("type", "message, and item_reference in response.input; items of tools are refused"),
@@ -68,9 +94,10 @@ _ITEM: list[Field] = [
     *ignored("content[].detail", "about images, which are refused"),
     *ignored("object status", "OpenAI's reference says that they have no effect"),
     *refused(
-        "call_id name arguments output approval_request_id approve reason server_label tools error", _ONLY_MESSAGES
+        "call_id name arguments output approval_request_id approve reason server_label tools error",
+        _ONLY_MESSAGES,
     ),
-]  # fmt: skip
+]
 
 _RESPONSE: list[Field] = [
     *served("conversation input metadata"),
@@ -84,7 +111,9 @@ _RESPONSE: list[Field] = [
     *refused_by_value("max_response_output_tokens", _BETA.format("max_output_tokens")),
 ]
 
-_CONSTRAINTS = [row for row in CONSTRAINTS if row.path not in {own.path for own in (*_SESSION, *_RESPONSE)}]
+_CONSTRAINTS = [
+    row for row in CONSTRAINTS if row.path not in {own.path for own in (*_SESSION, *_RESPONSE)}
+]
 _EVENT = served("type event_id")
 
 SESSION = FieldTable("session.update: session", under("session", _SESSION, _CONSTRAINTS))
@@ -110,7 +139,9 @@ EVENTS: dict[str, FieldTable] = {
         "fleet.played": served("response_id samples underruns buffer_ms"),
     }.items()
 }
-"""Tables by type of event; the settings in a `session.update` have `SESSION`, since each of their fields is refused alone."""
+"""Tables by type of event; the settings in a `session.update` have `SESSION`, since each of their
+fields is refused alone.
+"""
 QUERY = FieldTable(
     "WS /v1/realtime: query",
     served("model", "a name under which this server answers"),

@@ -13,18 +13,23 @@ MAX_UNKNOWN_FIELDS = 256
 """Limit of unknown fields without a value in one object."""
 MAX_NEUTRAL_DEPTH = 4
 UNKNOWN = (
-    "there is no such field here, and it might change the answer; remove it from the request, or turn it off in the client's "
+    "there is no such field here, and it might change the answer; remove it from the request, "
+    "or turn it off in the client's "
     "settings"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field. `path` names it from the body's root, `[]` stands for the index of a list and `*` for any key.
+    """One field. `path` names it from the body's root, `[]` stands for the index of a list and `*`
+    for any key.
 
-    `reason`: for a refused field the cause and the remedy, for an ignored one why it cannot change the answer.
-    `accepted`: values of a refused field that mean the same as its absence; null always does. None: every empty value and false.
-    `checked_by_value`: the value decides, in code of the route; `reason` says which values are served.
+    `reason`: for a refused field the cause and the remedy, for an ignored one why it cannot change
+    the answer.
+    `accepted`: values of a refused field that mean the same as its absence; null always does. None:
+    every empty value and false.
+    `checked_by_value`: the value decides, in code of the route; `reason` says which values are
+    served.
     `warns`: an ignored field that the client may count on, so the answer has a warning.
     """
 
@@ -42,16 +47,26 @@ def served(paths: str, reason: str = "") -> list[Field]:
 
 
 def refused(paths: str, reason: str, *, accepted: tuple[object, ...] | None = None) -> list[Field]:
-    return [Field(path=path, verdict="refused", reason=reason, accepted=accepted) for path in paths.split()]
+    return [
+        Field(path=path, verdict="refused", reason=reason, accepted=accepted)
+        for path in paths.split()
+    ]
 
 
 def refused_by_value(paths: str, reason: str) -> list[Field]:
-    """Return rows of fields of which some values are served; code of the route refuses the others."""
-    return [Field(path=path, verdict="refused", reason=reason, checked_by_value=True) for path in paths.split()]
+    """Return rows of fields of which some values are served; code of the route refuses the
+    others.
+    """
+    return [
+        Field(path=path, verdict="refused", reason=reason, checked_by_value=True)
+        for path in paths.split()
+    ]
 
 
 def ignored(paths: str, reason: str, *, warns: bool = False) -> list[Field]:
-    return [Field(path=path, verdict="ignored", reason=reason, warns=warns) for path in paths.split()]
+    return [
+        Field(path=path, verdict="ignored", reason=reason, warns=warns) for path in paths.split()
+    ]
 
 
 def under(prefix: str, *groups: Sequence[Field]) -> list[Field]:
@@ -60,7 +75,9 @@ def under(prefix: str, *groups: Sequence[Field]) -> list[Field]:
 
 
 class Given(NamedTuple):
-    """A field of a request. `where`: its place as errors name it, `messages[0].name`; `row` is None for an unknown field."""
+    """A field of a request. `where`: its place as errors name it, `messages[0].name`; `row` is None
+    for an unknown field.
+    """
 
     where: str
     row: Field | None
@@ -76,20 +93,30 @@ class FieldTable:
         self._by_path = {row.path: row for row in self.rows}
         if len(self._by_path) < len(self.rows):
             paths = [row.path for row in self.rows]
-            raise ValueError(f"{title}: {sorted(path for path in set(paths) if paths.count(path) > 1)} have two rows")
-        self._open = {path[:at] for path in self._by_path for at, char in enumerate(path) if char in ".["}
+            raise ValueError(
+                f"{title}: {sorted(path for path in set(paths) if paths.count(path) > 1)} have "
+                "two rows"
+            )
+        self._open = {
+            path[:at] for path in self._by_path for at, char in enumerate(path) if char in ".["
+        }
         """Paths of the objects and lists whose fields have rows."""
 
     def row_of(self, path: str) -> Field | None:
-        """Return the row that decides about a field: its own, or that of a refused or ignored object around it."""
+        """Return the row that decides about a field: its own, or that of a refused or ignored
+        object around it.
+        """
         for end in [at for at, char in enumerate(path) if char in ".["] + [len(path)]:
             row = self._by_path.get(path[:end])
             if row is not None and (end == len(path) or (row.verdict != "served")):
                 return row
         return None
 
-    def refusals(self, body: BaseModel | Mapping[str, object], where: str = "") -> Iterator[UnsupportedValue]:
-        """Yield the refusal of each field that has a value and is not served. `where`: place of the body in a larger one.
+    def refusals(
+        self, body: BaseModel | Mapping[str, object], where: str = ""
+    ) -> Iterator[UnsupportedValue]:
+        """Yield the refusal of each field that has a value and is not served. `where`: place of the
+        body in a larger one.
 
         Raises: BadInput for too many unknown fields.
         """
@@ -98,19 +125,28 @@ class FieldTable:
                 yield error
 
     def check(self, body: BaseModel | Mapping[str, object]) -> None:
-        """Raises: UnsupportedValue naming the first field that is not served; BadInput for too many unknown fields."""
+        """Raises: UnsupportedValue naming the first field that is not served; BadInput for too many
+        unknown fields.
+        """
         for error in self.refusals(body):
             raise error
 
     def ignored(self, body: BaseModel | Mapping[str, object], where: str = "") -> list[Given]:
         """List the fields with a value that have no effect."""
-        found = [given for given in self._walk(body, where, where) if given.row is None or given.row.verdict == "ignored"]
+        found = [
+            given
+            for given in self._walk(body, where, where)
+            if given.row is None or given.row.verdict == "ignored"
+        ]
         return [given for given in found if given.row is not None and not is_neutral(given.value)]
 
     def _walk(self, body: object, path: str, where: str) -> Iterator[Given]:
         num_unknown = 0
         for name, value in _items(body):
-            full, place = f"{path}.{name}" if path else name, f"{where}.{name[:SHOWN_CHARS]}" if where else name[:SHOWN_CHARS]
+            full, place = (
+                f"{path}.{name}" if path else name,
+                f"{where}.{name[:SHOWN_CHARS]}" if where else name[:SHOWN_CHARS],
+            )
             row = self._by_path.get(full)
             num_unknown += row is None
             if num_unknown > MAX_UNKNOWN_FIELDS:
@@ -131,7 +167,9 @@ class FieldTable:
 
 
 def refusal_of(given: Given) -> UnsupportedValue | None:
-    """Return the refusal of a field that is not served, None if its value means the same as its absence."""
+    """Return the refusal of a field that is not served, None if its value means the same as its
+    absence.
+    """
     where, row, value = given
     if row is None:
         return None if is_neutral(value) else UnsupportedValue(f"{where}: {UNKNOWN}", param=where)
@@ -141,7 +179,9 @@ def refusal_of(given: Given) -> UnsupportedValue | None:
 
 
 def is_neutral(value: object, depth: int = MAX_NEUTRAL_DEPTH) -> bool:
-    """Return True for values that clients send for an unset field: null, false, empty, or containers of these alone."""
+    """Return True for values that clients send for an unset field: null, false, empty, or
+    containers of these alone.
+    """
     if value is None or value is False or value == "":
         return True
     if isinstance(value, dict):
@@ -156,11 +196,15 @@ def is_neutral(value: object, depth: int = MAX_NEUTRAL_DEPTH) -> bool:
 def _is_accepted(row: Field, value: object) -> bool:
     if row.accepted is None:
         return is_neutral(value)
-    return value is None or any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in row.accepted)
+    return value is None or any(
+        isinstance(value, bool) == isinstance(one, bool) and value == one for one in row.accepted
+    )
 
 
 def _items(body: object) -> Iterator[tuple[str, object]]:
-    """Yield the fields that a request has; those of a model that the request does not give are left out."""
+    """Yield the fields that a request has; those of a model that the request does not give are left
+    out.
+    """
     if isinstance(body, BaseModel):
         for name in type(body).model_fields:
             if name in body.model_fields_set:

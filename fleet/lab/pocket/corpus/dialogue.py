@@ -1,4 +1,6 @@
-"""Turns, exchanges and dialogues of the corpus, the splits they belong to, and the comparison of an answer with the right one."""
+"""Turns, exchanges and dialogues of the corpus, the splits they belong to, and the comparison of an
+answer with the right one.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,8 +12,8 @@ DONT_KNOW = "i don't know that"
 Role = Literal["user", "assistant"]
 Split = Literal["train", "held_out"]
 Drawn = Literal["train", "invented", "held_out"]
-"""`invented` is the training split with half of the values that may be any word replaced by words that do not exist, so that
-the model has to copy values instead of memorizing them.
+"""`invented` is the training split with half of the values that may be any word replaced by words
+that do not exist, so that the model has to copy values instead of memorizing them.
 """
 
 
@@ -25,7 +27,8 @@ class ChatTurn:
 class Dialogue:
     """Alternating turns of the user and the assistant, and the family of the last question.
 
-    Invariants: the first turn is the user's, the last the assistant's; every text is normalized by `spoken`.
+    Invariants: the first turn is the user's, the last the assistant's; every text is normalized by
+    `spoken`.
     """
 
     turns: tuple[ChatTurn, ...]
@@ -42,7 +45,8 @@ class Exchange:
 
 
 def is_right(dialogue: Dialogue, answer: str) -> bool:
-    """Return True if `answer`, regardless of case and punctuation, equals the last turn of `dialogue` word for word.
+    """Return True if `answer`, regardless of case and punctuation, equals the last turn of
+    `dialogue` word for word.
 
     Given its earlier turns, every question has exactly one right answer.
     """

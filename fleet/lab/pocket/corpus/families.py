@@ -1,4 +1,6 @@
-"""Families of questions that need no earlier turn, by name, and all exchanges of their tables (`data/tables.yaml`)."""
+"""Families of questions that need no earlier turn, by name, and all exchanges of their tables
+(`data/tables.yaml`).
+"""
 
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -32,7 +34,7 @@ def _rows(entry: Mapping[str, Any]) -> Iterator[Row]:
 
 TABLES: dict[str, tuple[Table, ...]] = {
     family: tuple(map(_table, entries)) for family, entries in read_data("tables").items()
-}  # fmt: skip
+}
 
 
 def list_exchanges(split: Split, family: str) -> Iterator[Exchange]:
@@ -44,8 +46,15 @@ def list_exchanges(split: Split, family: str) -> Iterator[Exchange]:
 def known_sentences() -> frozenset[str]:
     """Return every training sentence of the tables, those of memory included."""
     exchanges = [exchange for family in TABLES for exchange in list_exchanges("train", family)]
-    exchanges += [exchange for fact in memory.FACTS for exchange in fact.statements.exchanges("train")]
+    exchanges += [
+        exchange for fact in memory.FACTS for exchange in fact.statements.exchanges("train")
+    ]
     sentences = {text for exchange in exchanges for text in (exchange.question, exchange.answer)}
-    sentences |= {ask for fact in memory.FACTS for ask in fact.asks} | {*memory.FIRST_QUOTE.asks, *memory.LAST_QUOTE.asks}
-    sentences |= {fact.recalled.format_map(row) for fact in memory.FACTS for row in fact.statements.known_rows}
+    sentences |= {ask for fact in memory.FACTS for ask in fact.asks} | {
+        *memory.FIRST_QUOTE.asks,
+        *memory.LAST_QUOTE.asks,
+    }
+    sentences |= {
+        fact.recalled.format_map(row) for fact in memory.FACTS for row in fact.statements.known_rows
+    }
     return frozenset(sentences | {fact.untold for fact in memory.FACTS})

@@ -22,16 +22,23 @@ def families() -> tuple[str, ...]:
 def dialogues(split: Drawn, count: int, seed: int) -> Iterator[Dialogue]:
     """Yield `count` dialogues of one or more exchanges, every family equally often.
 
-    Invariants: with the same seed, a smaller `count` yields a prefix of a larger one; no user's utterance of the held-out split
-    is in the training split.
+    Invariants: with the same seed, a smaller `count` yields a prefix of a larger one; no user's
+    utterance of the held-out split is in the training split.
     """
     for family, exchanges in islice(_conversations(split, seed), count):
-        spoken = [(ChatTurn(role="user", text=each.question), ChatTurn(role="assistant", text=each.answer)) for each in exchanges]
+        spoken = [
+            (
+                ChatTurn(role="user", text=each.question),
+                ChatTurn(role="assistant", text=each.answer),
+            )
+            for each in exchanges
+        ]
         yield Dialogue(turns=tuple(turn for pair in spoken for turn in pair), family=family)
 
 
 def sentences(split: Split, count: int, seed: int) -> Iterator[str]:
-    """Yield `count` sentences to train speech on: both sides of the dialogues, and word salad; a sentence may be repeated.
+    """Yield `count` sentences to train speech on: both sides of the dialogues, and word salad; a
+    sentence may be repeated.
 
     Invariants: no held-out sentence is in the training split.
     """

@@ -1,4 +1,6 @@
-"""Words that do not exist: the beginning of one word joined to the end of another, so that neither predicts the other."""
+"""Words that do not exist: the beginning of one word joined to the end of another, so that neither
+predicts the other.
+"""
 
 from functools import cache
 from random import Random
@@ -25,6 +27,9 @@ def invented(rng: Random) -> str:
 
 def nonsense(rng: Random, max_words: int) -> str:
     """Return at least two words, one of them invented."""
-    text = [rng.choice(_real()) if rng.random() < 0.6 else invented(rng) for _ in range(rng.randint(1, max_words - 1))]
+    text = [
+        rng.choice(_real()) if rng.random() < 0.6 else invented(rng)
+        for _ in range(rng.randint(1, max_words - 1))
+    ]
     text.insert(rng.randint(0, len(text)), invented(rng))
     return " ".join(text)

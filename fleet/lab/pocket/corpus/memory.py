@@ -1,4 +1,5 @@
-"""Dialogues about the conversation itself: facts that the user did or did not state, and the user's first and last utterance.
+"""Dialogues about the conversation itself: facts that the user did or did not state, and the user's
+first and last utterance.
 
 The phrasings are in `data/memory.yaml`.
 """
@@ -16,7 +17,9 @@ from fleet.lab.pocket.corpus.words import WORDS, read_data
 MAX_QUOTED_WORDS = 9
 NONSENSE_SHARE = 0.4
 GAPS = (0, 0, 1, 1, 2)
-"""Numbers of other exchanges between a statement and the question about it; one is chosen at random."""
+"""Numbers of other exchanges between a statement and the question about it; one is chosen at
+random.
+"""
 
 Filler = Callable[[], Exchange]
 
@@ -34,7 +37,8 @@ class Phrasings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact(Phrasings):
-    """A fact about the user: statements of it (a table whose one slot is `value`), and questions about it.
+    """A fact about the user: statements of it (a table whose one slot is `value`), and questions
+    about it.
 
     `recalled` is the answer if the fact was stated, `untold` if it was not.
     """
@@ -50,7 +54,11 @@ class Fact(Phrasings):
 
     def recall(self, rng: Random, split: Drawn, value: str) -> Exchange:
         is_new = {"value": value} in self.statements.new_rows
-        return Exchange(question=self.draw(rng, split), answer=self.recalled.format(value=value), is_new_answer=is_new)
+        return Exchange(
+            question=self.draw(rng, split),
+            answer=self.recalled.format(value=value),
+            is_new_answer=is_new,
+        )
 
 
 def _value_row(word: str) -> Row:
@@ -60,10 +68,17 @@ def _value_row(word: str) -> Row:
 def _fact(entry: Mapping[str, Any]) -> Fact:
     values = WORDS[entry["values"]] if isinstance(entry["values"], str) else entry["values"]
     statements = Table(
-        asks=entry["statements"], new_asks=entry["new_statements"], answer=entry["noted"], by_rule=True,
-        rows=list(map(_value_row, values)), of_word=_value_row,
-    )  # fmt: skip
-    return Fact(statements=statements, **{name: entry[name] for name in ("asks", "new_asks", "recalled", "untold")})
+        asks=entry["statements"],
+        new_asks=entry["new_statements"],
+        answer=entry["noted"],
+        by_rule=True,
+        rows=list(map(_value_row, values)),
+        of_word=_value_row,
+    )
+    return Fact(
+        statements=statements,
+        **{name: entry[name] for name in ("asks", "new_asks", "recalled", "untold")},
+    )
 
 
 _DATA = read_data("memory")
@@ -87,20 +102,29 @@ def _recall_one_of_two(rng: Random, split: Drawn, filler: Filler) -> list[Exchan
     facts = rng.sample(FACTS, 2)
     stated = [fact.state(rng, split) for fact in facts]
     index = rng.randrange(2)
-    return [*(statement for statement, _ in stated), *_gap(rng, filler), facts[index].recall(rng, split, stated[index][1])]
+    return [
+        *(statement for statement, _ in stated),
+        *_gap(rng, filler),
+        facts[index].recall(rng, split, stated[index][1]),
+    ]
 
 
 def _untold(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     """Ask for a fact that was not stated; sometimes another fact was, which is not the answer."""
     fact, other = rng.sample(FACTS, 2)
     before = [other.state(rng, split)[0]] if rng.random() < 0.5 else _gap(rng, filler)
-    return [*before, Exchange(question=fact.draw(rng, split), answer=fact.untold, is_new_answer=False)]
+    return [
+        *before,
+        Exchange(question=fact.draw(rng, split), answer=fact.untold, is_new_answer=False),
+    ]
 
 
 def _quote(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     def short() -> Exchange:
         if split == "invented" and rng.random() < NONSENSE_SHARE:
-            return Exchange(question=nonsense(rng, MAX_QUOTED_WORDS), answer=DONT_KNOW, is_new_answer=False)
+            return Exchange(
+                question=nonsense(rng, MAX_QUOTED_WORDS), answer=DONT_KNOW, is_new_answer=False
+            )
         exchange = rng.choice(FACTS).state(rng, split)[0] if rng.random() < 0.4 else filler()
         return exchange if len(exchange.question.split()) <= MAX_QUOTED_WORDS else short()
 
@@ -108,7 +132,10 @@ def _quote(rng: Random, split: Drawn, filler: Filler) -> list[Exchange]:
     is_first = rng.random() < 0.7
     quoted = exchanges[0 if is_first else -1].question
     question = (FIRST_QUOTE if is_first else LAST_QUOTE).draw(rng, split)
-    return [*exchanges, Exchange(question=question, answer=f"you said {quoted}", is_new_answer=split == "held_out")]
+    return [
+        *exchanges,
+        Exchange(question=question, answer=f"you said {quoted}", is_new_answer=split == "held_out"),
+    ]
 
 
 def _gap(rng: Random, filler: Filler) -> list[Exchange]:

@@ -1,4 +1,6 @@
-"""Answers that follow from a rule: sums, counting, the clock, spelling. Independent of phrasings."""
+"""Answers that follow from a rule: sums, counting, the clock, spelling. Independent of
+phrasings.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -10,11 +12,16 @@ MAX_SPELLED_LETTERS = 8
 
 
 def _sums(operation: str, triples: list[tuple[int, int, int]]) -> list[Row]:
-    return [{"operation": operation, "a": number(a), "b": number(b), "c": number(c)} for a, b, c in triples]
+    return [
+        {"operation": operation, "a": number(a), "b": number(b), "c": number(c)}
+        for a, b, c in triples
+    ]
 
 
 def _compared() -> list[Row]:
-    """Return each pair in one order only, alternating: the other order would put a held-out answer into training."""
+    """Return each pair in one order only, alternating: the other order would put a held-out answer
+    into training.
+    """
     return [
         {"a": number(a), "b": number(b), "more": number(max(a, b)), "less": number(min(a, b))}
         for a in range(1, 21)
@@ -56,10 +63,14 @@ RULES: Mapping[str, Callable[[], list[Row]]] = {
     "minus": lambda: _sums("minus", [(a, b, a - b) for a in range(21) for b in range(a + 1)]),
     "times": lambda: _sums("times", [(a, b, a * b) for a in range(2, 11) for b in range(2, 11)]),
     "compared": _compared,
-    "counts_from_one": lambda: [{"last": number(last), "counted": _count(1, last)} for last in range(2, 11)],
+    "counts_from_one": lambda: [
+        {"last": number(last), "counted": _count(1, last)} for last in range(2, 11)
+    ],
     "counts": _counts,
     "next_numbers": lambda: [{"a": number(value), "b": number(value + 1)} for value in range(99)],
-    "previous_numbers": lambda: [{"a": number(value), "b": number(value - 1)} for value in range(1, 100)],
+    "previous_numbers": lambda: [
+        {"a": number(value), "b": number(value - 1)} for value in range(1, 100)
+    ],
     "hours": _hours,
 }
 """Functions that return the rows of a table, by the name of its `rule`."""

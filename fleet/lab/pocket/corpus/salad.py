@@ -1,4 +1,5 @@
-"""Word salad: random words, so that speech is trained on any word after any other; and texts to repeat after the user.
+"""Word salad: random words, so that speech is trained on any word after any other; and texts to
+repeat after the user.
 
 A salad starts with a word that no sentence of a table starts with, so that it never equals one.
 """
@@ -19,9 +20,16 @@ _HELD_OUT_EVERY = 8
 _REPEAT = read_data("memory")["repeat"]
 REPEAT_ORDERS = Phrasings(asks=_REPEAT["asks"], new_asks=_REPEAT["new_asks"])
 _SLOTS = {
-    "thing": "objects", "place": "places", "colour": "colours", "preposition": "prepositions", "name": "names", "verb": "verbs",
-    "adverb": "adverbs", "friend": "names", "animal": "animals",
-}  # fmt: skip
+    "thing": "objects",
+    "place": "places",
+    "colour": "colours",
+    "preposition": "prepositions",
+    "name": "names",
+    "verb": "verbs",
+    "adverb": "adverbs",
+    "friend": "names",
+    "animal": "animals",
+}
 """Slots of the sentences to repeat, in the order in which they are drawn, with their word lists."""
 
 
@@ -30,12 +38,19 @@ def vocabulary() -> tuple[str, ...]:
     """Return every word of the training split."""
     orders = [order.removesuffix("{text}") for order in REPEAT_ORDERS.asks]
     found = {word for sentence in (*known_sentences(), *orders) for word in sentence.split()}
-    return tuple(sorted(found.union(*(WORDS[name] for name in ("others", "verbs", "adverbs", "prepositions")))))
+    return tuple(
+        sorted(
+            found.union(*(WORDS[name] for name in ("others", "verbs", "adverbs", "prepositions")))
+        )
+    )
 
 
 @cache
 def _openers() -> tuple[str, ...]:
-    known = {sentence.split()[0] for sentence in (*known_sentences(), *REPEAT_ORDERS.asks, *REPEAT_ORDERS.new_asks)}
+    known = {
+        sentence.split()[0]
+        for sentence in (*known_sentences(), *REPEAT_ORDERS.asks, *REPEAT_ORDERS.new_asks)
+    }
     # Answers to spelling questions start with one-letter words, also in the held-out split.
     return tuple(word for word in vocabulary() if word not in known and len(word) > 1)
 
@@ -61,10 +76,16 @@ def _is_in(split: Split, text: str) -> bool:
 
 
 def repeat(rng: Random, split: Drawn) -> Exchange:
-    """Draw a request to repeat a text; half of the held-out ones have a new phrasing, half a new text."""
+    """Draw a request to repeat a text; half of the held-out ones have a new phrasing, half a new
+    text.
+    """
     is_new_text = split == "held_out" and rng.random() < 0.5
     text_split: Split = "held_out" if is_new_text else "train"
-    text = _sentence(rng, text_split) if rng.random() < 0.5 else salad(rng, text_split, 1, MAX_REPEATED_WORDS)
+    text = (
+        _sentence(rng, text_split)
+        if rng.random() < 0.5
+        else salad(rng, text_split, 1, MAX_REPEATED_WORDS)
+    )
     if split == "invented" and rng.random() < NONSENSE_SHARE:
         text = nonsense(rng, MAX_REPEATED_WORDS)
     question = REPEAT_ORDERS.draw(rng, "train" if is_new_text else split).format(text=text)

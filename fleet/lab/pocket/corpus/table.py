@@ -1,7 +1,9 @@
-"""Questions that differ only in phrasing and values, every phrasing combined with every row, and their held-out part.
+"""Questions that differ only in phrasing and values, every phrasing combined with every row, and
+their held-out part.
 
-Either a phrasing is held out (with values of training) or, where the answer follows from a rule, a row (in a phrasing of
-training). A table of facts that can only be memorized, such as capitals, has all its rows in training.
+Either a phrasing is held out (with values of training) or, where the answer follows from a rule, a
+row (in a phrasing of training). A table of facts that can only be memorized, such as capitals, has
+all its rows in training.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +15,9 @@ from fleet.lab.pocket.corpus.dialogue import Drawn, Exchange, Split
 from fleet.lab.pocket.corpus.invented import invented
 
 HELD_OUT_EVERY, HELD_OUT_AT = 8, 5
-"""The sixth of every eight rows is held out, so that tables of the same word list hold out the same values."""
+"""The sixth of every eight rows is held out, so that tables of the same word list hold out the same
+values.
+"""
 INVENTED_SHARE = 0.5
 
 Row = Mapping[str, str]
@@ -21,7 +25,8 @@ Row = Mapping[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Phrasings, their answer, and the rows that fill the slots of both. `of_word`: returns the row of any word, if possible.
+    """Phrasings, their answer, and the rows that fill the slots of both. `of_word`: returns the row
+    of any word, if possible.
 
     Invariants: if rows are held out, their answers are all equal or all different.
     """
@@ -45,7 +50,9 @@ class Table:
         return self.by_rule and index % HELD_OUT_EVERY == HELD_OUT_AT
 
     def pick(self, rng: Random, split: Drawn) -> tuple[str, Row]:
-        """Draw a phrasing and a row evenly; held-out ones have a new phrasing or a new row with equal probability."""
+        """Draw a phrasing and a row evenly; held-out ones have a new phrasing or a new row with
+        equal probability.
+        """
         if split == "invented" and self.of_word and rng.random() < INVENTED_SHARE:
             return rng.choice(self.asks), self.of_word(invented(rng))
         if split != "held_out":
@@ -56,7 +63,11 @@ class Table:
 
     def exchange(self, ask: str, row: Row) -> Exchange:
         is_new_answer = "{" in self.answer and row in self.new_rows
-        return Exchange(question=ask.format_map(row), answer=self.answer.format_map(row), is_new_answer=is_new_answer)
+        return Exchange(
+            question=ask.format_map(row),
+            answer=self.answer.format_map(row),
+            is_new_answer=is_new_answer,
+        )
 
     def draw(self, rng: Random, split: Drawn) -> Exchange:
         return self.exchange(*self.pick(rng, split))

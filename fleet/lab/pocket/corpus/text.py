@@ -1,7 +1,9 @@
-"""Spoken text (lower-case words of letters and apostrophes), and the symbols in which models read and write it.
+"""Spoken text (lower-case words of letters and apostrophes), and the symbols in which models read
+and write it.
 
-There is no symbol for the space: the first letter of a word is a symbol of its own (a capital here), so that about one symbol
-is spoken per 80 ms and text never falls behind speech. A model's special symbols have the ids after these.
+There is no symbol for the space: the first letter of a word is a symbol of its own (a capital
+here), so that about one symbol is spoken per 80 ms and text never falls behind speech. A model's
+special symbols have the ids after these.
 """
 
 import re
@@ -33,7 +35,8 @@ SIGNS = {
 _ID_OF = {symbol: index for index, symbol in enumerate(SYMBOLS)}
 _SPOKEN = re.compile(r"([a-z][a-z']*( [a-z][a-z']*)*)?")
 _ONES = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen "
+    "fifteen sixteen seventeen "
     "eighteen nineteen"
 ).split()
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
@@ -46,28 +49,43 @@ def encode(text: str) -> list[int]:
     Raises: BadInput if `text` is not normalized by `spoken`.
     """
     if not _SPOKEN.fullmatch(text):
-        raise BadInput(f"{text!r} is not spoken text: words of a-z and apostrophes, separated by one space", param="text")
+        raise BadInput(
+            f"{text!r} is not spoken text: words of a-z and apostrophes, separated by one space",
+            param="text",
+        )
     return [_ID_OF[symbol] for word in text.split() for symbol in word[0].upper() + word[1:]]
 
 
 def decode(ids: Iterable[int]) -> str:
-    """Return the text of any ids below `len(SYMBOLS)`, also of sequences that `encode` never returns."""
+    """Return the text of any ids below `len(SYMBOLS)`, also of sequences that `encode` never
+    returns.
+    """
     symbols = "".join(SYMBOLS[index] for index in ids)
     return re.sub("(?=[A-Z])", " ", symbols).lower().lstrip()
 
 
 def spoken(text: str) -> str:
-    """Normalize typed text: numbers as words, lower case, no accents, no punctuation but apostrophes within words."""
-    plain = unicodedata.normalize("NFKD", text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'"))
+    """Normalize typed text: numbers as words, lower case, no accents, no punctuation but
+    apostrophes within words.
+    """
+    plain = unicodedata.normalize(
+        "NFKD", text.lower().replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    )
     plain = re.sub(ACCENT, "", plain)
     for sign, word in SIGNS.items():
         plain = re.sub(sign, f" {word} ", plain)
     plain = re.sub(r"[0-9]+", lambda digits: f" {_digits_in_words(digits.group())} ", plain)
-    return " ".join(word.strip("'") for word in re.sub(r"[^a-z']", " ", plain).split() if word.strip("'"))
+    return " ".join(
+        word.strip("'") for word in re.sub(r"[^a-z']", " ", plain).split() if word.strip("'")
+    )
 
 
 def _digits_in_words(digits: str) -> str:
-    return number(int(digits)) if len(digits) <= 3 else " ".join(number(int(digit)) for digit in digits)
+    return (
+        number(int(digits))
+        if len(digits) <= 3
+        else " ".join(number(int(digit)) for digit in digits)
+    )
 
 
 def number(value: int) -> str:

@@ -9,7 +9,9 @@ import yaml
 
 def read_data(name: str) -> Any:
     """Return the content of `data/NAME.yaml`."""
-    return yaml.safe_load((Path(__file__).parent / "data" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(
+        (Path(__file__).parent / "data" / f"{name}.yaml").read_text(encoding="utf-8")
+    )
 
 
 WORDS: Mapping[str, list[str]] = {name: text.split() for name, text in read_data("words").items()}

@@ -1,4 +1,5 @@
-"""Augmentation of clean recordings: speed, silence, rooms, microphones, telephone lines, noise and babble.
+"""Augmentation of clean recordings: speed, silence, rooms, microphones, telephone lines, noise and
+babble.
 
 Everything random is drawn from the `rng` argument.
 """
@@ -15,7 +16,9 @@ from fleet.lab.pocket.hearing.recordings import SAMPLE_RATE_HZ
 
 Samples = NDArray[np.float32]
 FASTEST: Final = 1.14
-"""Largest change of speed, in both directions; by resampling, so that the pitch changes too, as with a shorter vocal tract."""
+"""Largest change of speed, in both directions; by resampling, so that the pitch changes too, as
+with a shorter vocal tract.
+"""
 MAX_SILENCE_S: Final = 0.6
 REVERB_S: Final = (0.08, 0.5)
 """Time in which a room's echo falls by 60 dB."""
@@ -27,11 +30,17 @@ _NOISE_SLOPES: Final = {"white": 0.0, "pink": 0.5, "brown": 1.0}
 _NOISE_S = 20
 
 
-def augment(clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator) -> Samples:
-    """Return the clip as a microphone might record it; `others` are the recordings that babble is mixed from."""
+def augment(
+    clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: np.random.Generator
+) -> Samples:
+    """Return the clip as a microphone might record it; `others` are the recordings that babble is
+    mixed from.
+    """
     samples: Samples = (clip / np.float32(32768)).astype(np.float32)
     if rng.random() < 0.5:
-        samples = soxr.resample(samples, FASTEST ** rng.uniform(-1, 1), 1.0, quality="LQ").astype(np.float32)
+        samples = soxr.resample(samples, FASTEST ** rng.uniform(-1, 1), 1.0, quality="LQ").astype(
+            np.float32
+        )
     samples = _padded(samples, rng)
     response = _response(len(samples), rng)
     if response is not None:
@@ -42,20 +51,28 @@ def augment(clip: NDArray[np.int16], others: Sequence[NDArray[np.int16]], rng: n
 
 
 def add_noise(samples: Samples, noise: Samples, snr_db: float) -> Samples:
-    """Mix in noise; the speech's power is the mean over its loudest half, in steps of 100 ms, so that pauses do not count."""
+    """Mix in noise; the speech's power is the mean over its loudest half, in steps of 100 ms, so
+    that pauses do not count.
+    """
     power = _power(samples) / max(_power(noise), 1e-12)
     return (samples + noise * (np.sqrt(power) * 10 ** (-snr_db / 20))).astype(np.float32)
 
 
 def _power(samples: Samples) -> float:
     size = SAMPLE_RATE_HZ // 10
-    each = np.square(samples[: len(samples) // size * size].reshape(-1, size)).mean(1) if len(samples) >= size else np.zeros(1)
+    each = (
+        np.square(samples[: len(samples) // size * size].reshape(-1, size)).mean(1)
+        if len(samples) >= size
+        else np.zeros(1)
+    )
     return float(np.sort(each)[len(each) // 2 :].mean())
 
 
 def coloured(kind: str, num_samples: int, rng: np.random.Generator) -> Samples:
     """Return `num_samples` of the named noise from a random offset."""
-    return np.take(_coloured(kind), np.arange(num_samples) + rng.integers(len(_coloured(kind))), mode="wrap")
+    return np.take(
+        _coloured(kind), np.arange(num_samples) + rng.integers(len(_coloured(kind))), mode="wrap"
+    )
 
 
 @cache
@@ -66,13 +83,17 @@ def _coloured(kind: str) -> Samples:
     return (noise / noise.std()).astype(np.float32)
 
 
-def _noise(num_samples: int, others: Sequence[NDArray[np.int16]], rng: np.random.Generator) -> Samples:
+def _noise(
+    num_samples: int, others: Sequence[NDArray[np.int16]], rng: np.random.Generator
+) -> Samples:
     kind = str(rng.choice([*_NOISE_SLOPES, "babble"]))
     if kind != "babble":
         return coloured(kind, num_samples, rng)
     noise = np.zeros(num_samples, np.float32)
     for index in rng.integers(len(others), size=int(rng.integers(2, 6))):
-        noise += np.take(others[index], np.arange(num_samples) + rng.integers(num_samples), mode="wrap")
+        noise += np.take(
+            others[index], np.arange(num_samples) + rng.integers(num_samples), mode="wrap"
+        )
     return noise
 
 
@@ -83,10 +104,14 @@ def _padded(samples: Samples, rng: np.random.Generator) -> Samples:
 
 
 def _response(num_samples: int, rng: np.random.Generator) -> NDArray[Any] | None:
-    """Return the combined frequency response of room, microphone and line, or None if there is none of them."""
+    """Return the combined frequency response of room, microphone and line, or None if there is none
+    of them.
+    """
     effects: tuple[tuple[float, Callable[[int, np.random.Generator], NDArray[Any]]], ...] = (
-        (0.25, _room), (0.3, _microphone), (0.1, _telephone),
-    )  # fmt: skip
+        (0.25, _room),
+        (0.3, _microphone),
+        (0.1, _telephone),
+    )
     size = _fft_size(num_samples)
     chosen = [make(size, rng) for share, make in effects if rng.random() < share]
     return np.prod(chosen, axis=0) if chosen else None
@@ -100,7 +125,9 @@ def _fft_size(num_samples: int) -> int:
 
 def _filtered(samples: Samples, response: NDArray[Any]) -> Samples:
     spectrum = np.fft.rfft(samples, _fft_size(len(samples)))
-    return np.fft.irfft(spectrum * response, _fft_size(len(samples)))[: len(samples)].astype(np.float32)
+    return np.fft.irfft(spectrum * response, _fft_size(len(samples)))[: len(samples)].astype(
+        np.float32
+    )
 
 
 def _room(size: int, rng: np.random.Generator) -> NDArray[Any]:

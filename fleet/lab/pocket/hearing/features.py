@@ -1,4 +1,5 @@
-"""Input of the audio tower: log-mel frames of 10 ms, computed as the server computes them from a request's clips.
+"""Input of the audio tower: log-mel frames of 10 ms, computed as the server computes them from a
+request's clips.
 
 Source: WhisperFeatureExtractor of transformers 5.23.
 """
@@ -13,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from fleet.models.qwen3_omni.audio_tower import mel_features
 from fleet.lab.pocket.hearing.recordings import SAMPLE_RATE_HZ
+from fleet.models.qwen3_omni.audio_tower import mel_features
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +36,14 @@ class LogMelBatch:
 
 
 def log_mel(clips: Sequence[NDArray[Any]]) -> LogMelBatch:
-    """Compute the features of clips on torch's default device. Units: samples in -1..1 at 16 kHz."""
+    """Compute the features of clips on torch's default device. Units: samples in -1..1 at 16
+    kHz.
+    """
     extracted = mel_features(_extractor(), clips)
     features, mask = (torch.from_numpy(extracted[name]) for name in ("features", "feature_mask"))
-    return LogMelBatch(features=features * mask[:, None], num_frames=mask.sum(1).long()).to_default_device()
+    return LogMelBatch(
+        features=features * mask[:, None], num_frames=mask.sum(1).long()
+    ).to_default_device()
 
 
 @cache

@@ -1,7 +1,8 @@
-"""Recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a random voice.
+"""Recordings on disk: dialogues whose user turns are spoken, and single sentences, each in a random
+voice.
 
-Files: `train-0000.npy`, the concatenated samples, and `train-0000.json`, their texts and voices. Clean speech only: `augment`
-adds noise.
+Files: `train-0000.npy`, the concatenated samples, and `train-0000.json`, their texts and voices.
+Clean speech only: `augment` adds noise.
 """
 
 import json
@@ -27,10 +28,16 @@ from fleet.lab.pocket.teacher import Teacher, Voice
 SAMPLE_RATE_HZ: Final = 16_000
 Kind = Literal["train", "held_out", "unseen"]
 """Held-out texts are spoken by voices of training (`held_out`) and by unseen ones (`unseen`)."""
-SPLIT: Final[Mapping[Kind, Split]] = {"train": "train", "held_out": "held_out", "unseen": "held_out"}
+SPLIT: Final[Mapping[Kind, Split]] = {
+    "train": "train",
+    "held_out": "held_out",
+    "unseen": "held_out",
+}
 _DRAW: Final[Mapping[Kind, Callable[[Random], Voice]]] = {
-    "train": known_voice, "held_out": known_voice, "unseen": unseen_voice,
-}  # fmt: skip
+    "train": known_voice,
+    "held_out": known_voice,
+    "unseen": unseen_voice,
+}
 NUM_DIALOGUES, NUM_SENTENCES = 400, 200
 """Size of a shard."""
 _FULL_SCALE = 32_767
@@ -61,7 +68,9 @@ class Recordings:
     sentences: Sequence[SpeechRecording]
 
     def all(self) -> list[SpeechRecording]:
-        return [recording for each in self.dialogues for recording in each.recordings] + list(self.sentences)
+        return [recording for each in self.dialogues for recording in each.recordings] + list(
+            self.sentences
+        )
 
 
 def build(folder: Path, kind: Kind, num_shards: int, workers: int = 1) -> None:
@@ -71,7 +80,12 @@ def build(folder: Path, kind: Kind, num_shards: int, workers: int = 1) -> None:
 
 
 def make_shard(
-    folder: Path, kind: Kind, shard: int, *, num_dialogues: int = NUM_DIALOGUES, num_sentences: int = NUM_SENTENCES
+    folder: Path,
+    kind: Kind,
+    shard: int,
+    *,
+    num_dialogues: int = NUM_DIALOGUES,
+    num_sentences: int = NUM_SENTENCES,
 ) -> None:
     rng = Random(f"hearing {kind} {shard}")
     talks = list(dialogues(SPLIT[kind], num_dialogues, seed=_seed(kind, shard)))
@@ -90,13 +104,17 @@ def make_shard(
 
 
 def load(folder: Path, kind: Kind) -> Recordings:
-    """Load all existing shards of a kind, in a fixed order; samples stay on disk until they are read.
+    """Load all existing shards of a kind, in a fixed order; samples stay on disk until they are
+    read.
 
     Raises: ConfigError if there are none.
     """
     files = sorted(folder.glob(f"{kind}-*.json"))
     if not files:
-        raise ConfigError(f"{folder} has no {kind} recordings; run `fleet pocket train recordings`", param="folder")
+        raise ConfigError(
+            f"{folder} has no {kind} recordings; run `fleet pocket train recordings`",
+            param="folder",
+        )
     shards = [_read(file) for file in files]
     return Recordings(
         dialogues=[talk for shard in shards for talk in shard.dialogues],
@@ -110,7 +128,9 @@ def _seed(kind: Kind, shard: int) -> int:
 
 
 def _synthesize(speaker: Teacher, text: str, voice: Voice) -> NDArray[np.int16]:
-    speech = soxr.resample(speaker.speak(text, voice).samples, teacher.SAMPLE_RATE_HZ, SAMPLE_RATE_HZ)
+    speech = soxr.resample(
+        speaker.speak(text, voice).samples, teacher.SAMPLE_RATE_HZ, SAMPLE_RATE_HZ
+    )
     return np.clip(np.rint(speech * _FULL_SCALE), -_FULL_SCALE, _FULL_SCALE).astype(np.int16)
 
 
@@ -118,21 +138,31 @@ def _read(file: Path) -> Recordings:
     description = json.loads(file.read_text())
     samples = np.load(file.with_suffix(".npy"), mmap_mode="r", allow_pickle=False)
     ends = np.cumsum([0, *description["lengths"]]).tolist()
-    recordings = iter([
-        SpeechRecording(text=text, voice=voice, samples=samples[start:end])
-        for text, voice, (start, end) in zip(description["texts"], description["voices"], pairwise(ends), strict=True)
-    ])  # fmt: skip
+    recordings = iter(
+        [
+            SpeechRecording(text=text, voice=voice, samples=samples[start:end])
+            for text, voice, (start, end) in zip(
+                description["texts"], description["voices"], pairwise(ends), strict=True
+            )
+        ]
+    )
     talks = [_with_recordings(each, recordings) for each in description["dialogues"]]
     return Recordings(dialogues=talks, sentences=list(recordings))
 
 
-def _with_recordings(description: Mapping[str, Any], recordings: Iterator[SpeechRecording]) -> SpokenDialogue:
-    dialogue = Dialogue(turns=tuple(ChatTurn(**turn) for turn in description["turns"]), family=description["family"])
+def _with_recordings(
+    description: Mapping[str, Any], recordings: Iterator[SpeechRecording]
+) -> SpokenDialogue:
+    dialogue = Dialogue(
+        turns=tuple(ChatTurn(**turn) for turn in description["turns"]), family=description["family"]
+    )
     spoken = tuple(next(recordings) for turn in dialogue.turns if turn.role == "user")
     return SpokenDialogue(dialogue=dialogue, recordings=spoken)
 
 
-def _write(folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], description: Mapping[str, Any]) -> None:
+def _write(
+    folder: Path, kind: Kind, shard: int, samples: NDArray[np.int16], description: Mapping[str, Any]
+) -> None:
     """Write the JSON file last: a shard exists if its JSON file does."""
     file = _path(folder, kind, shard)
     with replacing(file.with_suffix(".npy")) as new, new.open("wb") as out:

@@ -1,4 +1,5 @@
-"""Voices of Pocket's users: the teacher's English accents with its variants, and the variants left out of training.
+"""Voices of Pocket's users: the teacher's English accents with its variants, and the variants left
+out of training.
 
 Variants that whisper, croak, drawl or imitate a machine are not used at all.
 """
@@ -21,12 +22,60 @@ ACCENTS: Final = {
 """Accent -> weight of the random choice."""
 PLAIN: Final = ("", "+f1", "+f2", "+f3", "+f5", "+m1", "+m2", "+m3", "+m4", "+m6", "+m7", "+m8")
 OTHERS: Final = (
-    "+klatt", "+klatt2", "+klatt4", "+klatt5", "+adam", "+announcer", "+aunty", "+benjamin", "+boris", "+caleb", "+david",
-    "+edward", "+grandma", "+iven4", "+kaukovalta", "+marcelo", "+max", "+michel", "+miguel", "+norbert", "+pablo", "+paul",
-    "+pedro", "+rob", "+sandro", "+shelby", "+steph", "+travis", "+victor", "+zac", "+Alex", "+Andrea", "+Annie", "+Denis",
-    "+Gene", "+Lee", "+Mario", "+Michael", "+Nguyen", "+anika",
-)  # fmt: skip
-UNSEEN: Final = ("+f4", "+m5", "+klatt3", "+linda", "+quincy", "+robert", "+belinda", "+grandpa", "+Alicia", "+Andy", "+Mike")
+    "+klatt",
+    "+klatt2",
+    "+klatt4",
+    "+klatt5",
+    "+adam",
+    "+announcer",
+    "+aunty",
+    "+benjamin",
+    "+boris",
+    "+caleb",
+    "+david",
+    "+edward",
+    "+grandma",
+    "+iven4",
+    "+kaukovalta",
+    "+marcelo",
+    "+max",
+    "+michel",
+    "+miguel",
+    "+norbert",
+    "+pablo",
+    "+paul",
+    "+pedro",
+    "+rob",
+    "+sandro",
+    "+shelby",
+    "+steph",
+    "+travis",
+    "+victor",
+    "+zac",
+    "+Alex",
+    "+Andrea",
+    "+Annie",
+    "+Denis",
+    "+Gene",
+    "+Lee",
+    "+Mario",
+    "+Michael",
+    "+Nguyen",
+    "+anika",
+)
+UNSEEN: Final = (
+    "+f4",
+    "+m5",
+    "+klatt3",
+    "+linda",
+    "+quincy",
+    "+robert",
+    "+belinda",
+    "+grandpa",
+    "+Alicia",
+    "+Andy",
+    "+Mike",
+)
 """Variants that training does not use, in any accent."""
 PLAIN_SHARE: Final = 0.4
 RATES_WPM, PITCHES, PITCH_RANGES = (110, 190), (20, 80), (20, 80)

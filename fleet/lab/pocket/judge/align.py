@@ -8,13 +8,16 @@ from numpy.typing import NDArray
 
 _STEPS = np.array([(1, 1), (1, 0), (0, 1)])
 STRAIGHT_BONUS = 0.9
-"""Factor on the cost of a diagonal step, which replaces two steps: rates differ only where the features require it."""
+"""Factor on the cost of a diagonal step, which replaces two steps: rates differ only where the
+features require it.
+"""
 
 
 def align(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np.intp]:
     """Return [P, 2] pairs of rows of `first` [N, D] and `second` [M, D], from (0, 0) to (N-1, M-1).
 
-    Invariants: N and M are positive; no index decreases, and from pair to pair at least one of them increases by 1.
+    Invariants: N and M are positive; no index decreases, and from pair to pair at least one of them
+    increases by 1.
     """
     cost = _distances(first.astype(np.float64), second.astype(np.float64))
     rows, columns = cost.shape
@@ -25,11 +28,13 @@ def align(first: NDArray[np.float32], second: NDArray[np.float32]) -> NDArray[np
         row = np.arange(max(1, diagonal - columns), min(rows, diagonal - 1) + 1)
         column = diagonal - row
         here = cost[row - 1, column - 1]
-        costs = np.stack([
-            total[row - 1, column - 1] + 2 * STRAIGHT_BONUS * here,
-            total[row - 1, column] + here,
-            total[row, column - 1] + here,
-        ])  # fmt: skip
+        costs = np.stack(
+            [
+                total[row - 1, column - 1] + 2 * STRAIGHT_BONUS * here,
+                total[row - 1, column] + here,
+                total[row, column - 1] + here,
+            ]
+        )
         best_step[row, column] = costs.argmin(0)
         total[row, column] = costs.min(0)
     return _path(best_step)

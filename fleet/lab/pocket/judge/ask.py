@@ -64,7 +64,9 @@ class JudgeClient(ApiClient):
     Raises: ApiError if the fleet cannot be reached or refuses the request.
     """
 
-    def __init__(self, url: str, *, api_key: str | None = None, own_sampling: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, url: str, *, api_key: str | None = None, own_sampling: bool = False, seed: int = 0
+    ) -> None:
         super().__init__(url, api_key)
         self._temperature = UNSET if own_sampling else 0.0
         self._seed = seed
@@ -73,8 +75,12 @@ class JudgeClient(ApiClient):
     def ask(self, question: ChatQuestion) -> ChatReply:
         return _reply(self.chat(self._call(question)), self.url)
 
-    def ask_all(self, questions: Sequence[ChatQuestion], concurrency: int, advance: Advance) -> list[ChatReply]:
-        """Return the replies in the order of the questions. The first failure cancels the questions that were not yet sent."""
+    def ask_all(
+        self, questions: Sequence[ChatQuestion], concurrency: int, advance: Advance
+    ) -> list[ChatReply]:
+        """Return the replies in the order of the questions. The first failure cancels the questions
+        that were not yet sent.
+        """
 
         def one(question: ChatQuestion) -> ChatReply:
             reply = self.ask(question)
@@ -101,7 +107,9 @@ class JudgeClient(ApiClient):
             stream=stream,
             stream_options=ChatStreamOptions() if stream else UNSET,
             temperature=self._temperature,
-            audio=OutputAudio(voice=question.voice, format="pcm16" if stream else "wav") if has_voice else UNSET,
+            audio=OutputAudio(voice=question.voice, format="pcm16" if stream else "wav")
+            if has_voice
+            else UNSET,
             fleet={"talker": {"max_tokens": MAX_FRAMES}} if has_voice else UNSET,
         )
 
@@ -113,10 +121,15 @@ def typed(dialogue: Dialogue, voice: str | None = None) -> ChatQuestion:
 
 
 def spoken(dialogue: Dialogue, clips: Sequence[bytes]) -> ChatQuestion:
-    """Return the dialogue up to its last question, with the user's turns as audio files: one of `clips` for each."""
+    """Return the dialogue up to its last question, with the user's turns as audio files: one of
+    `clips` for each.
+    """
     user_clips = iter(clips)
     messages = tuple(
-        ChatMessage(role=turn.role, content=(_audio(next(user_clips)),) if turn.role == "user" else turn.text)
+        ChatMessage(
+            role=turn.role,
+            content=(_audio(next(user_clips)),) if turn.role == "user" else turn.text,
+        )
         for turn in dialogue.turns[:-1]
     )
     return ChatQuestion(messages=messages)
@@ -124,7 +137,9 @@ def spoken(dialogue: Dialogue, clips: Sequence[bytes]) -> ChatQuestion:
 
 def transcribe(clip: bytes) -> ChatQuestion:
     """Return the request to transcribe an audio file."""
-    return ChatQuestion(messages=(ChatMessage(role="user", content=(_audio(clip), TextContent("transcribe"))),))
+    return ChatQuestion(
+        messages=(ChatMessage(role="user", content=(_audio(clip), TextContent("transcribe"))),)
+    )
 
 
 def wav_file(samples: Samples, rate_hz: int) -> bytes:

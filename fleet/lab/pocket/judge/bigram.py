@@ -1,6 +1,8 @@
-"""A bigram language model of Pocket's training sentences in the ARPA format, which recognisers read.
+"""A bigram language model of Pocket's training sentences in the ARPA format, which recognisers
+read.
 
-Source: Witten and Bell 1991, interpolated: the more different words follow a word, the likelier is a new one after it.
+Source: Witten and Bell 1991, interpolated: the more different words follow a word, the likelier is
+a new one after it.
 """
 
 import math
@@ -12,9 +14,11 @@ _NEVER = -99.0
 
 
 def arpa(sentences: Iterable[str], vocabulary: Sequence[str]) -> str:
-    """Return the language model; every word of `vocabulary` can follow every other, also those in no sentence.
+    """Return the language model; every word of `vocabulary` can follow every other, also those in
+    no sentence.
 
-    Invariants: the probabilities after a word sum to 1; every word of the sentences is in `vocabulary`.
+    Invariants: the probabilities after a word sum to 1; every word of the sentences is in
+    `vocabulary`.
     """
     bigrams: Counter[tuple[str, str]] = Counter()
     for sentence in sentences:
@@ -29,9 +33,12 @@ def arpa(sentences: Iterable[str], vocabulary: Sequence[str]) -> str:
     total = unigrams.total()
     probability = {word: count / total for word, count in unigrams.items()}
     backoff = {
-        word: num_kinds[word] / (num_after[word] + num_kinds[word]) if num_after[word] else 1.0 for word in (START, *probability)
+        word: num_kinds[word] / (num_after[word] + num_kinds[word]) if num_after[word] else 1.0
+        for word in (START, *probability)
     }
-    lines = [f"{_log(probability.get(word, 0))} {word} {_log(backoff[word])}" for word in sorted(backoff)]
+    lines = [
+        f"{_log(probability.get(word, 0))} {word} {_log(backoff[word])}" for word in sorted(backoff)
+    ]
     pairs = [
         f"{_log((count + num_kinds[first] * probability[second]) / (num_after[first] + num_kinds[first]))} {first} {second}"
         for (first, second), count in sorted(bigrams.items())

@@ -1,4 +1,6 @@
-"""Demonstration: three questions to a running fleet, one of them spoken; saves the answers as WAV files and spectrograms."""
+"""Demonstration: three questions to a running fleet, one of them spoken; saves the answers as WAV
+files and spectrograms.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +22,9 @@ PICTURE: Final = "spectrograms.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One question and the turns before it. `name`: of its file. `asked_by`: the user's voice; None if the turns are typed."""
+    """One question and the turns before it. `name`: of its file. `asked_by`: the user's voice; None
+    if the turns are typed.
+    """
 
     name: str
     question: str
@@ -36,15 +40,22 @@ SCENES: Final = (
         name="remembered",
         question="what is my name",
         voice="ethan",
-        before=(ChatTurn(role="user", text="my name is anna"), ChatTurn(role="assistant", text="nice to meet you anna")),
+        before=(
+            ChatTurn(role="user", text="my name is anna"),
+            ChatTurn(role="assistant", text="nice to meet you anna"),
+        ),
     ),
 )
 
 
-def demonstrate(url: str, out_dir: Path, report: Callable[[str], None], *, api_key: str | None = None) -> None:
-    """Ask with greedy sampling; write each answer as NAME.wav (24 kHz, 16 bits) and one picture to `out_dir`, created if absent.
+def demonstrate(
+    url: str, out_dir: Path, report: Callable[[str], None], *, api_key: str | None = None
+) -> None:
+    """Ask with greedy sampling; write each answer as NAME.wav (24 kHz, 16 bits) and one picture to
+    `out_dir`, created if absent.
 
-    Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails; ConfigError without espeak-ng.
+    Raises: BadInput if `out_dir` is a file; ApiError if the fleet cannot be reached or fails;
+    ConfigError without espeak-ng.
     """
     client = JudgeClient(url, api_key=api_key)
     if out_dir.exists() and not out_dir.is_dir():
@@ -63,12 +74,19 @@ def demonstrate(url: str, out_dir: Path, report: Callable[[str], None], *, api_k
 
 
 def _question(scene: Scene) -> ChatQuestion:
-    turns = (*scene.before, ChatTurn(role="user", text=scene.question), ChatTurn(role="assistant", text=""))
+    turns = (
+        *scene.before,
+        ChatTurn(role="user", text=scene.question),
+        ChatTurn(role="assistant", text=""),
+    )
     dialogue = Dialogue(turns=turns, family=scene.name)
     if scene.asked_by is None:
         return ask.typed(dialogue, scene.voice)
     speeches = speak_all([(turn.text, scene.asked_by) for turn in turns if turn.role == "user"])
-    return replace(ask.spoken(dialogue, [ask.wav_file(speech.samples, SAMPLE_RATE_HZ) for speech in speeches]), voice=scene.voice)
+    return replace(
+        ask.spoken(dialogue, [ask.wav_file(speech.samples, SAMPLE_RATE_HZ) for speech in speeches]),
+        voice=scene.voice,
+    )
 
 
 def _title(scene: Scene, reply: ChatReply) -> str:

@@ -1,7 +1,8 @@
 """A grammar of the answers of Pocket's tables: every template, with every value in every slot.
 
-A slot takes any value of its column regardless of the other slots, so the grammar has far more sentences than right answers
-("the opposite of hot is small"). Free texts, repeated or quoted after the user, are not part of it.
+A slot takes any value of its column regardless of the other slots, so the grammar has far more
+sentences than right answers ("the opposite of hot is small"). Free texts, repeated or quoted after
+the user, are not part of it.
 Source: JSpeech Grammar Format, as pocketsphinx reads it.
 """
 
@@ -33,7 +34,10 @@ def templates() -> tuple[Template, ...]:
 def _answers() -> Iterator[tuple[str, Iterable[Row]]]:
     yield from ((table.answer, table.rows) for tables in TABLES.values() for table in tables)
     for fact in memory.FACTS:
-        yield from ((answer, fact.statements.rows) for answer in (fact.statements.answer, fact.recalled, fact.untold))
+        yield from (
+            (answer, fact.statements.rows)
+            for answer in (fact.statements.answer, fact.recalled, fact.untold)
+        )
 
 
 def _names(answer: str) -> list[str]:
@@ -48,7 +52,9 @@ def can_produce(text: str) -> bool:
 @cache
 def _pattern() -> re.Pattern[str]:
     alternatives = (
-        answer.format_map({name: f"(?:{'|'.join(sorted(values))})" for name, values in slots.items()})
+        answer.format_map(
+            {name: f"(?:{'|'.join(sorted(values))})" for name, values in slots.items()}
+        )
         for answer, slots in templates()
     )
     return re.compile("|".join(alternatives))
@@ -58,16 +64,23 @@ def jsgf() -> str:
     """Return the grammar; a value list that several slots share is written once."""
     lists = sorted({values for _, slots in templates() for values in slots.values()}, key=sorted)
     rule_of = {values: f"<list{index}>" for index, values in enumerate(lists)}
-    rules = [f"{rule_of[values]} = {_either([tuple(value.split()) for value in values])};" for values in lists]
+    rules = [
+        f"{rule_of[values]} = {_either([tuple(value.split()) for value in values])};"
+        for values in lists
+    ]
     answers = [
         tuple(answer.format_map({name: rule_of[values] for name, values in slots.items()}).split())
         for answer, slots in templates()
     ]
-    return "\n".join(["#JSGF V1.0;", "grammar pocket;", *rules, f"public <answer> = {_either(answers)};", ""])
+    return "\n".join(
+        ["#JSGF V1.0;", "grammar pocket;", *rules, f"public <answer> = {_either(answers)};", ""]
+    )
 
 
 def _either(phrases: Iterable[Phrase]) -> str:
-    """Return alternatives of the phrases as a prefix tree, of which the recogniser follows a tenth of the paths."""
+    """Return alternatives of the phrases as a prefix tree, of which the recogniser follows a tenth
+    of the paths.
+    """
     rests: dict[str, list[Phrase]] = {}
     for first, *rest in phrases:
         rests.setdefault(first, []).append(tuple(rest))

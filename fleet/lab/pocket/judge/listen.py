@@ -1,4 +1,6 @@
-"""Measurements of spoken answers against the teacher's speech of the same text, in several processes."""
+"""Measurements of spoken answers against the teacher's speech of the same text, in several
+processes.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -13,7 +15,13 @@ from fleet.lab.pocket.judge import pitch
 from fleet.lab.pocket.judge.grammar import can_produce
 from fleet.lab.pocket.judge.recognise import Kind, Recogniser
 from fleet.lab.pocket.speech.analysis import analyse
-from fleet.lab.pocket.speech.wordlock import SILENT_AFTER, SILENT_BEFORE, SentenceFrames, lock, speech_end_s
+from fleet.lab.pocket.speech.wordlock import (
+    SILENT_AFTER,
+    SILENT_BEFORE,
+    SentenceFrames,
+    lock,
+    speech_end_s,
+)
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech
 
 Samples = NDArray[np.float32]
@@ -24,7 +32,9 @@ AUDIBLE, AUDIBLE_PART = 1e-3, 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenReply:
-    """An answer and the teacher's speech of its text. `floor`: also transcribe the teacher's speech."""
+    """An answer and the teacher's speech of its text. `floor`: also transcribe the teacher's
+    speech.
+    """
 
     text: str
     voice: str
@@ -37,8 +47,10 @@ class SpokenReply:
 class SpeechMeasures:
     """Measures of one answer.
 
-    `heard` and `teacher_heard`: transcripts by language model. `pitch_errors`: of the answer; `carried_errors`: of ideal codes.
-    Units: lengths exclude the silence around the speech, of which `lead_s` is before it; pitch errors in semitones, by hop.
+    `heard` and `teacher_heard`: transcripts by language model. `pitch_errors`: of the answer;
+    `carried_errors`: of ideal codes.
+    Units: lengths exclude the silence around the speech, of which `lead_s` is before it; pitch
+    errors in semitones, by hop.
     """
 
     heard: dict[str, str]
@@ -50,8 +62,12 @@ class SpeechMeasures:
     carried_errors: NDArray[np.float64]
 
 
-def listen_all(answers: Sequence[SpokenReply], workers: int, advance: Callable[[], None]) -> list[SpeechMeasures]:
-    """Measure the answers and return the results in their order. With one worker, this process does it."""
+def listen_all(
+    answers: Sequence[SpokenReply], workers: int, advance: Callable[[], None]
+) -> list[SpeechMeasures]:
+    """Measure the answers and return the results in their order. With one worker, this process does
+    it.
+    """
     measures: list[SpeechMeasures] = []
     for measured in _measure_all(answers, workers):
         measures.append(measured)
@@ -73,7 +89,11 @@ def listen(answer: SpokenReply) -> SpeechMeasures:
     locked = _locked(answer)
     return SpeechMeasures(
         heard=_transcripts(answer.text, answer.voice, samples),
-        teacher_heard=_transcripts(answer.text, answer.voice, answer.teacher.samples[teacher_speech]) if answer.floor else {},
+        teacher_heard=_transcripts(
+            answer.text, answer.voice, answer.teacher.samples[teacher_speech]
+        )
+        if answer.floor
+        else {},
         lead_s=speech.start / SAMPLE_RATE_HZ,
         length_s=len(samples) / SAMPLE_RATE_HZ,
         teacher_length_s=(teacher_speech.stop - teacher_speech.start) / SAMPLE_RATE_HZ,
@@ -108,7 +128,10 @@ def _locked(answer: SpokenReply) -> SentenceFrames:
 
 def _transcripts(text: str, voice: str, samples: Samples) -> dict[str, str]:
     kinds: tuple[Kind, ...] = ("bigram", "grammar") if can_produce(text) else ("bigram",)
-    return {kind: _recogniser(kind).words(samples, SAMPLE_RATE_HZ, voice) if len(samples) else "" for kind in kinds}
+    return {
+        kind: _recogniser(kind).words(samples, SAMPLE_RATE_HZ, voice) if len(samples) else ""
+        for kind in kinds
+    }
 
 
 @cache

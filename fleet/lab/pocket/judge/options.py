@@ -16,9 +16,11 @@ COMMAND = "fleet pocket eval"
 class JudgeOptions:
     """Numbers of questions by part, and how to ask them; the targets hold for the default numbers.
 
-    `memory` and `unknown`: dialogues of these two families, some of them among the typed ones. `speech_in` questions are asked
-    twice, clean and in noise. `workers`: processes that measure speech. `own_sampling`: the checkpoint's sampling, not greedy.
-    `floor`: also transcribe the teacher's speech. `sounds`: a folder that receives every spoken answer as a WAV file.
+    `memory` and `unknown`: dialogues of these two families, some of them among the typed ones.
+    `speech_in` questions are asked twice, clean and in noise. `workers`: processes that measure
+    speech. `own_sampling`: the checkpoint's sampling, not greedy.
+    `floor`: also transcribe the teacher's speech. `sounds`: a folder that receives every spoken
+    answer as a WAV file.
     Raises: BadInput naming the field.
     """
 
@@ -39,19 +41,39 @@ class JudgeOptions:
 
     def __post_init__(self) -> None:
         if unknown := [part for part in self.parts if part not in PARTS]:
-            raise BadInput(f"parts: {unknown[0]!r} is unknown; use some of {', '.join(PARTS)}", param="parts")
+            raise BadInput(
+                f"parts: {unknown[0]!r} is unknown; use some of {', '.join(PARTS)}", param="parts"
+            )
         if not self.parts:
             raise BadInput(f"parts: none is named; use some of {', '.join(PARTS)}", param="parts")
-        for name in ("typed", "memory", "unknown", "speech_out", "speech_in", "speed", "concurrency", "workers"):
+        for name in (
+            "typed",
+            "memory",
+            "unknown",
+            "speech_out",
+            "speech_in",
+            "speed",
+            "concurrency",
+            "workers",
+        ):
             if getattr(self, name) < 1:
-                raise BadInput(f"{name}: {getattr(self, name)} is too few; use at least 1", param=name)
+                raise BadInput(
+                    f"{name}: {getattr(self, name)} is too few; use at least 1", param=name
+                )
 
 
 def options_of(
-    parts: Sequence[str], questions: int | None, *, own_sampling: bool, sounds: Path | None, api_key: str | None = None
+    parts: Sequence[str],
+    questions: int | None,
+    *,
+    own_sampling: bool,
+    sounds: Path | None,
+    api_key: str | None = None,
 ) -> JudgeOptions:
     """Build the options from a command's arguments. Raises: BadInput."""
     counts = ("typed", "memory", "unknown", "speech_out", "speech_in", "speed")
     sizes = {} if questions is None else dict.fromkeys(counts, questions)
     chosen = cast("tuple[Part, ...]", tuple(parts)) or PARTS
-    return JudgeOptions(parts=chosen, own_sampling=own_sampling, sounds=sounds, api_key=api_key, **sizes)
+    return JudgeOptions(
+        parts=chosen, own_sampling=own_sampling, sounds=sounds, api_key=api_key, **sizes
+    )

@@ -1,8 +1,9 @@
 """Pitch errors of an answer against the teacher's speech.
 
-The teacher's speech is put on the frame grid word by word, as in training. Answer and teacher are aligned by dynamic time
-warping of their 48 mel bands (ln of power, each band minus its mean), which does not depend on pitch. Every voiced hop of the
-answer that is aligned with a voiced hop of the teacher counts once.
+The teacher's speech is put on the frame grid word by word, as in training. Answer and teacher are
+aligned by dynamic time warping of their 48 mel bands (ln of power, each band minus its mean), which
+does not depend on pitch. Every voiced hop of the answer that is aligned with a voiced hop of the
+teacher counts once.
 """
 
 import numpy as np
@@ -16,7 +17,9 @@ Errors = NDArray[np.float64]
 
 
 def errors(answer: Track, teacher: SentenceFrames) -> Errors:
-    """Return the errors in semitones, positive where the answer is higher, one for each hop that is voiced in both."""
+    """Return the errors in semitones, positive where the answer is higher, one for each hop that is
+    voiced in both.
+    """
     pairs = align(_shape(answer.features), _shape(teacher.features.reshape(-1, NUM_FEATURES)))
     teacher_hz = teacher.pitch_hz.reshape(-1).astype(np.float64)[pairs[:, 1]]
     both = answer.is_voiced[pairs[:, 0]] & (teacher_hz > 0)
@@ -25,7 +28,9 @@ def errors(answer: Track, teacher: SentenceFrames) -> Errors:
 
 
 def carried_errors(teacher: SentenceFrames) -> Errors:
-    """Return the errors of ideal codes, which come from rounding to whole glottal cycles a frame."""
+    """Return the errors of ideal codes, which come from rounding to whole glottal cycles a
+    frame.
+    """
     teacher_hz = teacher.pitch_hz.reshape(-1).astype(np.float64)
     coded_hz = np.repeat(teacher.cycles / FRAME_S, HOPS_PER_FRAME)
     is_voiced = teacher_hz > 0

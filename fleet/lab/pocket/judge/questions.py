@@ -6,11 +6,17 @@ from itertools import islice
 from fleet.lab.pocket.corpus import ChatTurn, Dialogue, dialogues, families
 
 _MOST_ROUNDS = 2_000
-"""Bound on the search: a family with few held-out questions is exhausted when most of them were drawn."""
+"""Bound on the search: a family with few held-out questions is exhausted when most of them were
+drawn.
+"""
 
 
-def distinct(count: int, seed: int, wanted: Callable[[Dialogue], bool] = lambda _: True) -> list[Dialogue]:
-    """Return the first `count` different dialogues that satisfy `wanted`, or all if there are fewer."""
+def distinct(
+    count: int, seed: int, wanted: Callable[[Dialogue], bool] = lambda _: True
+) -> list[Dialogue]:
+    """Return the first `count` different dialogues that satisfy `wanted`, or all if there are
+    fewer.
+    """
     return list(islice(_distinct(seed, wanted), count))
 
 

@@ -1,4 +1,5 @@
-"""An independent speech recogniser: pocketsphinx with Pocket's vocabulary and a bigram model or a grammar of its answers.
+"""An independent speech recogniser: pocketsphinx with Pocket's vocabulary and a bigram model or a
+grammar of its answers.
 
 A transcript depends neither on the utterances before it nor on an expected text.
 """
@@ -23,24 +24,31 @@ RATE_HZ: Final = 16_000
 NUM_DIALOGUES, SEED = 12_000, 0
 """Training dialogues in whose answers the bigrams are counted."""
 THROAT: Final[Mapping[str, float]] = {"chelsie": 0.9, "ethan": 0.93}
-"""Factor by which a voice is lowered and slowed before recognition: its vocal tract is shorter than those of the training data.
+"""Factor by which a voice is lowered and slowed before recognition: its vocal tract is shorter than
+those of the training data.
 
-Tuned on the teacher's speech of training answers, as `_HISS` and `SEARCH` were, so that none favours a model over its teacher.
+Tuned on the teacher's speech of training answers, as `_HISS` and `SEARCH` were, so that none
+favours a model over its teacher.
 """
 SEARCH: Final[Mapping[Kind, Mapping[str, object]]] = {"bigram": {"fwdtree": False}, "grammar": {}}
-"""Search settings: a flat lexicon instead of a prefix tree in the first pass, which prunes short words too early.
+"""Search settings: a flat lexicon instead of a prefix tree in the first pass, which prunes short
+words too early.
 
-On 180 such answers the WER was 15.7 % with bigrams and 3.9 % with the grammar; this, `THROAT` and `_PAD_S` as the only silence
-around the speech reduce it to 9.5 % and 1.7 %.
+On 180 such answers the WER was 15.7 % with bigrams and 3.9 % with the grammar; this, `THROAT` and
+`_PAD_S` as the only silence around the speech reduce it to 9.5 % and 1.7 %.
 """
 _HISS: Final = 1e-3
-"""Noise added to digital silence, which the recogniser was not trained on: without it the WER is 10 %."""
+"""Noise added to digital silence, which the recogniser was not trained on: without it the WER is 10
+%.
+"""
 _PAD_S, _PEAK = 0.2, 0.7
 _PRONUNCIATION = re.compile(r"\(\d+\)")
 
 
 class Recogniser:
-    """Transcribes speech of Pocket's domain. Raises: ConfigError if pocketsphinx is not installed."""
+    """Transcribes speech of Pocket's domain. Raises: ConfigError if pocketsphinx is not
+    installed.
+    """
 
     def __init__(self, kind: Kind) -> None:
         self._decoder = _decoder(kind)
@@ -48,7 +56,9 @@ class Recogniser:
     def words(self, samples: NDArray[np.float32], rate_hz: int, voice: str = "") -> str:
         """Return the transcript, "" for none. `samples`: without silence around the speech."""
         self._decoder.start_utt()
-        self._decoder.process_raw(_prepared(samples, rate_hz * THROAT.get(voice, 1.0)), full_utt=True)
+        self._decoder.process_raw(
+            _prepared(samples, rate_hz * THROAT.get(voice, 1.0)), full_utt=True
+        )
         self._decoder.end_utt()
         hypothesis = self._decoder.hyp()
         return _PRONUNCIATION.sub("", hypothesis.hypstr) if hypothesis else ""
@@ -56,21 +66,31 @@ class Recogniser:
 
 def _decoder(kind: Kind) -> Any:
     folder = model_folder()
-    from pocketsphinx import Decoder  # only the evaluation needs it, and serving does not depend on it
+    # only the evaluation needs it, and serving does not depend on it
+    from pocketsphinx import Decoder
 
     with tempfile.TemporaryDirectory(prefix="fleet-judge-") as name:
         words, rules = Path(name, "words.dict"), Path(name, f"rules.{kind}")
         words.write_text(dictionary_text(known_words()))
         rules.write_text(language(kind))
         model = {"lm": str(rules)} if kind == "bigram" else {"lm": None, "jsgf": str(rules)}
-        return Decoder(hmm=str(folder / "en-us"), dict=str(words), cmn="batch", loglevel="FATAL", **model, **SEARCH[kind])
+        return Decoder(
+            hmm=str(folder / "en-us"),
+            dict=str(words),
+            cmn="batch",
+            loglevel="FATAL",
+            **model,
+            **SEARCH[kind],
+        )
 
 
 def language(kind: Kind) -> str:
     """Return bigrams of Pocket's training answers, or the grammar of its tables."""
     if kind == "grammar":
         return jsgf()
-    turns = (turn for dialogue in dialogues("train", NUM_DIALOGUES, SEED) for turn in dialogue.turns)
+    turns = (
+        turn for dialogue in dialogues("train", NUM_DIALOGUES, SEED) for turn in dialogue.turns
+    )
     return arpa((turn.text for turn in turns if turn.role == "assistant"), known_words())
 
 

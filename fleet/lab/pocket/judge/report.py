@@ -1,4 +1,6 @@
-"""Results of an evaluation: every figure with its target, and every answer that it was computed from."""
+"""Results of an evaluation: every figure with its target, and every answer that it was computed
+from.
+"""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,7 +15,9 @@ from fleet.lab.report.machine import Machine
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """One number, computed over `count` items. Without a target it only helps to interpret the others."""
+    """One number, computed over `count` items. Without a target it only helps to interpret the
+    others.
+    """
 
     part: Part
     name: str
@@ -28,11 +32,15 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         """True if the target is met, None if there is none. Without a value, a target is missed."""
         if self.target is None:
             return None
-        return self.value is not None and (self.value <= self.target if self.at_most else self.value >= self.target)
+        return self.value is not None and (
+            self.value <= self.target if self.at_most else self.value >= self.target
+        )
 
 
 class JudgedAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """A question that has one right answer. `said`: how it was asked, `typed` or the condition of the speech."""
+    """A question that has one right answer. `said`: how it was asked, `typed` or the condition of
+    the speech.
+    """
 
     family: str
     said: str
@@ -63,9 +71,11 @@ class Transcribed(msgspec.Struct, frozen=True, kw_only=True):
 class JudgedSpeech(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of a spoken answer.
 
-    `heard` and `teacher_heard`: transcripts of it and of the teacher's speech of the same text, by language model; the grammar is
-    used only if it can produce the text. Lengths exclude the silence around the speech, of which `lead_s` is before it.
-    `pitch_within`: share of voiced hops within a semitone of the teacher's pitch; `pitch_carried`: the same of ideal codes.
+    `heard` and `teacher_heard`: transcripts of it and of the teacher's speech of the same text, by
+    language model; the grammar is used only if it can produce the text. Lengths exclude the silence
+    around the speech, of which `lead_s` is before it.
+    `pitch_within`: share of voiced hops within a semitone of the teacher's pitch; `pitch_carried`:
+    the same of ideal codes.
     """
 
     family: str
@@ -82,17 +92,21 @@ class JudgedSpeech(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts between edges, one more edge than counts; values beyond the outermost edges are in the outermost counts."""
+    """Counts between edges, one more edge than counts; values beyond the outermost edges are in the
+    outermost counts.
+    """
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
 
 
 class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One evaluation; parts that were not requested are empty. `began` is local time, ISO 8601; `took_s` by part.
+    """One evaluation; parts that were not requested are empty. `began` is local time, ISO 8601;
+    `took_s` by part.
 
-    `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus that the recogniser's dictionary
-    lacks, added to it; `alike`: groups of words with the same pronunciation, which count as one word.
+    `pitch_errors`: signed, in semitones, by voiced hop of 10 ms. `lacking`: words of the corpus
+    that the recogniser's dictionary lacks, added to it; `alike`: groups of words with the same
+    pronunciation, which count as one word.
     """
 
     began: str
@@ -122,7 +136,11 @@ class JudgeReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def write_report(report: JudgeReport, path: Path) -> None:
     """Write the report, and `met`: True for each target that is met."""
-    met = {f"{figure.part}: {figure.name}": figure.met for figure in report.figures if figure.met is not None}
+    met = {
+        f"{figure.part}: {figure.name}": figure.met
+        for figure in report.figures
+        if figure.met is not None
+    }
     write_json({"met": met, "report": report}, path)
 
 

@@ -1,4 +1,6 @@
-"""One evaluation of a running fleet, part by part. Writes no file except the requested WAV files."""
+"""One evaluation of a running fleet, part by part. Writes no file except the requested WAV
+files.
+"""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,18 +14,26 @@ from fleet.lab.pocket.judge.report import JudgeReport
 from fleet.lab.report.machine import describe_machine
 
 _JUDGES: Mapping[Part, Callable[[JudgeReport, JudgeClient, JudgeOptions], JudgeReport]] = {
-    "speed": speed.judge, "typed": typed.judge, "speech_out": speech_out.judge, "speech_in": speech_in.judge,
-}  # fmt: skip
-"""Parts in their order, speed first: processes that the other parts leave running on this machine would slow it."""
+    "speed": speed.judge,
+    "typed": typed.judge,
+    "speech_out": speech_out.judge,
+    "speech_in": speech_in.judge,
+}
+"""Parts in their order, speed first: processes that the other parts leave running on this machine
+would slow it.
+"""
 
 
 def run(url: str, options: JudgeOptions | None = None) -> JudgeReport:
     """Evaluate the fleet at `url`.
 
-    Raises: ApiError if it cannot be reached or fails a request; ConfigError if espeak-ng or pocketsphinx is missing.
+    Raises: ApiError if it cannot be reached or fails a request; ConfigError if espeak-ng or
+    pocketsphinx is missing.
     """
     chosen = options or JudgeOptions()
-    client = JudgeClient(url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed)
+    client = JudgeClient(
+        url, api_key=chosen.api_key, own_sampling=chosen.own_sampling, seed=chosen.seed
+    )
     report = JudgeReport(
         began=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         url=client.url,

@@ -6,13 +6,19 @@ from rich.table import Table
 from fleet.lab.pocket.judge.report import Figure, JudgeReport
 from fleet.lab.report.tables import NONE, table_of, target_cells
 
-_TITLES = {"typed": "typed questions", "speech_out": "speech out", "speech_in": "speech in", "speed": "speed"}
+_TITLES = {
+    "typed": "typed questions",
+    "speech_out": "speech out",
+    "speech_in": "speech in",
+    "speed": "speed",
+}
 
 
 def show(report: JudgeReport, console: Console) -> None:
     machine = report.machine
     console.print(
-        f"{report.model} at {report.url}, {report.sampling}; {machine.processor}, {machine.cores} cores, "
+        f"{report.model} at {report.url}, {report.sampling}; {machine.processor}, "
+        f"{machine.cores} cores, "
         f"load {machine.load_1min} before",
         highlight=False,
         soft_wrap=True,
@@ -20,7 +26,11 @@ def show(report: JudgeReport, console: Console) -> None:
     console.print(_table(report))
     missed = len(report.missed)
     targets = sum(figure.target is not None for figure in report.figures)
-    console.print(f"{targets - missed} of {targets} targets met", style="red" if missed else "green", highlight=False)
+    console.print(
+        f"{targets - missed} of {targets} targets met",
+        style="red" if missed else "green",
+        highlight=False,
+    )
 
 
 def _table(report: JudgeReport) -> Table:
@@ -28,7 +38,9 @@ def _table(report: JudgeReport) -> Table:
     parts = list(dict.fromkeys(figure.part for figure in report.figures))
     for part in parts:
         took_s = report.took_s.get(part)
-        table.add_row(f"[bold]{_TITLES[part]}[/]" + (f" [dim]{took_s:.0f} s[/]" if took_s is not None else ""))
+        table.add_row(
+            f"[bold]{_TITLES[part]}[/]" + (f" [dim]{took_s:.0f} s[/]" if took_s is not None else "")
+        )
         for figure in report.figures:
             if figure.part == part:
                 table.add_row(*_cells(figure))
@@ -39,7 +51,9 @@ def _table(report: JudgeReport) -> Table:
 def _cells(figure: Figure) -> tuple[str, str, str, str, str]:
     if figure.target is None:
         return f"  [dim]{figure.name}[/]", _number(figure), f"{figure.count}", "", ""
-    target, verdict = target_cells(figure.target, _unit(figure), at_most=figure.at_most, met=figure.met)
+    target, verdict = target_cells(
+        figure.target, _unit(figure), at_most=figure.at_most, met=figure.met
+    )
     return figure.name, _number(figure), f"{figure.count}", target, verdict
 
 

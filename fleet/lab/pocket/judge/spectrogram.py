@@ -41,7 +41,12 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
             levels = levels_db(panel.samples)
             length_s = levels.shape[1] * HOP_SAMPLES / SAMPLE_RATE_HZ
             extent = (0, length_s, 0, TOP_HZ / 1000)
-            style = {"cmap": colormaps["magma"].resampled(NUM_COLOURS), "vmin": -DEPTH_DB, "vmax": 0, "interpolation": "nearest"}
+            style = {
+                "cmap": colormaps["magma"].resampled(NUM_COLOURS),
+                "vmin": -DEPTH_DB,
+                "vmax": 0,
+                "interpolation": "nearest",
+            }
             place.imshow(levels, origin="lower", aspect="auto", extent=extent, **style)
             place.set_title(panel.title, fontsize=9)
             place.set(xlim=(0, longest_s), ylabel="kHz")
@@ -49,7 +54,8 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
 
 
 def levels_db(samples: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return [frequencies up to `TOP_HZ`, hops] in dB below the loudest level, clipped at `-DEPTH_DB`; lowest frequency first.
+    """Return [frequencies up to `TOP_HZ`, hops] in dB below the loudest level, clipped at
+    `-DEPTH_DB`; lowest frequency first.
 
     Silence is `-DEPTH_DB` everywhere.
     """

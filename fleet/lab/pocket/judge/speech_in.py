@@ -1,6 +1,7 @@
 """Evaluation of spoken questions: the share of right answers, and the WER of transcripts.
 
-The questions are the teacher's speech: clean in voices of training, and with noise in voices that training does not use.
+The questions are the teacher's speech: clean in voices of training, and with noise in voices that
+training does not use.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +33,9 @@ NOISE: Final = "pink"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Condition:
-    """Voices and noise of the questions. Units: `noise_db` is the signal-to-noise ratio; None is no noise."""
+    """Voices and noise of the questions. Units: `noise_db` is the signal-to-noise ratio; None is no
+    noise.
+    """
 
     name: str
     draw: Callable[[Random], Voice]
@@ -43,7 +46,13 @@ class Condition:
 
 CONDITIONS: Final = (
     Condition(name="clean", draw=known_voice, noise_db=None, target=90, wer_target=10),
-    Condition(name="unseen voices, 15 dB noise", draw=unseen_voice, noise_db=15, target=85, wer_target=None),
+    Condition(
+        name="unseen voices, 15 dB noise",
+        draw=unseen_voice,
+        noise_db=15,
+        target=85,
+        wer_target=None,
+    ),
 )
 
 
@@ -55,17 +64,29 @@ def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> Ju
 
 
 def _in_condition(
-    report: JudgeReport, client: JudgeClient, options: JudgeOptions, condition: Condition, dialogues: Sequence[Dialogue]
+    report: JudgeReport,
+    client: JudgeClient,
+    options: JudgeOptions,
+    condition: Condition,
+    dialogues: Sequence[Dialogue],
 ) -> JudgeReport:
     clips = _clips(dialogues, condition, options.seed)
-    questions = [ask.spoken(dialogue, user_clips) for dialogue, user_clips in zip(dialogues, clips, strict=True)]
+    questions = [
+        ask.spoken(dialogue, user_clips)
+        for dialogue, user_clips in zip(dialogues, clips, strict=True)
+    ]
     questions += [ask.transcribe(user_clips[-1]) for user_clips in clips]
     with progress_bar(COMMAND, f"spoken questions, {condition.name}", len(questions)) as advance:
         texts = [reply.text for reply in client.ask_all(questions, options.concurrency, advance)]
     answers, transcripts = texts[: len(dialogues)], texts[len(dialogues) :]
-    answered = [JudgedAnswer.of(dialogue, condition.name, text) for dialogue, text in zip(dialogues, answers, strict=True)]
+    answered = [
+        JudgedAnswer.of(dialogue, condition.name, text)
+        for dialogue, text in zip(dialogues, answers, strict=True)
+    ]
     transcribed = [
-        Transcribed(said=condition.name, text=dialogue.turns[-2].text, transcript=spoken(transcript))
+        Transcribed(
+            said=condition.name, text=dialogue.turns[-2].text, transcript=spoken(transcript)
+        )
         for dialogue, transcript in zip(dialogues, transcripts, strict=True)
     ]
     return report.adding(
@@ -75,22 +96,36 @@ def _in_condition(
     )
 
 
-def _figures(condition: Condition, answered: Sequence[JudgedAnswer], transcribed: Sequence[Transcribed]) -> tuple[Figure, ...]:
+def _figures(
+    condition: Condition, answered: Sequence[JudgedAnswer], transcribed: Sequence[Transcribed]
+) -> tuple[Figure, ...]:
     right = share([each.right for each in answered])
-    wer = 100 * float(jiwer.wer([each.text for each in transcribed], [each.transcript for each in transcribed]))
+    wer = 100 * float(
+        jiwer.wer([each.text for each in transcribed], [each.transcript for each in transcribed])
+    )
     return (
         Figure(
-            part="speech_in", name=f"right answers, {condition.name}", value=right, count=len(answered), target=condition.target
+            part="speech_in",
+            name=f"right answers, {condition.name}",
+            value=right,
+            count=len(answered),
+            target=condition.target,
         ),
         Figure(
-            part="speech_in", name=f"WER of transcripts, {condition.name}", value=wer, count=len(transcribed),
-            target=condition.wer_target, at_most=True,
+            part="speech_in",
+            name=f"WER of transcripts, {condition.name}",
+            value=wer,
+            count=len(transcribed),
+            target=condition.wer_target,
+            at_most=True,
         ),
-    )  # fmt: skip
+    )
 
 
 def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> list[list[bytes]]:
-    """Return the user's turns of each dialogue as WAV files, all turns of a dialogue in one voice."""
+    """Return the user's turns of each dialogue as WAV files, all turns of a dialogue in one
+    voice.
+    """
     rng = Random(f"judge {condition.name} {seed}")
     voices = [condition.draw(rng) for _ in dialogues]
     lines = [
@@ -101,7 +136,9 @@ def _clips(dialogues: Sequence[Dialogue], condition: Condition, seed: int) -> li
     ]
     noise = np.random.default_rng(seed)
     files = iter([_file(speech, condition, noise) for speech in speak_all(lines)])
-    return [[next(files) for turn in dialogue.turns if turn.role == "user"] for dialogue in dialogues]
+    return [
+        [next(files) for turn in dialogue.turns if turn.role == "user"] for dialogue in dialogues
+    ]
 
 
 def _file(speech: SynthesizedSpeech, condition: Condition, rng: np.random.Generator) -> bytes:

@@ -1,7 +1,8 @@
-"""Evaluation of spoken answers: WER, missing ends, and length and pitch against the teacher's speech.
+"""Evaluation of spoken answers: WER, missing ends, and length and pitch against the teacher's
+speech.
 
-Transcripts are compared with the answer's own text, by pronunciation: a wrong answer, or another spelling of the same
-pronunciation, is no error of the speech.
+Transcripts are compared with the answer's own text, by pronunciation: a wrong answer, or another
+spelling of the same pronunciation, is no error of the speech.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,23 +39,36 @@ def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> Ju
     dialogues = distinct(options.speech_out, options.seed)
     voices = [voice for voice, _ in zip(cycle(sorted(VOICES)), dialogues, strict=False)]
     with progress_bar(COMMAND, "spoken answers", len(dialogues)) as advance:
-        questions = [typed(dialogue, voice) for dialogue, voice in zip(dialogues, voices, strict=True)]
+        questions = [
+            typed(dialogue, voice) for dialogue, voice in zip(dialogues, voices, strict=True)
+        ]
         replies = client.ask_all(questions, options.concurrency, advance)
     if options.sounds is not None:
         _save(options.sounds, voices, replies)
     figures, judged, errors = listen_to(dialogues, voices, replies, options)
     lacking = tuple(word for word in known_words() if word in MISSING or unsayable([word]))
-    return report.adding(figures, speech_out=judged, pitch_errors=errors, lacking=lacking, alike=alike())
+    return report.adding(
+        figures, speech_out=judged, pitch_errors=errors, lacking=lacking, alike=alike()
+    )
 
 
 def listen_to(
-    dialogues: Sequence[Dialogue], voices: Sequence[str], replies: Sequence[ChatReply], options: JudgeOptions
+    dialogues: Sequence[Dialogue],
+    voices: Sequence[str],
+    replies: Sequence[ChatReply],
+    options: JudgeOptions,
 ) -> SpeechOutResult:
     texts = [spoken(reply.text) for reply in replies]
     indices = [index for index, text in enumerate(texts) if text]
     teachers = speak_all([(texts[index], VOICES[voices[index]]) for index in indices])
     answers = [
-        SpokenReply(text=texts[index], voice=voices[index], samples=replies[index].samples, teacher=teacher, floor=options.floor)
+        SpokenReply(
+            text=texts[index],
+            voice=voices[index],
+            samples=replies[index].samples,
+            teacher=teacher,
+            floor=options.floor,
+        )
         for index, teacher in zip(indices, teachers, strict=True)
     ]
     with progress_bar(COMMAND, "listening", len(answers)) as advance:
@@ -67,7 +81,9 @@ def listen_to(
     return _figures(judged, measures, len(dialogues), failed), tuple(judged), _histogram(measures)
 
 
-def _judged(dialogue: Dialogue, voice: str, text: str, reply: ChatReply, measures: SpeechMeasures) -> JudgedSpeech:
+def _judged(
+    dialogue: Dialogue, voice: str, text: str, reply: ChatReply, measures: SpeechMeasures
+) -> JudgedSpeech:
     length_s = len(reply.samples) / SAMPLE_RATE_HZ
     bound_s = min(MAX_ANSWER_S, ENDLESS_RATIO * measures.teacher_length_s + ENDLESS_S)
     return JudgedSpeech(
@@ -85,17 +101,28 @@ def _judged(dialogue: Dialogue, voice: str, text: str, reply: ChatReply, measure
     )
 
 
-def _figures(judged: Sequence[JudgedSpeech], measures: Sequence[SpeechMeasures], count: int, failed: int) -> tuple[Figure, ...]:
+def _figures(
+    judged: Sequence[JudgedSpeech], measures: Sequence[SpeechMeasures], count: int, failed: int
+) -> tuple[Figure, ...]:
     errors = _joined([each.pitch_errors for each in measures])
     carried = _joined([each.carried_errors for each in measures])
     return (
         *_wer_figures(judged),
-        _figure("answers without end or sound", float(failed), count, unit="", target=0, at_most=True),
+        _figure(
+            "answers without end or sound", float(failed), count, unit="", target=0, at_most=True
+        ),
         *_length_figures([each for each in judged if each.length_s > 0]),
-        _figure("pitch within a semitone of the teacher's, of voiced hops", _percent(within(errors)), len(errors), target=90),
+        _figure(
+            "pitch within a semitone of the teacher's, of voiced hops",
+            _percent(within(errors)),
+            len(errors),
+            target=90,
+        ),
         _figure("pitch error, median", _median(np.abs(errors)), len(errors), unit="semitones"),
         *(_pitch_of(voice, judged, measures) for voice in sorted(VOICES)),
-        _figure("pitch within a semitone, of perfect codes", _percent(within(carried)), len(carried)),
+        _figure(
+            "pitch within a semitone, of perfect codes", _percent(within(carried)), len(carried)
+        ),
     )
 
 
@@ -105,15 +132,27 @@ def _wer_figures(judged: Sequence[JudgedSpeech]) -> list[Figure]:
         name = f"WER, {kind}"
         figures.append(_wer(name, judged, kind, lambda each: each.heard, target))
         figures += [
-            _wer(f"{name}, {voice}", [each for each in judged if each.voice == voice], kind, lambda each: each.heard)
+            _wer(
+                f"{name}, {voice}",
+                [each for each in judged if each.voice == voice],
+                kind,
+                lambda each: each.heard,
+            )
             for voice in sorted(VOICES)
         ]
-        figures.append(_wer(f"{name}, the teacher's own speech", judged, kind, lambda each: each.teacher_heard))
+        figures.append(
+            _wer(f"{name}, the teacher's own speech", judged, kind, lambda each: each.teacher_heard)
+        )
     of_tables = [each for each in judged if can_produce(each.text)]
     return [
         *figures,
         _wer("WER, bigram, what the grammar can say", of_tables, "bigram", lambda each: each.heard),
-        _wer("WER, bigram, the same by the teacher", of_tables, "bigram", lambda each: each.teacher_heard),
+        _wer(
+            "WER, bigram, the same by the teacher",
+            of_tables,
+            "bigram",
+            lambda each: each.teacher_heard,
+        ),
     ]
 
 
@@ -124,8 +163,16 @@ def _wer(
     words: Callable[[JudgedSpeech], dict[str, str]],
     target: float | None = None,
 ) -> Figure:
-    pairs = [(by_pronunciation(each.text), by_pronunciation(words(each)[kind])) for each in judged if kind in words(each)]
-    value = 100 * float(jiwer.wer([text for text, _ in pairs], [transcript for _, transcript in pairs])) if pairs else None
+    pairs = [
+        (by_pronunciation(each.text), by_pronunciation(words(each)[kind]))
+        for each in judged
+        if kind in words(each)
+    ]
+    value = (
+        100 * float(jiwer.wer([text for text, _ in pairs], [transcript for _, transcript in pairs]))
+        if pairs
+        else None
+    )
     return _figure(name, value, len(pairs), target=target, at_most=True)
 
 
@@ -134,15 +181,32 @@ def _length_figures(judged: Sequence[JudgedSpeech]) -> list[Figure]:
     near = share([bool(each <= LENGTH_TOLERANCE) for each in off])
     return [
         _figure(
-            "length off the teacher's, median", _percent(_median(off)), len(off), target=100 * LENGTH_TOLERANCE, at_most=True
+            "length off the teacher's, median",
+            _percent(_median(off)),
+            len(off),
+            target=100 * LENGTH_TOLERANCE,
+            at_most=True,
         ),
         _figure("length within 15 % of the teacher's, of answers", near, len(off)),
-        _figure("silence before the speech, median", _median(np.array([each.lead_s for each in judged])), len(off), unit="s"),
+        _figure(
+            "silence before the speech, median",
+            _median(np.array([each.lead_s for each in judged])),
+            len(off),
+            unit="s",
+        ),
     ]
 
 
-def _pitch_of(voice: str, judged: Sequence[JudgedSpeech], measures: Sequence[SpeechMeasures]) -> Figure:
-    errors = _joined([each.pitch_errors for answer, each in zip(judged, measures, strict=True) if answer.voice == voice])
+def _pitch_of(
+    voice: str, judged: Sequence[JudgedSpeech], measures: Sequence[SpeechMeasures]
+) -> Figure:
+    errors = _joined(
+        [
+            each.pitch_errors
+            for answer, each in zip(judged, measures, strict=True)
+            if answer.voice == voice
+        ]
+    )
     return _figure(f"pitch within a semitone, {voice}", _percent(within(errors)), len(errors))
 
 
@@ -157,13 +221,32 @@ def _save(folder: Path, voices: Sequence[str], replies: Sequence[ChatReply]) -> 
     folder.mkdir(parents=True, exist_ok=True)
     for index, (voice, reply) in enumerate(zip(voices, replies, strict=True)):
         name = "-".join(spoken(reply.text).split()[:8]) or "nothing"
-        soundfile.write(folder / f"{index:04d}-{voice}-{name}.wav", reply.samples, SAMPLE_RATE_HZ, subtype="PCM_16")
+        soundfile.write(
+            folder / f"{index:04d}-{voice}-{name}.wav",
+            reply.samples,
+            SAMPLE_RATE_HZ,
+            subtype="PCM_16",
+        )
 
 
 def _figure(
-    name: str, value: float | None, count: int, *, unit: str = "%", target: float | None = None, at_most: bool = False
+    name: str,
+    value: float | None,
+    count: int,
+    *,
+    unit: str = "%",
+    target: float | None = None,
+    at_most: bool = False,
 ) -> Figure:
-    return Figure(part="speech_out", name=name, value=value, unit=unit, count=count, target=target, at_most=at_most)
+    return Figure(
+        part="speech_out",
+        name=name,
+        value=value,
+        unit=unit,
+        count=count,
+        target=target,
+        at_most=at_most,
+    )
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,6 +1,8 @@
-"""Evaluation of speed on this machine: one listener alone, then four concurrent ones that play audio as it arrives.
+"""Evaluation of speed on this machine: one listener alone, then four concurrent ones that play
+audio as it arrives.
 
-Requests and timing are those of `fleet bench`. The figures mean little while other processes use the machine.
+Requests and timing are those of `fleet bench`. The figures mean little while other processes use
+the machine.
 """
 
 from collections.abc import Sequence
@@ -20,11 +22,17 @@ LISTENERS, WARM_UP = 4, 3
 def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
     dialogues = distinct(options.speed, options.seed, lambda dialogue: len(dialogue.turns) == 2)
     bodies = [
-        client.streamed_body(typed(dialogue, voice)) for dialogue, voice in zip(dialogues, cycle(sorted(VOICES)), strict=False)
+        client.streamed_body(typed(dialogue, voice))
+        for dialogue, voice in zip(dialogues, cycle(sorted(VOICES)), strict=False)
     ]
     _phase(client, "warm-up", list(islice(cycle(bodies), WARM_UP)), 1)
     alone = _phase(client, "one listener", bodies, 1)
-    together = _phase(client, f"{LISTENERS} listeners", list(islice(cycle(bodies), LISTENERS * len(bodies))), LISTENERS)
+    together = _phase(
+        client,
+        f"{LISTENERS} listeners",
+        list(islice(cycle(bodies), LISTENERS * len(bodies))),
+        LISTENERS,
+    )
     return report.adding([*_alone(alone), *_together(together)])
 
 
@@ -37,9 +45,15 @@ def _alone(phase: LoadPhase) -> list[Figure]:
     rtf, first = phase.summary("rtf"), phase.summary("first_audio_s")
     count = len(phase.metrics)
     return [
-        _figure("RTF of one stream, median", rtf.p50 if rtf else None, count, unit="s/s", target=0.5),
-        _figure("first audio, median", 1e3 * first.p50 if first else None, count, unit="ms", target=400),
-        _figure("first audio, 95th percentile", 1e3 * first.p95 if first else None, count, unit="ms"),
+        _figure(
+            "RTF of one stream, median", rtf.p50 if rtf else None, count, unit="s/s", target=0.5
+        ),
+        _figure(
+            "first audio, median", 1e3 * first.p50 if first else None, count, unit="ms", target=400
+        ),
+        _figure(
+            "first audio, 95th percentile", 1e3 * first.p95 if first else None, count, unit="ms"
+        ),
     ]
 
 
@@ -47,11 +61,26 @@ def _together(phase: LoadPhase) -> list[Figure]:
     count, first = len(phase.metrics), phase.summary("first_audio_s")
     underruns = sum((each.stalled_s or 0) > 0 or not each.audio_s for each in phase.metrics)
     return [
-        _figure(f"answers that ran dry, {LISTENERS} streams at once", float(underruns), count, unit="", target=0),
+        _figure(
+            f"answers that ran dry, {LISTENERS} streams at once",
+            float(underruns),
+            count,
+            unit="",
+            target=0,
+        ),
         _figure(f"audio made, {LISTENERS} streams at once", phase.throughput, count, unit="s/s"),
-        _figure(f"first audio, {LISTENERS} streams at once, median", 1e3 * first.p50 if first else None, count, unit="ms"),
+        _figure(
+            f"first audio, {LISTENERS} streams at once, median",
+            1e3 * first.p50 if first else None,
+            count,
+            unit="ms",
+        ),
     ]
 
 
-def _figure(name: str, value: float | None, count: int, *, unit: str, target: float | None = None) -> Figure:
-    return Figure(part="speed", name=name, value=value, unit=unit, count=count, target=target, at_most=True)
+def _figure(
+    name: str, value: float | None, count: int, *, unit: str, target: float | None = None
+) -> Figure:
+    return Figure(
+        part="speed", name=name, value=value, unit=unit, count=count, target=target, at_most=True
+    )

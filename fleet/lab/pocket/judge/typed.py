@@ -1,4 +1,6 @@
-"""Evaluation of typed questions: shares of right answers over all, by family, from memory, and outside the domain."""
+"""Evaluation of typed questions: shares of right answers over all, by family, from memory, and
+outside the domain.
+"""
 
 from collections.abc import Sequence
 
@@ -13,12 +15,27 @@ from fleet.lab.report.progress import progress_bar
 
 UNKNOWN, STRANGE = "unknown", "of no template"
 STRANGERS = (
-    "how do airplanes stay in the air", "what is the square root of two", "who painted the mona lisa", "write me a poem",
-    "can you book a flight to rome", "what is photosynthesis", "how much is a ticket to the museum", "did my brother call",
-    "which team is the best in the world", "translate good morning into french", "when did the war end", "is there life on mars",
-    "how deep is the ocean", "what should i wear to the party", "set an alarm for seven", "play some music please",
-    "why did you say that", "who invented the telephone", "how do i fix my car", "what is the fastest train",
-)  # fmt: skip
+    "how do airplanes stay in the air",
+    "what is the square root of two",
+    "who painted the mona lisa",
+    "write me a poem",
+    "can you book a flight to rome",
+    "what is photosynthesis",
+    "how much is a ticket to the museum",
+    "did my brother call",
+    "which team is the best in the world",
+    "translate good morning into french",
+    "when did the war end",
+    "is there life on mars",
+    "how deep is the ocean",
+    "what should i wear to the party",
+    "set an alarm for seven",
+    "play some music please",
+    "why did you say that",
+    "who invented the telephone",
+    "how do i fix my car",
+    "what is the fastest train",
+)
 """Questions with words and phrasings of no table."""
 
 
@@ -26,18 +43,31 @@ def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> Ju
     common = distinct(options.typed, options.seed)
     memory = _family(MEMORY, options.memory, options.seed)
     unknown = _family(UNKNOWN, options.unknown, options.seed)
-    strange = [Dialogue(turns=(ChatTurn(role="user", text=text), ChatTurn(role="assistant", text=DONT_KNOW)), family=STRANGE)
-               for text in STRANGERS]  # fmt: skip
+    strange = [
+        Dialogue(
+            turns=(ChatTurn(role="user", text=text), ChatTurn(role="assistant", text=DONT_KNOW)),
+            family=STRANGE,
+        )
+        for text in STRANGERS
+    ]
     dialogues = list(dict.fromkeys([*common, *memory, *unknown, *strange]))
     with progress_bar(COMMAND, "typed questions", len(dialogues)) as advance:
-        replies = client.ask_all([typed(dialogue) for dialogue in dialogues], options.concurrency, advance)
-    answered = {each: JudgedAnswer.of(each, "typed", reply.text) for each, reply in zip(dialogues, replies, strict=True)}
+        replies = client.ask_all(
+            [typed(dialogue) for dialogue in dialogues], options.concurrency, advance
+        )
+    answered = {
+        each: JudgedAnswer.of(each, "typed", reply.text)
+        for each, reply in zip(dialogues, replies, strict=True)
+    }
     figures = [
         _figure("right answers", [answered[each] for each in common], 95),
         _figure("from memory", [answered[each] for each in memory], 90),
         _figure("outside the domain, graceful", [answered[each] for each in unknown], 80),
         _figure("of no template at all, graceful", [answered[each] for each in strange], None),
-        *(_figure(name, [answered[each] for each in common if each.family == name], None) for name in families()),
+        *(
+            _figure(name, [answered[each] for each in common if each.family == name], None)
+            for name in families()
+        ),
     ]
     return report.adding(figures, typed=tuple(answered.values()))
 

@@ -1,7 +1,9 @@
-"""Pronunciations for the recogniser: its dictionary reduced to Pocket's words, and pronunciations of the teacher that it lacks.
+"""Pronunciations for the recogniser: its dictionary reduced to Pocket's words, and pronunciations
+of the teacher that it lacks.
 
 Words with the same pronunciation are treated as one word.
-Source: cmudict-en-us.dict of the pocketsphinx wheel, one `word phones` a line, `word(2) phones` for another pronunciation.
+Source: cmudict-en-us.dict of the pocketsphinx wheel, one `word phones` a line, `word(2) phones` for
+another pronunciation.
 """
 
 import re
@@ -18,42 +20,82 @@ from fleet.lab.pocket.corpus.salad import vocabulary
 MISSING: Final[Mapping[str, str]] = {"oink": "OY NG K"}
 """Words of the corpus that the dictionary lacks."""
 TEACHER_PRONUNCIATION: Final[Mapping[str, str]] = {
-    "athens": "AE TH IH N Z", "baa": "B AA", "beautiful": "B Y UW T IY F AH L", "beijing": "B EY JH IH NG",
-    "chicken": "CH IH K IH N", "chickens": "CH IH K IH N Z", "clara": "K L AA R AH", "dog": "D AA G",
-    "elephant": "EH L IH F AH N T", "everything": "EH V R IH TH IH NG", "favourite": "F EY V R IH T", "hear": "HH IH R",
-    "here": "HH IH R", "hexagon": "HH EH K S AE G AH N", "highest": "HH AY IH S T", "italian": "IH T AE L IY AH N",
-    "julia": "JH UW L IY AH", "lisbon": "L IH S B AH N", "meow": "M IH AW", "mexico": "M EH K S IH K OW",
-    "minute": "M IH N IH T", "minutes": "M IH N IH T S", "mountain": "M AW N T IH N", "octagon": "AA K T AE G AH N",
-    "office": "AA F IH S", "opposite": "AA P AH Z IH T", "oscar": "AA S K ER", "oslo": "AA S L OW", "ottawa": "AA T AH W AH",
-    "parrot": "P AE R AH T", "penguins": "P EH NG G W IH N Z", "pentagon": "P EH N T AE G AH N", "pocket": "P AA K IH T",
-    "poor": "P UH R", "radio": "R EY D IH OW", "really": "R IY AH L IY", "saturday": "S AE T ER D EY",
-    "stockholm": "S T AA K HH OW M", "thailand": "T AY L AH N D", "vietnam": "V IY AH T N AA M",
-}  # fmt: skip
-"""Another pronunciation of a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are not in the dictionary.
+    "athens": "AE TH IH N Z",
+    "baa": "B AA",
+    "beautiful": "B Y UW T IY F AH L",
+    "beijing": "B EY JH IH NG",
+    "chicken": "CH IH K IH N",
+    "chickens": "CH IH K IH N Z",
+    "clara": "K L AA R AH",
+    "dog": "D AA G",
+    "elephant": "EH L IH F AH N T",
+    "everything": "EH V R IH TH IH NG",
+    "favourite": "F EY V R IH T",
+    "hear": "HH IH R",
+    "here": "HH IH R",
+    "hexagon": "HH EH K S AE G AH N",
+    "highest": "HH AY IH S T",
+    "italian": "IH T AE L IY AH N",
+    "julia": "JH UW L IY AH",
+    "lisbon": "L IH S B AH N",
+    "meow": "M IH AW",
+    "mexico": "M EH K S IH K OW",
+    "minute": "M IH N IH T",
+    "minutes": "M IH N IH T S",
+    "mountain": "M AW N T IH N",
+    "octagon": "AA K T AE G AH N",
+    "office": "AA F IH S",
+    "opposite": "AA P AH Z IH T",
+    "oscar": "AA S K ER",
+    "oslo": "AA S L OW",
+    "ottawa": "AA T AH W AH",
+    "parrot": "P AE R AH T",
+    "penguins": "P EH NG G W IH N Z",
+    "pentagon": "P EH N T AE G AH N",
+    "pocket": "P AA K IH T",
+    "poor": "P UH R",
+    "radio": "R EY D IH OW",
+    "really": "R IY AH L IY",
+    "saturday": "S AE T ER D EY",
+    "stockholm": "S T AA K HH OW M",
+    "thailand": "T AY L AH N D",
+    "vietnam": "V IY AH T N AA M",
+}
+"""Another pronunciation of a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are not
+in the dictionary.
 
-43 of 776 words differ. Given both pronunciations, and lists of these words in both voices of the teacher, the recogniser chose
-this one in 133 of 172 cases; three words for which it never did (chicago, chocolate, real) are left out.
+43 of 776 words differ. Given both pronunciations, and lists of these words in both voices of the
+teacher, the recogniser chose this one in 133 of 172 cases; three words for which it never did
+(chicago, chocolate, real) are left out.
 """
 NUM_READ = 4000
-"""Held-out dialogues, and as many sentences, that are searched for words in no training sentence."""
+"""Held-out dialogues, and as many sentences, that are searched for words in no training
+sentence.
+"""
 _PRONUNCIATION = re.compile(r"\(\d+\)$")
 
 
 def model_folder() -> Path:
-    """Return the folder of pocketsphinx's US English model: `en-us` (acoustic model) and `cmudict-en-us.dict`.
+    """Return the folder of pocketsphinx's US English model: `en-us` (acoustic model) and
+    `cmudict-en-us.dict`.
 
     Raises: ConfigError if pocketsphinx is not installed.
     """
     spec = find_spec("pocketsphinx")
     if spec is None or spec.origin is None:
-        raise ConfigError("judging speech needs pocketsphinx; run `pip install 'fleet-serving[pocket]'`", param="pocket")
+        raise ConfigError(
+            "judging speech needs pocketsphinx; run `pip install 'fleet-serving[pocket]'`",
+            param="pocket",
+        )
     return Path(spec.origin).parent / "model" / "en-us"
 
 
 @cache
 def known_words() -> tuple[str, ...]:
     """Return every word of the corpus, of both splits."""
-    held_out = {turn.text for dialogue in dialogues("held_out", NUM_READ, 0) for turn in dialogue.turns}
+    held_out = {
+        turn.text for dialogue in dialogues("held_out", NUM_READ, 0) for turn in dialogue.turns
+    }
     held_out |= set(sentences("held_out", NUM_READ, 0))
     return tuple(sorted(set(vocabulary()) | {word for text in held_out for word in text.split()}))
 
@@ -70,7 +112,8 @@ def _dictionary() -> dict[str, tuple[str, ...]]:
 
 @cache
 def alike() -> tuple[tuple[str, ...], ...]:
-    """Return the groups of known words with the same first pronunciation in the dictionary, such as "c", "sea" and "see".
+    """Return the groups of known words with the same first pronunciation in the dictionary, such as
+    "c", "sea" and "see".
 
     Further pronunciations do not count: casual ones would make "are" and "or" one word.
     """
@@ -78,12 +121,18 @@ def alike() -> tuple[tuple[str, ...], ...]:
 
 
 def by_pronunciation(text: str) -> str:
-    """Replace each word by the first known one of the same pronunciation, so that texts of equal pronunciation are equal."""
+    """Replace each word by the first known one of the same pronunciation, so that texts of equal
+    pronunciation are equal.
+    """
     return " ".join(_first_alike(word) for word in text.split())
 
 
 def _first_alike(word: str) -> str:
-    return word if unsayable([word]) else _words_by_pronunciation().get(_pronunciations(word)[0], (word,))[0]
+    return (
+        word
+        if unsayable([word])
+        else _words_by_pronunciation().get(_pronunciations(word)[0], (word,))[0]
+    )
 
 
 @cache
@@ -109,7 +158,9 @@ def dictionary_text(words: Iterable[str]) -> str:
     wanted = sorted(set(words))
     if unknown := unsayable(wanted):
         raise ConfigError(
-            f"the recogniser has no pronunciation of {', '.join(unknown)}; add them to MISSING in judge/words.py", param="corpus"
+            f"the recogniser has no pronunciation of {', '.join(unknown)}; add them to MISSING "
+            "in judge/words.py",
+            param="corpus",
         )
     lines: list[str] = []
     for word in wanted:
@@ -119,6 +170,8 @@ def dictionary_text(words: Iterable[str]) -> str:
 
 
 def _pronunciations(word: str) -> tuple[str, ...]:
-    """Return the pronunciations of a word, the dictionary's first, because transcripts use the first one's name."""
+    """Return the pronunciations of a word, the dictionary's first, because transcripts use the
+    first one's name.
+    """
     known = _dictionary().get(word) or (MISSING[word],)
     return (*known, TEACHER_PRONUNCIATION[word]) if word in TEACHER_PRONUNCIATION else known

@@ -30,9 +30,10 @@ _MEDIAN_HOPS = 9
 class Track:
     """Features and pitch of an utterance, every 10 ms.
 
-    Shapes: features [S, 51] of float32, first 48 mel bands, then 3 aperiodicities; pitch_hz and is_voiced [S].
-    Units: bands in ln of power, not below LOUDNESS_FLOOR; aperiodicities in dB, 0 is all noise; pitch in Hz, interpolated
-    where unvoiced.
+    Shapes: features [S, 51] of float32, first 48 mel bands, then 3 aperiodicities; pitch_hz and
+    is_voiced [S].
+    Units: bands in ln of power, not below LOUDNESS_FLOOR; aperiodicities in dB, 0 is all noise;
+    pitch in Hz, interpolated where unvoiced.
     """
 
     features: NDArray[np.float32]
@@ -42,11 +43,15 @@ class Track:
 
 def silence(num_hops: int) -> NDArray[np.float32]:
     """Return features [num_hops, 51] of silence."""
-    return np.tile(np.array([LOUDNESS_FLOOR] * NUM_MELS + [0.0] * NUM_BANDS, np.float32), (num_hops, 1))
+    return np.tile(
+        np.array([LOUDNESS_FLOOR] * NUM_MELS + [0.0] * NUM_BANDS, np.float32), (num_hops, 1)
+    )
 
 
 def analyse(samples: NDArray[np.float32]) -> Track:
-    """Analyse mono speech at 24 kHz; the noise share is measured every 20 ms, which halves the time."""
+    """Analyse mono speech at 24 kHz; the noise share is measured every 20 ms, which halves the
+    time.
+    """
     world, wave = _world(), samples.astype(np.float64)
     pitch, times = _pitch(wave)
     power = world.cheaptrick(wave, pitch, times, SAMPLE_RATE_HZ, fft_size=FFT_SIZE)
@@ -65,8 +70,11 @@ def analyse(samples: NDArray[np.float32]) -> Track:
 def _pitch(wave: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the pitch in Hz, 0 where unvoiced, and the time of each hop. Shapes: [S]."""
     low, high = PITCH_RANGE_HZ
-    # `speed=2`: dio on every second sample is 3 times as fast; 0.2 % of hops differ by half a semitone.
-    return _world().dio(wave, SAMPLE_RATE_HZ, f0_floor=low, f0_ceil=high, frame_period=1e3 * HOP_S, speed=2)
+    # `speed=2`: dio on every second sample is 3 times as fast; 0.2 % of hops differ by half a
+    # semitone.
+    return _world().dio(
+        wave, SAMPLE_RATE_HZ, f0_floor=low, f0_ceil=high, frame_period=1e3 * HOP_S, speed=2
+    )
 
 
 def contour_hz(samples: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -76,13 +84,17 @@ def contour_hz(samples: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def contour(pitch_hz: NDArray[np.float64], is_voiced: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """Interpolate the pitch through unvoiced hops, and remove octave jumps of a few hops by a median filter."""
+    """Interpolate the pitch through unvoiced hops, and remove octave jumps of a few hops by a
+    median filter.
+    """
     if not is_voiced.any():
         return np.full(len(pitch_hz), PITCH_RANGE_HZ[0], np.float32)
     hops = np.arange(len(pitch_hz))
     interpolated = np.interp(hops, hops[is_voiced], pitch_hz[is_voiced])
     padded = np.pad(interpolated, _MEDIAN_HOPS // 2, mode="edge")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, _MEDIAN_HOPS), axis=1).astype(np.float32)
+    return np.median(np.lib.stride_tricks.sliding_window_view(padded, _MEDIAN_HOPS), axis=1).astype(
+        np.float32
+    )
 
 
 @cache
@@ -93,8 +105,13 @@ def mel_centres_hz() -> NDArray[np.float64]:
 
 @cache
 def mel_filters() -> NDArray[np.float64]:
-    """Return triangular filters [48, 513], each with sum 1; a band narrower than a bin is the nearest bin."""
-    bins, edges = np.linspace(0, SAMPLE_RATE_HZ / 2, FFT_SIZE // 2 + 1), mel_edges_hz(_MEL_RANGE_HZ, NUM_MELS)
+    """Return triangular filters [48, 513], each with sum 1; a band narrower than a bin is the
+    nearest bin.
+    """
+    bins, edges = (
+        np.linspace(0, SAMPLE_RATE_HZ / 2, FFT_SIZE // 2 + 1),
+        mel_edges_hz(_MEL_RANGE_HZ, NUM_MELS),
+    )
     filters = triangles(bins, edges)
     for band in np.flatnonzero(filters.sum(1) == 0):
         filters[band, np.abs(bins - edges[band + 1]).argmin()] = 1
@@ -102,7 +119,9 @@ def mel_filters() -> NDArray[np.float64]:
 
 
 def mel_edges_hz(range_hz: tuple[float, float], num_bands: int) -> NDArray[np.float64]:
-    """Return the lower edges, centres and upper edges of bands, evenly spaced in mels: [bands + 2]."""
+    """Return the lower edges, centres and upper edges of bands, evenly spaced in mels: [bands +
+    2].
+    """
     low, high = (2595 * np.log10(1 + hz / 700) for hz in range_hz)
     return 700 * (10 ** (np.linspace(low, high, num_bands + 2) / 2595) - 1)
 
@@ -110,7 +129,9 @@ def mel_edges_hz(range_hz: tuple[float, float], num_bands: int) -> NDArray[np.fl
 def triangles(bins_hz: NDArray[np.float64], edges_hz: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a triangle [bands, bins] for each band, with a height of 1 at its centre."""
     low, centre, high = edges_hz[:-2, None], edges_hz[1:-1, None], edges_hz[2:, None]
-    return np.maximum(0, np.minimum((bins_hz - low) / (centre - low), (high - bins_hz) / (high - centre)))
+    return np.maximum(
+        0, np.minimum((bins_hz - low) / (centre - low), (high - bins_hz) / (high - centre))
+    )
 
 
 @cache

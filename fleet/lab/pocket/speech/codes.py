@@ -1,7 +1,9 @@
-"""Eight codes per frame: seven from residual codebooks of its features, then its number of glottal cycles.
+"""Eight codes per frame: seven from residual codebooks of its features, then its number of glottal
+cycles.
 
-A frame's 8 x 51 features are projected onto 128 principal axes and quantised by k-means, each codebook quantising the residual
-of the one before. Nothing is trained by gradient, so the codes are fixed before any network is trained.
+A frame's 8 x 51 features are projected onto 128 principal axes and quantised by k-means, each
+codebook quantising the residual of the one before. Nothing is trained by gradient, so the codes are
+fixed before any network is trained.
 """
 
 import hashlib
@@ -23,13 +25,17 @@ from fleet.lab.pocket.speech.wordlock import HOPS_PER_FRAME
 NUM_AXES: Final = 128
 NUM_SOUND_GROUPS: Final = NUM_CODE_GROUPS - 1
 _NATS_PER_DB = 0.7 / 6
-"""Weight of aperiodicity against loudness: 1 dB of noise share counts as much as 0.12 nat of power."""
+"""Weight of aperiodicity against loudness: 1 dB of noise share counts as much as 0.12 nat of
+power.
+"""
 _ROUNDS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codebook:
-    """Residual codebooks of frames. Shapes: mean [408]; axes [408, 128] orthonormal; centroids [7, 512, 128]."""
+    """Residual codebooks of frames. Shapes: mean [408]; axes [408, 128] orthonormal; centroids [7,
+    512, 128].
+    """
 
     mean: Tensor
     axes: Tensor
@@ -37,7 +43,9 @@ class Codebook:
 
     @property
     def fingerprint(self) -> str:
-        return hashlib.sha256(self.mean.numpy().tobytes() + self.centroids.numpy().tobytes()).hexdigest()[:16]
+        return hashlib.sha256(
+            self.mean.numpy().tobytes() + self.centroids.numpy().tobytes()
+        ).hexdigest()[:16]
 
     def encode(self, features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDArray[np.int16]:
         """Return the codes [T, 8] of features [T, 8, 51] and cycles [T]."""
@@ -46,13 +54,20 @@ class Codebook:
         for centroids in self.centroids:
             codes.append(_nearest(residual, centroids))
             residual = residual - centroids[codes[-1]]
-        return np.concatenate([torch.stack(codes, 1).numpy().astype(np.int16), cycles[:, None]], axis=1)
+        return np.concatenate(
+            [torch.stack(codes, 1).numpy().astype(np.int16), cycles[:, None]], axis=1
+        )
 
     def decode(self, codes: NDArray[np.int16]) -> NDArray[np.float32]:
         """Return the features [T, 8, 51] of codes [T, 8]; the cycles are not used."""
         chosen = torch.from_numpy(codes[:, :NUM_SOUND_GROUPS].astype(np.int64))
-        projected = sum((self.centroids[group][chosen[:, group]] for group in range(NUM_SOUND_GROUPS)), torch.zeros(NUM_AXES))
-        features = (projected @ self.axes.T + self.mean).reshape(-1, HOPS_PER_FRAME, NUM_FEATURES).numpy()
+        projected = sum(
+            (self.centroids[group][chosen[:, group]] for group in range(NUM_SOUND_GROUPS)),
+            torch.zeros(NUM_AXES),
+        )
+        features = (
+            (projected @ self.axes.T + self.mean).reshape(-1, HOPS_PER_FRAME, NUM_FEATURES).numpy()
+        )
         features[..., NUM_MELS:] /= _NATS_PER_DB
         return features
 
@@ -64,18 +79,26 @@ class Codebook:
         return cls(**load_file(path))
 
 
-def fit(features: NDArray[np.float16], *, seed: int, codebook_size: int = CODEBOOK_SIZE) -> Codebook:
+def fit(
+    features: NDArray[np.float16], *, seed: int, codebook_size: int = CODEBOOK_SIZE
+) -> Codebook:
     """Compute the codebook of frames [N, 8, 51]."""
     vectors = _vectors(features)
     mean = vectors.mean(0)
     # Eigenvectors of the covariance, which is 408 x 408 for any number of frames.
-    axes = torch.linalg.eigh((vectors - mean).T @ (vectors - mean)).eigenvectors.flip(1)[:, :NUM_AXES].contiguous()
+    axes = (
+        torch.linalg.eigh((vectors - mean).T @ (vectors - mean))
+        .eigenvectors.flip(1)[:, :NUM_AXES]
+        .contiguous()
+    )
     generator = torch.Generator().manual_seed(seed)
     centroids = list(_residual_centroids((vectors - mean) @ axes, codebook_size, generator))
     return Codebook(mean=mean, axes=axes, centroids=torch.stack(centroids))
 
 
-def _residual_centroids(residual: Tensor, codebook_size: int, generator: torch.Generator) -> Iterator[Tensor]:
+def _residual_centroids(
+    residual: Tensor, codebook_size: int, generator: torch.Generator
+) -> Iterator[Tensor]:
     for _ in range(NUM_SOUND_GROUPS):
         centroids = _k_means(residual, codebook_size, generator)
         yield centroids
@@ -88,7 +111,9 @@ def _k_means(points: Tensor, count: int, generator: torch.Generator) -> Tensor:
     for _ in range(_ROUNDS):
         owner = _nearest(points, centroids)
         sizes = torch.bincount(owner, minlength=count)
-        centroids = torch.zeros_like(centroids).index_add_(0, owner, points) / sizes.clamp(min=1)[:, None]
+        centroids = (
+            torch.zeros_like(centroids).index_add_(0, owner, points) / sizes.clamp(min=1)[:, None]
+        )
         empty = (sizes == 0).nonzero()[:, 0]
         centroids[empty] = points[torch.randint(len(points), (len(empty),), generator=generator)]
     return centroids

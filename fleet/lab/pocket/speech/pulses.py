@@ -1,7 +1,10 @@
-"""Synthesis of the waveform of features and cycles: one grain per glottal cycle, evenly spaced in the frame, and fixed noise.
+"""Synthesis of the waveform of features and cycles: one grain per glottal cycle, evenly spaced in
+the frame, and fixed noise.
 
-It is deterministic, so the waveform is a function of the codes, and a decoder can be trained on it sample by sample.
-Source: minimum phase from the real cepstrum, and the mix of pulse and noise by aperiodicity, as in WORLD's synthesis.
+It is deterministic, so the waveform is a function of the codes, and a decoder can be trained on it
+sample by sample.
+Source: minimum phase from the real cepstrum, and the mix of pulse and noise by aperiodicity, as in
+WORLD's synthesis.
 """
 
 from functools import cache
@@ -10,7 +13,13 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.lab.pocket.speech.analysis import FFT_SIZE, HOP_SAMPLES, NUM_BANDS, NUM_MELS, mel_centres_hz
+from fleet.lab.pocket.speech.analysis import (
+    FFT_SIZE,
+    HOP_SAMPLES,
+    NUM_BANDS,
+    NUM_MELS,
+    mel_centres_hz,
+)
 from fleet.lab.pocket.speech.wordlock import HOPS_PER_FRAME
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 
@@ -35,7 +44,9 @@ def synthesise(features: NDArray[np.float16], cycles: NDArray[np.int16]) -> NDAr
 
 
 def pulse_samples(cycles: NDArray[np.int16]) -> list[int]:
-    """Return the first sample of each glottal cycle; the first cycle of a frame starts at the frame's first sample."""
+    """Return the first sample of each glottal cycle; the first cycle of a frame starts at the
+    frame's first sample.
+    """
     return [
         frame * SAMPLES_PER_FRAME + round(index * SAMPLES_PER_FRAME / count)
         for frame, count in enumerate(cycles.tolist())
@@ -50,9 +61,13 @@ def _between(grains: Grains, hop: float) -> NDArray[np.float64]:
 
 
 def _grains(features: NDArray[np.float64]) -> tuple[Grains, Grains]:
-    """Return each hop's responses [S, 1024] to a pulse and to noise, mixed by the share of noise in every bin."""
+    """Return each hop's responses [S, 1024] to a pulse and to noise, mixed by the share of noise in
+    every bin.
+    """
     log_power = features[:, :NUM_MELS] @ _from_mels()
-    knots_db = np.concatenate([np.full((len(features), 1), _DEEPEST_DB), np.minimum(features[:, NUM_MELS:], 0)], axis=1)
+    knots_db = np.concatenate(
+        [np.full((len(features), 1), _DEEPEST_DB), np.minimum(features[:, NUM_MELS:], 0)], axis=1
+    )
     share = 10 ** (knots_db @ _from_bands() / 20)
     cepstrum = np.fft.irfft(log_power / 2, FFT_SIZE)
     cepstrum[:, 1 : FFT_SIZE // 2] *= 2
@@ -72,7 +87,9 @@ def _from_mels() -> NDArray[np.float64]:
 
 @cache
 def _from_bands() -> NDArray[np.float64]:
-    """Return the interpolation [4, 513] in dB from no noise at 0 Hz through the bands to all noise at 12 kHz, as in WORLD."""
+    """Return the interpolation [4, 513] in dB from no noise at 0 Hz through the bands to all noise
+    at 12 kHz, as in WORLD.
+    """
     bins = np.linspace(0, SAMPLE_RATE_HZ / 2, _NUM_BINS)
     knots = np.linspace(0, SAMPLE_RATE_HZ / 2, NUM_BANDS + 2)
     return np.stack([np.interp(bins, knots, row) for row in np.eye(NUM_BANDS + 2)[:-1]])

@@ -1,4 +1,5 @@
-"""The speech data set on disk: shards of sentences spoken by the teacher, as features on the frame grid, and later as codes.
+"""The speech data set on disk: shards of sentences spoken by the teacher, as features on the frame
+grid, and later as codes.
 
 Files: `train-0000.features.npz`, `train-0000.codes.npz`.
 """
@@ -25,7 +26,9 @@ SENTENCES_PER_SHARD: Final = 300
 FEATURES, CODES = "features.npz", "codes.npz"
 CODEBOOK: Final = "codebook.safetensors"
 FIT_SHARDS: Final = 6
-"""Number of shards that the codebook is fitted on: about 50,000 frames, both voices in equal parts."""
+"""Number of shards that the codebook is fitted on: about 50,000 frames, both voices in equal
+parts.
+"""
 _FRAME_ARRAYS = ("features", "pitch_hz", "cycles", "pointer")
 
 
@@ -33,8 +36,8 @@ _FRAME_ARRAYS = ("features", "pitch_hz", "cycles", "pointer")
 class Utterance:
     """A spoken text in codes, without the silent lead.
 
-    Shapes: codes [T, 8] of int16; pointer [T] of int16, the index in `encode(text)` of the symbol spoken in each frame,
-    -1 before the first word.
+    Shapes: codes [T, 8] of int16; pointer [T] of int16, the index in `encode(text)` of the symbol
+    spoken in each frame, -1 before the first word.
     """
 
     text: str
@@ -70,8 +73,17 @@ def load_spoken(folder: Path, split: Split, max_shards: int | None = None) -> li
     ]
 
 
-def build(folder: Path, split: Split, num_shards: int, *, size: int = SENTENCES_PER_SHARD, workers: int = 1) -> None:
-    """Build the missing shards among the first `num_shards`, each of `size` sentences with alternating voices."""
+def build(
+    folder: Path,
+    split: Split,
+    num_shards: int,
+    *,
+    size: int = SENTENCES_PER_SHARD,
+    workers: int = 1,
+) -> None:
+    """Build the missing shards among the first `num_shards`, each of `size` sentences with
+    alternating voices.
+    """
     files = [_path(folder, split, shard, FEATURES) for shard in range(num_shards)]
     build_missing(f"speech {split}", partial(_make_shard, folder, split, size), files, workers)
 
@@ -96,20 +108,29 @@ def _make_shard(folder: Path, split: Split, size: int, shard: int) -> None:
     texts = list(sentences(split, size, seed=shard))
     spoken_by = [names[(shard + index) % len(names)] for index in range(len(texts))]
     teacher = Teacher()
-    frames = [speak(teacher, text, VOICES[name]) for text, name in zip(texts, spoken_by, strict=True)]
+    frames = [
+        speak(teacher, text, VOICES[name]) for text, name in zip(texts, spoken_by, strict=True)
+    ]
     arrays: dict[str, NDArray[Any]] = {
         "texts": np.array(texts),
         "voices": np.array(spoken_by),
         "lengths": np.array([len(each.cycles) for each in frames], np.int32),
     }
-    arrays |= {name: np.concatenate([getattr(each, name) for each in frames]) for name in _FRAME_ARRAYS}
+    arrays |= {
+        name: np.concatenate([getattr(each, name) for each in frames]) for name in _FRAME_ARRAYS
+    }
     _write(_path(folder, split, shard, FEATURES), arrays)
 
 
 def speak(teacher: Teacher, text: str, voice: Voice) -> SentenceFrames:
     """Synthesize a sentence and return it on the frame grid."""
     speech = teacher.speak(text, voice)
-    return lock(analyse(speech.samples), text, speech.word_starts_s, speech_end_s(speech.samples, SAMPLE_RATE_HZ))
+    return lock(
+        analyse(speech.samples),
+        text,
+        speech.word_starts_s,
+        speech_end_s(speech.samples, SAMPLE_RATE_HZ),
+    )
 
 
 def _read(path: Path, names: tuple[str, ...]) -> Iterator[tuple[str, str, dict[str, NDArray[Any]]]]:
@@ -142,7 +163,8 @@ def _files(folder: Path, split: Split, kind: str) -> list[Path]:
 
 
 def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
-    """Return the stored codebook, or fit it on the first training shards; refitting would invalidate all existing codes.
+    """Return the stored codebook, or fit it on the first training shards; refitting would
+    invalidate all existing codes.
 
     Raises: ConfigError if there are fewer shards.
     """
@@ -151,7 +173,10 @@ def fit_codebook(folder: Path, num_shards: int, seed: int = SEED) -> Codebook:
         return Codebook.load(path)
     shards = _files(folder, "train", FEATURES)[:num_shards]
     if len(shards) < num_shards:
-        raise ConfigError(f"{folder} has {len(shards)} of {num_shards} shards to fit on; build more first", param="num_shards")
+        raise ConfigError(
+            f"{folder} has {len(shards)} of {num_shards} shards to fit on; build more first",
+            param="num_shards",
+        )
     book = fit(np.concatenate([np.load(shard)["features"] for shard in shards]), seed=seed)
     book.save(path)
     return book

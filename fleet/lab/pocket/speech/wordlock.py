@@ -1,6 +1,8 @@
-"""Words on the frame grid: every word lasts a whole number of 80 ms frames, so that its codes are the same in any sentence.
+"""Words on the frame grid: every word lasts a whole number of 80 ms frames, so that its codes are
+the same in any sentence.
 
-One frame of silence is before the words and two are after them. Time is stretched, pitch is not changed.
+One frame of silence is before the words and two are after them. Time is stretched, pitch is not
+changed.
 """
 
 from collections.abc import Sequence
@@ -24,8 +26,8 @@ _RELEASE_S = 0.02
 class SentenceFrames:
     """A sentence on the grid of T frames.
 
-    Shapes: features [T, 8, 51]; pitch_hz [T, 8], 0 where unvoiced; cycles [T] glottal cycles, 0 in silence; pointer [T], the
-    index of the symbol that is spoken, -1 before the first word.
+    Shapes: features [T, 8, 51]; pitch_hz [T, 8], 0 where unvoiced; cycles [T] glottal cycles, 0 in
+    silence; pointer [T], the index of the symbol that is spoken, -1 before the first word.
     Invariants: the first frame is silence, the same in every sentence; pointer never decreases.
     """
 
@@ -52,7 +54,10 @@ def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) 
     source = np.interp(hops / HOPS_PER_FRAME, [*edges, num_frames], [*starts_s, tail_s]) / HOP_S
     is_spoken = (hops >= edges[0] * HOPS_PER_FRAME) & (hops < edges[-1] * HOPS_PER_FRAME)
     pitch = np.interp(source, np.arange(len(track.pitch_hz)), track.pitch_hz)
-    is_voiced = is_spoken & track.is_voiced[np.minimum(np.round(source).astype(int), len(track.is_voiced) - 1)]
+    is_voiced = (
+        is_spoken
+        & track.is_voiced[np.minimum(np.round(source).astype(int), len(track.is_voiced) - 1)]
+    )
     return SentenceFrames(
         features=_features(track, source, hops >= edges[0] * HOPS_PER_FRAME).astype(np.float16),
         pitch_hz=np.where(is_voiced, pitch, 0).reshape(-1, HOPS_PER_FRAME).astype(np.float16),
@@ -61,18 +66,26 @@ def lock(track: Track, text: str, word_starts_s: Sequence[float], end_s: float) 
     )
 
 
-def _features(track: Track, source: NDArray[np.float64], is_sound: NDArray[np.bool_]) -> NDArray[np.float32]:
+def _features(
+    track: Track, source: NDArray[np.float64], is_sound: NDArray[np.bool_]
+) -> NDArray[np.float32]:
     """Return features [T, 8, 51] interpolated at each source position; silence after the end."""
     known = np.concatenate([track.features, silence(1)])
     before = np.minimum(source.astype(int), len(known) - 1)
     after = np.minimum(before + 1, len(known) - 1)
     part = (source - source.astype(int))[:, None].astype(np.float32)
     stretched = known[before] * (1 - part) + known[after] * part
-    return np.where(is_sound[:, None], stretched, silence(1)).reshape(-1, HOPS_PER_FRAME, known.shape[1])
+    return np.where(is_sound[:, None], stretched, silence(1)).reshape(
+        -1, HOPS_PER_FRAME, known.shape[1]
+    )
 
 
-def _cycles(pitch: NDArray[np.float64], is_voiced: NDArray[np.bool_], is_spoken: NDArray[np.bool_]) -> NDArray[np.int16]:
-    """Return the cycles of each frame, from its voiced hops if it has any, else from the interpolated pitch."""
+def _cycles(
+    pitch: NDArray[np.float64], is_voiced: NDArray[np.bool_], is_spoken: NDArray[np.bool_]
+) -> NDArray[np.int16]:
+    """Return the cycles of each frame, from its voiced hops if it has any, else from the
+    interpolated pitch.
+    """
     by_frame = pitch.reshape(-1, HOPS_PER_FRAME)
     voiced = is_voiced.reshape(-1, HOPS_PER_FRAME)
     of_voiced = (by_frame * voiced).sum(1) / np.maximum(1, voiced.sum(1))
@@ -82,7 +95,9 @@ def _cycles(pitch: NDArray[np.float64], is_voiced: NDArray[np.bool_], is_spoken:
 
 
 def pointer(text: str, edges: Sequence[int], num_frames: int) -> NDArray[np.int16]:
-    """Return the symbol at the middle of each frame [T]; symbols share their word's frames evenly, the last lasts to the end."""
+    """Return the symbol at the middle of each frame [T]; symbols share their word's frames evenly,
+    the last lasts to the end.
+    """
     symbols = np.full(num_frames, -1, np.int16)
     first = 0
     for word, begin, end in zip(text.split(), edges[:-1], edges[1:], strict=True):

@@ -1,6 +1,8 @@
-"""Trains the audio tower to recognise speech in any voice and in noise, with CTC on the symbols of the text.
+"""Trains the audio tower to recognise speech in any voice and in noise, with CTC on the symbols of
+the text.
 
-Recordings are augmented again each time they are drawn. Answers are trained later, with the Thinker (`joint`).
+Recordings are augmented again each time they are drawn. Answers are trained later, with the Thinker
+(`joint`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,14 @@ from fleet.lab.pocket.hearing.augment import add_noise, augment, coloured
 from fleet.lab.pocket.hearing.features import LogMelBatch, log_mel
 from fleet.lab.pocket.hearing.recordings import SAMPLE_RATE_HZ, SpeechRecording, load
 from fleet.lab.pocket.train.loop import Schedule
-from fleet.lab.pocket.train.tower import Hearing, compute_states, ctc_loss, positions, slot_scores, symbols
+from fleet.lab.pocket.train.tower import (
+    Hearing,
+    compute_states,
+    ctc_loss,
+    positions,
+    slot_scores,
+    symbols,
+)
 
 BATCH_S = 40.0
 """Clean speech per batch."""
@@ -30,8 +39,12 @@ CLEAN_STEPS = 300
 """First steps without augmentation, in which CTC finds the alignment sooner."""
 NOISY_DB = 15.0
 
-SCHEDULE = Schedule(steps=9000, learning_rate=1.2e-3, warmup=150, weight_decay=0.05, evaluate_every=150)
-"""Long, because the error rate of held-out symbols was 9.7 % after 5,400 steps and 4.5 % after 10,300, without overfitting."""
+SCHEDULE = Schedule(
+    steps=9000, learning_rate=1.2e-3, warmup=150, weight_decay=0.05, evaluate_every=150
+)
+"""Long, because the error rate of held-out symbols was 9.7 % after 5,400 steps and 4.5 % after
+10,300, without overfitting.
+"""
 
 Item = TypeVar("Item")
 
@@ -42,10 +55,19 @@ class Batches:
     def __init__(self, recordings: Sequence[SpeechRecording]) -> None:
         ordered = sorted(recordings, key=lambda each: len(each.samples))
         bounds = np.linspace(0, len(ordered), NUM_GROUPS + 1).astype(int)
-        self._groups = [ordered[start:end] for start, end in zip(bounds, bounds[1:], strict=False) if end > start]
-        lengths_s = [np.mean([len(each.samples) for each in group]) / SAMPLE_RATE_HZ for group in self._groups]
+        self._groups = [
+            ordered[start:end]
+            for start, end in zip(bounds, bounds[1:], strict=False)
+            if end > start
+        ]
+        lengths_s = [
+            np.mean([len(each.samples) for each in group]) / SAMPLE_RATE_HZ
+            for group in self._groups
+        ]
         self._sizes = [max(1, round(BATCH_S / length_s)) for length_s in lengths_s]
-        shares = np.array([len(group) / size for group, size in zip(self._groups, self._sizes, strict=True)])
+        shares = np.array(
+            [len(group) / size for group, size in zip(self._groups, self._sizes, strict=True)]
+        )
         self._shares = shares / shares.sum()
 
     def draw(self, rng: np.random.Generator) -> list[SpeechRecording]:
@@ -58,26 +80,35 @@ HearingExam = Sequence[tuple[LogMelBatch, Sequence[str]]]
 """Features and texts of held-out recordings, in chunks of about the same length."""
 
 
-def make_hearing_exam(recordings: Sequence[SpeechRecording], *, noise_db: float | None = None) -> HearingExam:
+def make_hearing_exam(
+    recordings: Sequence[SpeechRecording], *, noise_db: float | None = None
+) -> HearingExam:
     ordered = sorted(recordings, key=lambda each: len(each.samples))
     chunks = [ordered[start : start + EXAM_CHUNK] for start in range(0, len(ordered), EXAM_CHUNK)]
     rng = np.random.default_rng(shape.SEED)
     prepare = to_float if noise_db is None else partial(with_pink_noise, rng=rng, snr_db=noise_db)
-    return [(log_mel([prepare(each) for each in chunk]), [each.text for each in chunk]) for chunk in chunks]
+    return [
+        (log_mel([prepare(each) for each in chunk]), [each.text for each in chunk])
+        for chunk in chunks
+    ]
 
 
 def to_float(recording: SpeechRecording) -> NDArray[np.float32]:
     return (recording.samples / 32768).astype(np.float32)
 
 
-def with_pink_noise(recording: SpeechRecording, *, rng: np.random.Generator, snr_db: float) -> NDArray[np.float32]:
+def with_pink_noise(
+    recording: SpeechRecording, *, rng: np.random.Generator, snr_db: float
+) -> NDArray[np.float32]:
     samples = to_float(recording)
     return add_noise(samples, coloured("pink", len(samples), rng), snr_db)
 
 
 def evenly(items: Sequence[Item], count: int) -> list[Item]:
     """Return `count` items at even distances."""
-    return [items[index] for index in np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)]
+    return [
+        items[index] for index in np.linspace(0, len(items) - 1, min(count, len(items))).astype(int)
+    ]
 
 
 class HearingPart:
@@ -90,25 +121,39 @@ class HearingPart:
         known = load(recordings, "train").all()
         self._others = [each.samples for each in known]
         self._batches = Batches(known)
-        held_out, unseen = (evenly(load(recordings, kind).all(), NUM_HELD_OUT) for kind in ("held_out", "unseen"))
-        self._exams = {"": make_hearing_exam(held_out), "_unseen_15db": make_hearing_exam(unseen, noise_db=NOISY_DB)}
+        held_out, unseen = (
+            evenly(load(recordings, kind).all(), NUM_HELD_OUT) for kind in ("held_out", "unseen")
+        )
+        self._exams = {
+            "": make_hearing_exam(held_out),
+            "_unseen_15db": make_hearing_exam(unseen, noise_db=NOISY_DB),
+        }
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
         """Return the CTC loss per symbol. `clips`: number of recordings in the batch."""
         drawn = self._batches.draw(rng)
         is_clean = step < CLEAN_STEPS
-        clips = [to_float(each) if is_clean else augment(each.samples, self._others, rng) for each in drawn]
+        clips = [
+            to_float(each) if is_clean else augment(each.samples, self._others, rng)
+            for each in drawn
+        ]
         features = log_mel(clips)
         scores = slot_scores(self.module.slots, compute_states(self.module.audio_tower, features))
-        loss = ctc_loss(scores, positions(features.num_frames), [encode(each.text) for each in drawn])
+        loss = ctc_loss(
+            scores, positions(features.num_frames), [encode(each.text) for each in drawn]
+        )
         return loss, {"clips": len(drawn)}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return error rates on held-out texts: in voices of training, and in unseen ones with noise."""
+        """Return error rates on held-out texts: in voices of training, and in unseen ones with
+        noise.
+        """
         figures: dict[str, float] = {}
         for name, exam in self._exams.items():
             texts, transcripts = zip(*transcribe(self.module, exam), strict=True)
-            figures |= {f"{key}{name}": value for key, value in error_rates(texts, transcripts).items()}
+            figures |= {
+                f"{key}{name}": value for key, value in error_rates(texts, transcripts).items()
+            }
         return figures
 
 
@@ -117,8 +162,13 @@ def transcribe(hearing: Hearing, exam: HearingExam) -> Iterator[tuple[str, str]]
     for batch, texts in exam:
         features = batch.to_default_device()
         scores = slot_scores(hearing.slots, compute_states(hearing.audio_tower, features))
-        yield from zip(texts, map(decode, symbols(scores, positions(features.num_frames))), strict=True)
+        yield from zip(
+            texts, map(decode, symbols(scores, positions(features.num_frames))), strict=True
+        )
 
 
 def error_rates(texts: Sequence[str], transcripts: Sequence[str]) -> dict[str, float]:
-    return {"wer": float(jiwer.wer(list(texts), list(transcripts))), "cer": float(jiwer.cer(list(texts), list(transcripts)))}
+    return {
+        "wer": float(jiwer.wer(list(texts), list(transcripts))),
+        "cer": float(jiwer.cer(list(texts), list(transcripts))),
+    }

@@ -1,6 +1,8 @@
-"""Trains the Thinker and its audio tower together: to answer spoken questions, to transcribe, and to answer typed questions.
+"""Trains the Thinker and its audio tower together: to answer spoken questions, to transcribe, and
+to answer typed questions.
 
-Starts from the weights of their separate trainings. The Talker, which speaks the answers, is not involved.
+Starts from the weights of their separate trainings. The Talker, which speaks the answers, is not
+involved.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,16 +45,31 @@ EARLIER_SPOKEN_SHARE = 0.5
 ASK_FIRST_SHARE = 0.25
 CTC_WEIGHT = 0.3
 TRANSCRIBE_ASKS = (
-    "transcribe", "transcribe this", "transcribe the audio", "please transcribe this", "please transcribe the audio",
-    "write this down", "write down what you hear", "write down what i said", "what did i just say", "what did i say here",
-    "what do you hear", "what was said", "tell me what you hear", "repeat what you hear",
-)  # fmt: skip
+    "transcribe",
+    "transcribe this",
+    "transcribe the audio",
+    "please transcribe this",
+    "please transcribe the audio",
+    "write this down",
+    "write down what you hear",
+    "write down what i said",
+    "what did i just say",
+    "what did i say here",
+    "what do you hear",
+    "what was said",
+    "tell me what you hear",
+    "repeat what you hear",
+)
 NUM_SPOKEN, NUM_WRITTEN, NUM_TYPED, NUM_SOLVED = 60, 40, 60, 240
-SCHEDULE = Schedule(steps=2200, learning_rate=5e-4, warmup=60, weight_decay=0.05, evaluate_every=150)
+SCHEDULE = Schedule(
+    steps=2200, learning_rate=5e-4, warmup=60, weight_decay=0.05, evaluate_every=150
+)
 
 
 class SampleSource:
-    """Samples drawn from the recordings: dialogues and transcriptions, augmented again each time."""
+    """Samples drawn from the recordings: dialogues and transcriptions, augmented again each
+    time.
+    """
 
     def __init__(self, recordings: Recordings) -> None:
         self._dialogues = recordings.dialogues
@@ -91,15 +108,25 @@ class SampleSource:
         recording = self._all[int(rng.integers(len(self._all)))]
         ask = str(rng.choice(TRANSCRIBE_ASKS))
         return transcription(
-            recording, clips, self._augmented(recording, rng), ask, is_first=bool(rng.random() < ASK_FIRST_SHARE)
+            recording,
+            clips,
+            self._augmented(recording, rng),
+            ask,
+            is_first=bool(rng.random() < ASK_FIRST_SHARE),
         )
 
-    def _augmented(self, recording: SpeechRecording, rng: np.random.Generator) -> NDArray[np.float32]:
+    def _augmented(
+        self, recording: SpeechRecording, rng: np.random.Generator
+    ) -> NDArray[np.float32]:
         return augment(recording.samples, self._others, rng)
 
 
-def spoken_turns(dialogue: SpokenDialogue, clips: Clips, audio: Sequence[NDArray[np.float32] | None]) -> list[PromptTurn]:
-    """Return the dialogue's turns. `audio`: samples for each turn of the user, None if it is typed."""
+def spoken_turns(
+    dialogue: SpokenDialogue, clips: Clips, audio: Sequence[NDArray[np.float32] | None]
+) -> list[PromptTurn]:
+    """Return the dialogue's turns. `audio`: samples for each turn of the user, None if it is
+    typed.
+    """
     turns: list[PromptTurn] = []
     remaining = iter(audio)
     for turn in dialogue.dialogue.turns:
@@ -110,32 +137,56 @@ def spoken_turns(dialogue: SpokenDialogue, clips: Clips, audio: Sequence[NDArray
 
 
 def transcription(
-    recording: SpeechRecording, clips: Clips, samples: NDArray[np.float32], ask: str, *, is_first: bool = False
+    recording: SpeechRecording,
+    clips: Clips,
+    samples: NDArray[np.float32],
+    ask: str,
+    *,
+    is_first: bool = False,
 ) -> list[PromptTurn]:
     rows = clips.rows(samples, recording.text)
     before, after = (ask, "") if is_first else ("", ask)
-    return [PromptTurn(role="user", rows=rows, before=before, after=after), PromptTurn(role="assistant", after=recording.text)]
+    return [
+        PromptTurn(role="user", rows=rows, before=before, after=after),
+        PromptTurn(role="assistant", after=recording.text),
+    ]
 
 
 class JointExam:
-    """Held-out dialogues, in which every turn of the user is spoken, sentences to transcribe, and typed dialogues."""
+    """Held-out dialogues, in which every turn of the user is spoken, sentences to transcribe, and
+    typed dialogues.
+    """
 
     def __init__(self, recordings: Recordings) -> None:
         self._clips = Clips()
         spoken = evenly(recordings.dialogues, NUM_SPOKEN)
         self._dialogues = [each.dialogue for each in spoken]
-        self._spoken = [prompt(spoken_turns(each, self._clips, [to_float(turn) for turn in each.recordings])) for each in spoken]
+        self._spoken = [
+            prompt(spoken_turns(each, self._clips, [to_float(turn) for turn in each.recordings]))
+            for each in spoken
+        ]
         written = evenly(recordings.all(), NUM_WRITTEN)
         self._texts = [each.text for each in written]
-        self._written = [prompt(transcription(each, self._clips, to_float(each), TRANSCRIBE_ASKS[1])) for each in written]
+        self._written = [
+            prompt(transcription(each, self._clips, to_float(each), TRANSCRIBE_ASKS[1]))
+            for each in written
+        ]
         self._typed = list(dialogues("held_out", NUM_TYPED, shape.SEED))
 
     def grade(self, listener: ListeningThinker) -> dict[str, float]:
-        """Return the shares of right answers to spoken and typed questions, and the WER of the transcripts."""
-        spoken = thinker.scores(self._dialogues, answer(listener, self._spoken, self._clips))["right"]
+        """Return the shares of right answers to spoken and typed questions, and the WER of the
+        transcripts.
+        """
+        spoken = thinker.scores(self._dialogues, answer(listener, self._spoken, self._clips))[
+            "right"
+        ]
         wer = float(jiwer.wer(self._texts, answer(listener, self._written, self._clips)))
         answers = thinker.answer(listener, [thinker.prompt(each) for each in self._typed])
-        return {"spoken": spoken, "wer": wer, "typed": thinker.scores(self._typed, answers)["right"]}
+        return {
+            "spoken": spoken,
+            "wer": wer,
+            "typed": thinker.scores(self._typed, answers)["right"],
+        }
 
 
 class JointPart:
@@ -150,19 +201,27 @@ class JointPart:
         self.module = ListeningThinker(seed)
         known = load(recordings, "train")
         if load_parts(self.module, parts):
-            solve_projection(self.module, [to_float(each) for each in evenly(known.all(), NUM_SOLVED)])
+            solve_projection(
+                self.module, [to_float(each) for each in evenly(known.all(), NUM_SOLVED)]
+            )
         self._source = SampleSource(known)
         self._exam = JointExam(load(recordings, "held_out"))
         self._block = compiled(decoder_block)
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """Return the weighted sum of text loss, pointer loss (typed samples) and CTC. `clips`: number in the batch."""
+        """Return the weighted sum of text loss, pointer loss (typed samples) and CTC. `clips`:
+        number in the batch.
+        """
         clips = Clips()
         batch = pack(self._source.samples(rng, clips), NUM_ROWS)
         embedded = embed(self.module, batch.ids, clips)
         text, pointer = text_losses(self.module, batch, embedded, self._block)
         ctc = audio_loss(embedded)
-        figures = {"text": float(text.detach()), "pointer": float(pointer.detach()), "ctc": float(ctc.detach())}
+        figures = {
+            "text": float(text.detach()),
+            "pointer": float(pointer.detach()),
+            "ctc": float(ctc.detach()),
+        }
         total = text + thinker.POINTER_WEIGHT * pointer + CTC_WEIGHT * ctc
         return total, figures | {"clips": sum(len(texts) for _, _, texts in embedded.group_scores)}
 
@@ -172,7 +231,9 @@ class JointPart:
 
 
 def load_parts(listener: ListeningThinker, parts: Path) -> bool:
-    """Load the weights of both; return True if the tower has not been trained with the Thinker (only then it has slots)."""
+    """Load the weights of both; return True if the tower has not been trained with the Thinker
+    (only then it has slots).
+    """
     weights: dict[str, Tensor] = {}
     for name in ("thinker", "hearing"):
         file = parts / f"{name}.safetensors"
@@ -184,7 +245,9 @@ def load_parts(listener: ListeningThinker, parts: Path) -> bool:
     return slots.keys() <= weights.keys()
 
 
-def text_losses(listener: ListeningThinker, batch: PackedBatch, embedded: EmbeddedPrompts, block: Block) -> tuple[Tensor, Tensor]:
+def text_losses(
+    listener: ListeningThinker, batch: PackedBatch, embedded: EmbeddedPrompts, block: Block
+) -> tuple[Tensor, Tensor]:
     """Return the losses of the next symbol and of pointing, as `thinker.losses` does."""
     states, pointing = thinker.run_layers(listener, embedded.states, batch, block)
     weights = batch.weights[:, 1:]
@@ -192,12 +255,17 @@ def text_losses(listener: ListeningThinker, batch: PackedBatch, embedded: Embedd
     is_scored = weights > 0
     logits = listener.lm_head(states[:, :-1][is_scored])
     each = functional.cross_entropy(logits, batch.ids[:, 1:][is_scored], reduction="none")
-    return (each * weights[is_scored]).sum() / weights.sum(), thinker.pointer_loss(listener, batch, pointing)
+    return (each * weights[is_scored]).sum() / weights.sum(), thinker.pointer_loss(
+        listener, batch, pointing
+    )
 
 
 def audio_loss(embedded: EmbeddedPrompts) -> Tensor:
     """Return the CTC loss per symbol over all groups of clips."""
     counts = [sum(len(encode(text)) for text in texts) for _, _, texts in embedded.group_scores]
-    losses = [ctc_loss(scores, lengths, [encode(text) for text in texts]) for scores, lengths, texts in embedded.group_scores]
+    losses = [
+        ctc_loss(scores, lengths, [encode(text) for text in texts])
+        for scores, lengths, texts in embedded.group_scores
+    ]
     weighted = [loss * count for loss, count in zip(losses, counts, strict=True)]
     return torch.stack(weighted).sum() / sum(counts) if weighted else embedded.states.new_zeros(())

@@ -1,7 +1,7 @@
 """The Thinker with its audio tower: layout, embedding and answers of dialogues with spoken turns.
 
-In a sequence of ids, a row of audio is an id beyond the vocabulary that encodes clip and position, so that spoken and typed
-dialogues are packed alike.
+In a sequence of ids, a row of audio is an id beyond the vocabulary that encodes clip and position,
+so that spoken and typed dialogues are packed alike.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,14 @@ from fleet.lab.pocket.corpus import encode
 from fleet.lab.pocket.hearing.features import log_mel
 from fleet.lab.pocket.train import thinker
 from fleet.lab.pocket.train.thinker import USER_WEIGHT, Sample, ThinkerModel, opening
-from fleet.lab.pocket.train.tower import BLANK, SLOTS, Hearing, compute_states, positions, slot_scores
+from fleet.lab.pocket.train.tower import (
+    BLANK,
+    SLOTS,
+    Hearing,
+    compute_states,
+    positions,
+    slot_scores,
+)
 
 FIRST_ROW = shape.VOCAB_SIZE
 MAX_CLIP_ROWS = 1024
@@ -30,7 +37,9 @@ _AUDIO_PAD = shape.TOKEN_ID["<|audio_pad|>"]
 
 
 class ListeningThinker(ThinkerModel):
-    """Thinker with the names of the HF Thinker: `model.*`, `lm_head.weight`, `audio_tower.*`; `slots.*` is for training only."""
+    """Thinker with the names of the HF Thinker: `model.*`, `lm_head.weight`, `audio_tower.*`;
+    `slots.*` is for training only.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -41,7 +50,9 @@ class ListeningThinker(ThinkerModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clips:
-    """Audio of a batch, in the order of the calls of `rows`. Units: samples at 16 kHz, in whole frames of 10 ms."""
+    """Audio of a batch, in the order of the calls of `rows`. Units: samples at 16 kHz, in whole
+    frames of 10 ms.
+    """
 
     samples: list[NDArray[Any]] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
@@ -73,7 +84,9 @@ class PromptTurn:
 
 
 def sample(turns: Sequence[PromptTurn]) -> Sample:
-    """Build a sample with the weights of a typed dialogue, except spoken turns, which cannot be predicted and have weight 0."""
+    """Build a sample with the weights of a typed dialogue, except spoken turns, which cannot be
+    predicted and have weight 0.
+    """
     ids: list[int] = []
     weights: list[float] = []
     for turn in turns:
@@ -91,7 +104,8 @@ def prompt(turns: Sequence[PromptTurn]) -> list[int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedPrompts:
-    """Embedded input of the Thinker, and for each group of clips the slot scores, lengths and texts.
+    """Embedded input of the Thinker, and for each group of clips the slot scores, lengths and
+    texts.
 
     Shapes: `states` rows x row length x hidden.
     """
@@ -106,18 +120,29 @@ def embed(listener: ListeningThinker, ids: Tensor, clips: Clips) -> EmbeddedProm
     states: Tensor = listener.model.embed_tokens(ids.masked_fill(is_audio, _AUDIO_PAD))
     if not is_audio.any():
         return EmbeddedPrompts(states=states, group_scores=())
-    numbers, offsets = (ids[is_audio] - FIRST_ROW) // MAX_CLIP_ROWS, (ids[is_audio] - FIRST_ROW) % MAX_CLIP_ROWS
+    numbers, offsets = (
+        (ids[is_audio] - FIRST_ROW) // MAX_CLIP_ROWS,
+        (ids[is_audio] - FIRST_ROW) % MAX_CLIP_ROWS,
+    )
     firsts = torch.zeros(len(clips.samples), dtype=torch.int64)
     rows: list[Tensor] = []
     group_scores: list[tuple[Tensor, Tensor, Sequence[str]]] = []
     num_rows = 0
     for group in _groups(numbers.unique().tolist(), clips):
         states_of_group, lengths = _encode(listener, [clips.samples[number] for number in group])
-        for number, clip_states, length in zip(group, listener.audio_tower.proj2(states_of_group), lengths.tolist(), strict=True):
+        for number, clip_states, length in zip(
+            group, listener.audio_tower.proj2(states_of_group), lengths.tolist(), strict=True
+        ):
             firsts[number] = num_rows
             num_rows += length
             rows.append(clip_states[:length])
-        group_scores.append((slot_scores(listener.slots, states_of_group), lengths, [clips.texts[number] for number in group]))
+        group_scores.append(
+            (
+                slot_scores(listener.slots, states_of_group),
+                lengths,
+                [clips.texts[number] for number in group],
+            )
+        )
     states = states.masked_scatter(is_audio[..., None], torch.cat(rows)[firsts[numbers] + offsets])
     return EmbeddedPrompts(states=states, group_scores=group_scores)
 
@@ -130,12 +155,17 @@ def _encode(listener: ListeningThinker, samples: Sequence[NDArray[Any]]) -> tupl
 def _groups(numbers: Sequence[int], clips: Clips) -> Iterator[Sequence[int]]:
     """Yield groups of clips of about the same length."""
     ordered = sorted(numbers, key=lambda number: len(clips.samples[number]))
-    yield from (ordered[start : start + CLIPS_AT_ONCE] for start in range(0, len(ordered), CLIPS_AT_ONCE))
+    yield from (
+        ordered[start : start + CLIPS_AT_ONCE] for start in range(0, len(ordered), CLIPS_AT_ONCE)
+    )
 
 
 @torch.no_grad()
-def solve_projection(listener: ListeningThinker, samples: Sequence[NDArray[Any]], ridge: float = 1e-3) -> None:
-    """Fit the tower's last layer by ridge regression: the target at a position is the sum of the embeddings of its symbols.
+def solve_projection(
+    listener: ListeningThinker, samples: Sequence[NDArray[Any]], ridge: float = 1e-3
+) -> None:
+    """Fit the tower's last layer by ridge regression: the target at a position is the sum of the
+    embeddings of its symbols.
 
     The tower's first output is then close to embedded text, which the Thinker can read.
     """
@@ -161,18 +191,30 @@ def _with_ones(states: Tensor) -> Tensor:
 
 
 def symbol_rows(symbols: Tensor, table: Tensor) -> Tensor:
-    """Sum the embeddings of each position's new symbols. Shapes: clips x slots -> clips x positions x hidden."""
+    """Sum the embeddings of each position's new symbols. Shapes: clips x slots -> clips x positions
+    x hidden.
+    """
     before = torch.cat((torch.full_like(symbols[:, :1], BLANK), symbols[:, :-1]), 1)
     is_new = (symbols != BLANK) & (symbols != before)
     rows = table[symbols.masked_fill(~is_new, 0)] * is_new[..., None]
     summed = rows.unflatten(1, (-1, SLOTS)).sum(2)
-    return torch.where(is_new.unflatten(1, (-1, SLOTS)).any(-1)[..., None], summed, table[_AUDIO_PAD])
+    return torch.where(
+        is_new.unflatten(1, (-1, SLOTS)).any(-1)[..., None], summed, table[_AUDIO_PAD]
+    )
 
 
 def answer(
-    listener: ListeningThinker, prompts: Sequence[Sequence[int]], clips: Clips, *, max_len: int = thinker.MAX_ANSWER_LEN
+    listener: ListeningThinker,
+    prompts: Sequence[Sequence[int]],
+    clips: Clips,
+    *,
+    max_len: int = thinker.MAX_ANSWER_LEN,
 ) -> list[str]:
     """Return the most likely answer, symbol by symbol, to each prompt."""
     return thinker.answer(
-        listener, prompts, embed_ids=lambda ids: embed(listener, ids, clips).states, batch_size=ANSWER_BATCH, max_len=max_len
+        listener,
+        prompts,
+        embed_ids=lambda ids: embed(listener, ids, clips).states,
+        batch_size=ANSWER_BATCH,
+        max_len=max_len,
     )

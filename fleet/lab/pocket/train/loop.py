@@ -1,7 +1,9 @@
-"""Training loop of all parts of Pocket, resumable after a kill with the same result, and with a progress bar.
+"""Training loop of all parts of Pocket, resumable after a kill with the same result, and with a
+progress bar.
 
-The random generator of a step is keyed by (seed, step), so a resumed run equals an uninterrupted one. State is saved as
-safetensors and JSON, replaced atomically; a kill loses at most `SAVE_EVERY_S` of work. Independent of the model.
+The random generator of a step is keyed by (seed, step), so a resumed run equals an uninterrupted
+one. State is saved as safetensors and JSON, replaced atomically; a kill loses at most
+`SAVE_EVERY_S` of work. Independent of the model.
 """
 
 import json
@@ -30,7 +32,9 @@ Compilable = TypeVar("Compilable", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """AdamW with warm-up and cosine decay to zero. `learning_rate`: the peak; `clip`: the maximum norm of the gradient."""
+    """AdamW with warm-up and cosine decay to zero. `learning_rate`: the peak; `clip`: the maximum
+    norm of the gradient.
+    """
 
     steps: int
     learning_rate: float = 1.5e-3
@@ -45,7 +49,9 @@ class Schedule:
         return replace(self, steps=max(1, round(self.steps * share)))
 
     def warm(self) -> "Schedule":
-        """Return the schedule for trained weights: half the learning rate, so that they are not lost."""
+        """Return the schedule for trained weights: half the learning rate, so that they are not
+        lost.
+        """
         return replace(self, learning_rate=self.learning_rate / 2)
 
     def rate(self, step: int) -> float:
@@ -63,10 +69,14 @@ def compiled(function: Compilable, *, dynamic: bool | None = None) -> Compilable
     return cast(Compilable, torch.compile(function, dynamic=dynamic))
 
 
-def initialise(module: nn.Module, generator: torch.Generator, num_layers: int, residual: tuple[str, ...]) -> None:
-    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink with the number of layers.
+def initialise(
+    module: nn.Module, generator: torch.Generator, num_layers: int, residual: tuple[str, ...]
+) -> None:
+    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink
+    with the number of layers.
 
-    `residual`: ends of the names of the matrices at the end of a branch, of which each layer has two.
+    `residual`: ends of the names of the matrices at the end of a branch, of which each layer has
+    two.
     """
     for name, parameter in module.named_parameters():
         if parameter.dim() >= 2:
@@ -106,13 +116,15 @@ def train(
     start: Mapping[str, Tensor] | None = None,
     device: str = "cpu",
 ) -> Path:
-    """Train to the schedule's end, resuming from the state in `folder`, and return the file of the weights.
+    """Train to the schedule's end, resuming from the state in `folder`, and return the file of the
+    weights.
 
-    Weights are initialized on the CPU, so that a seed gives the same model on any machine; the training runs on `device`, as
-    torch's default device.
+    Weights are initialized on the CPU, so that a seed gives the same model on any machine; the
+    training runs on `device`, as torch's default device.
 
-    A new run starts from the weights in `start`; weights without an entry there keep their initial values.
-    Writes `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json` (progress) and `NAME.log.jsonl` (curves).
+    A new run starts from the weights in `start`; weights without an entry there keep their initial
+    values. Writes `NAME.safetensors` (weights), `NAME.optimizer.safetensors`, `NAME.json`
+    (progress) and `NAME.log.jsonl` (curves).
     """
     folder.mkdir(parents=True, exist_ok=True)
     part.module.to(device)
@@ -120,7 +132,9 @@ def train(
         return _train(TrainingRun(part, folder, schedule), part.name, schedule, seed, start or {})
 
 
-def _train(run: "TrainingRun", name: str, schedule: Schedule, seed: int, start: Mapping[str, Tensor]) -> Path:
+def _train(
+    run: "TrainingRun", name: str, schedule: Schedule, seed: int, start: Mapping[str, Tensor]
+) -> Path:
     step = run.resume(start)
     saved_s = time.monotonic()
     with tqdm(total=schedule.steps, initial=step, desc=name, unit="step", mininterval=5) as bar:
@@ -128,7 +142,9 @@ def _train(run: "TrainingRun", name: str, schedule: Schedule, seed: int, start: 
             figures = run.step(step, np.random.default_rng((seed, step)))
             step += 1
             bar.update()
-            bar.set_postfix({name: f"{value:.3f}" for name, value in figures.items()}, refresh=False)
+            bar.set_postfix(
+                {name: f"{value:.3f}" for name, value in figures.items()}, refresh=False
+            )
             if step % schedule.evaluate_every == 0 or step == schedule.steps:
                 run.log(step, figures | run.evaluate())
             if time.monotonic() - saved_s > SAVE_EVERY_S:
@@ -160,7 +176,10 @@ class TrainingRun:
         if not self._progress.exists():
             unexpected = self._part.module.load_state_dict(start, strict=False).unexpected_keys
             if unexpected:
-                raise ConfigError(f"start: {self._part.name} has no {unexpected[0]}; train it without start", param="start")
+                raise ConfigError(
+                    f"start: {self._part.name} has no {unexpected[0]}; train it without start",
+                    param="start",
+                )
             return 0
         progress = json.loads(self._progress.read_text())
         tag = str(progress["tag"])
@@ -192,21 +211,31 @@ class TrainingRun:
             return dict(self._part.evaluate())
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        line = {"step": step, "spent_s": round(self._total_s(), 1), **{key: round(value, 5) for key, value in figures.items()}}
+        line = {
+            "step": step,
+            "spent_s": round(self._total_s(), 1),
+            **{key: round(value, 5) for key, value in figures.items()},
+        }
         with self._log.open("a") as log:
             log.write(json.dumps(line) + "\n")
         tqdm.write(json.dumps(line))
 
     def save(self, step: int) -> None:
-        """Save both files under a new tag, then the progress file with the tag: a kill in between leaves the old pair valid."""
+        """Save both files under a new tag, then the progress file with the tag: a kill in between
+        leaves the old pair valid.
+        """
         tag = f"{step}.safetensors"
         weights = {key: value.contiguous() for key, value in self._part.module.state_dict().items()}
         save_file(weights, self.weights.with_suffix(f".{tag}"))
         state = self._optimizer.state_dict()["state"]
-        moments = {f"{index}.{key}": value for index, each in state.items() for key, value in each.items()}
+        moments = {
+            f"{index}.{key}": value for index, each in state.items() for key, value in each.items()
+        }
         save_file(moments, self._moments.with_suffix(f".{tag}"))
         with replacing(self._progress) as new:
-            new.write_text(json.dumps({"step": step, "tag": tag, "spent_s": round(self._total_s(), 1)}))
+            new.write_text(
+                json.dumps({"step": step, "tag": tag, "spent_s": round(self._total_s(), 1)})
+            )
         # The plain name is a link for readers of the weights; a resume reads the tagged pair.
         link = self.weights.with_suffix(".link")
         link.unlink(missing_ok=True)

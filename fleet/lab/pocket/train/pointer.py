@@ -1,7 +1,8 @@
-"""Pointer supervision: two attention heads of a middle layer are trained to attend to the symbols being spoken.
+"""Pointer supervision: two attention heads of a middle layer are trained to attend to the symbols
+being spoken.
 
-It is used in training only. Legend as in `talker_forward`; F is the rows that predict a frame or the end, S the symbols of the
-text side.
+It is used in training only. Legend as in `talker_forward`; F is the rows that predict a frame or
+the end, S the symbols of the text side.
 """
 
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ NEAR = 1
 class PointerTargets:
     """Symbol that each row is about to speak.
 
-    Shapes: `symbol_BF` index in the text of the symbol spoken in the predicted frame, the text's length at the end; `is_real_BF`
-    False for padding; `num_symbols_B` and `ids_BF` the text side: symbol f is input in row f.
+    Shapes: `symbol_BF` index in the text of the symbol spoken in the predicted frame, the text's
+    length at the end; `is_real_BF` False for padding; `num_symbols_B` and `ids_BF` the text side:
+    symbol f is input in row f.
     Units: `first_row` is the row of symbol 0's input, and the first that predicts a frame.
     """
 
@@ -35,13 +37,21 @@ class PointerTargets:
     first_row: int
 
     def fed(self, ahead: int) -> Tensor:
-        """Return the index [B, F] of the symbol `ahead` of the spoken one, at most that of the row's input or the text's end."""
+        """Return the index [B, F] of the symbol `ahead` of the spoken one, at most that of the
+        row's input or the text's end.
+        """
         length = self.symbol_BF.shape[1]
-        return (self.symbol_BF + ahead).minimum(self.num_symbols_B[:, None]).minimum(torch.arange(length))
+        return (
+            (self.symbol_BF + ahead)
+            .minimum(self.num_symbols_B[:, None])
+            .minimum(torch.arange(length))
+        )
 
 
 class PointerHeads(nn.Module):
-    """Auxiliary linear heads that help the attention heads: they predict the lead of the text, and the spoken symbols."""
+    """Auxiliary linear heads that help the attention heads: they predict the lead of the text, and
+    the spoken symbols.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +65,9 @@ class PointerHeads(nn.Module):
         lag = self.lag(tapped.into_BLH[:, spoken.first_row :])[real]
         symbols = self.symbols(tapped.out_BLH[:, spoken.first_row :])[real].chunk(2, -1)
         targets = [spoken.ids_BF.gather(1, spoken.fed(offset))[real] for offset in LOOKS_AHEAD[0]]
-        symbol_losses = [F.cross_entropy(logits, target) for logits, target in zip(symbols, targets, strict=True)]
+        symbol_losses = [
+            F.cross_entropy(logits, target) for logits, target in zip(symbols, targets, strict=True)
+        ]
         return {
             "lag": F.cross_entropy(lag, ahead.clamp(0, NUM_LAGS - 1)[real]),
             "symbol": torch.stack(symbol_losses).mean(),
@@ -64,26 +76,33 @@ class PointerHeads(nn.Module):
 
 
 def _masses(tapped: Tapped, spoken: PointerTargets) -> list[Tensor]:
-    """Return for each head the log attention [B, F] on its two symbols, which coincide near the end of the input."""
+    """Return for each head the log attention [B, F] on its two symbols, which coincide near the end
+    of the input.
+    """
     scores_BhFK, first_key = _scores(tapped, spoken)
     masses: list[Tensor] = []
     for head, (near, far) in enumerate(LOOKS_AHEAD):
         first, second = spoken.fed(near), spoken.fed(far)
         on_first, on_second = (
-            scores_BhFK[:, head].gather(2, (first_key + symbol)[..., None])[..., 0] for symbol in (first, second)
+            scores_BhFK[:, head].gather(2, (first_key + symbol)[..., None])[..., 0]
+            for symbol in (first, second)
         )
         masses.append(torch.where(first == second, on_first, torch.logaddexp(on_first, on_second)))
     return masses
 
 
 def pointer_accuracy(tapped: Tapped, spoken: PointerTargets, first_frame: int) -> float:
-    """Return the share of frames from `first_frame` on at which the first head's maximum is within a symbol of the right one."""
+    """Return the share of frames from `first_frame` on at which the first head's maximum is within
+    a symbol of the right one.
+    """
     scores_BhFK, first_key = _scores(tapped, spoken)
     is_near = (scores_BhFK[:, 0].argmax(-1) - first_key - spoken.fed(0)).abs() <= NEAR
     return float(is_near[:, first_frame:][spoken.is_real_BF[:, first_frame:]].float().mean())
 
 
 def _scores(tapped: Tapped, spoken: PointerTargets) -> tuple[Tensor, int]:
-    """Return the scores of the predicting rows, and the key of symbol 0: the keys of earlier rows precede those of the rows."""
+    """Return the scores of the predicting rows, and the key of symbol 0: the keys of earlier rows
+    precede those of the rows.
+    """
     num_before = tapped.scores_BhLK.shape[-1] - tapped.scores_BhLK.shape[-2]
     return tapped.scores_BhLK[:, :, spoken.first_row :], num_before + spoken.first_row

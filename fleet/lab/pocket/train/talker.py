@@ -1,8 +1,9 @@
 """Trains the Talker to predict the next frame of codes from the text and the codes so far.
 
-The silent lead keeps text ahead of speech, and pointer supervision trains two heads to find the symbols being spoken. Half of
-the utterances, and all near the end, have earlier user turns as a prefix, so that the Talker learns to ignore them. The data
-folder is checked for new shards now and then; a resumed run is identical only if the data set was complete.
+The silent lead keeps text ahead of speech, and pointer supervision trains two heads to find the
+symbols being spoken. Half of the utterances, and all near the end, have earlier user turns as a
+prefix, so that the Talker learns to ignore them. The data folder is checked for new shards now and
+then; a resumed run is identical only if the data set was complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,15 @@ from fleet.lab.pocket.shape import LEAD_FRAMES, NUM_CODE_GROUPS, SEED, text_tabl
 from fleet.lab.pocket.speech.shards import CODES, Utterance, load_utterances
 from fleet.lab.pocket.train.loop import Schedule
 from fleet.lab.pocket.train.pointer import PointerHeads, pointer_accuracy
-from fleet.lab.pocket.train.talker_batch import CODEC_ROW, FIRST_ROW, IGNORED, Prefixes, Sampler, TalkerBatch, make_batch
+from fleet.lab.pocket.train.talker_batch import (
+    CODEC_ROW,
+    FIRST_ROW,
+    IGNORED,
+    Prefixes,
+    Sampler,
+    TalkerBatch,
+    make_batch,
+)
 from fleet.lab.pocket.train.talker_forward import Lean, Past, Trunk, new_talker
 from fleet.lab.pocket.train.talker_speak import speak
 
@@ -36,7 +45,8 @@ LONGEST = 1.3
 
 
 class TalkerPart:
-    """The Talker and its auxiliary heads as a trainable part; the Talker's weights are named `talker.*`, as in the checkpoint.
+    """The Talker and its auxiliary heads as a trainable part; the Talker's weights are named
+    `talker.*`, as in the checkpoint.
 
     Raises: ConfigError if there is no utterance to train on.
     """
@@ -65,17 +75,25 @@ class TalkerPart:
         prefixes = self._prefixes.draw(rng, NUM_PREFIXES) if rng.random() < share else None
         batch = make_batch(self._sampler.draw(rng, BATCH), prefixes, rng)
         losses = self._losses(batch, self._forward(batch, DROPOUT), rng)
-        total = losses["code0"] + losses["residual"] + POINTER_WEIGHT * (losses["lag"] + losses["symbol"] + losses["pointer"])
+        total = (
+            losses["code0"]
+            + losses["residual"]
+            + POINTER_WEIGHT * (losses["lag"] + losses["symbol"] + losses["pointer"])
+        )
         return total, {name: float(loss.detach()) for name, loss in losses.items()}
 
     def _refresh_data(self) -> None:
         """Load the shards that were encoded since the last check."""
-        listed = tuple((file.name, file.stat().st_mtime_ns) for file in sorted(self._data.glob(f"*.{CODES}")))
+        listed = tuple(
+            (file.name, file.stat().st_mtime_ns) for file in sorted(self._data.glob(f"*.{CODES}"))
+        )
         if listed == self._listed and self._sampler is not None:
             return
         utterances = load_utterances(self._data, "train")
         if not utterances:
-            raise ConfigError(f"no coded speech in {self._data}; run `fleet pocket train speech`", param="data")
+            raise ConfigError(
+                f"no coded speech in {self._data}; run `fleet pocket train speech`", param="data"
+            )
         self._listed, self._sampler = listed, Sampler(utterances)
         self._held_out = load_utterances(self._data, "held_out")[:NUM_HELD_OUT]
 
@@ -84,32 +102,52 @@ class TalkerPart:
         past: Past | None = None
         if batch.prefix_GP is not None:
             times = len(batch.text_BL) // len(batch.prefix_GP)
-            past = self._lean.trunk(F.embedding(batch.prefix_GP, text_rows), dropout=dropout).past.repeated(times)
+            past = self._lean.trunk(
+                F.embedding(batch.prefix_GP, text_rows), dropout=dropout
+            ).past.repeated(times)
         rows = F.embedding(batch.text_BL, text_rows)
         controls = self._lean.control_rows(batch.controls_B6)
         fed_back = self._lean.code_rows(batch.input_BTQ, batch.first_only_BT)
         codec = torch.cat([torch.zeros_like(rows[:, :CODEC_ROW]), controls, fed_back], 1)
         return self._lean.trunk(rows + codec, past, dropout=dropout, tap=True)
 
-    def _losses(self, batch: TalkerBatch, trunk: Trunk, rng: np.random.Generator) -> dict[str, Tensor]:
+    def _losses(
+        self, batch: TalkerBatch, trunk: Trunk, rng: np.random.Generator
+    ) -> dict[str, Tensor]:
         assert trunk.tapped is not None
         hidden = trunk.hidden_BLH[:, FIRST_ROW:]
-        first = F.cross_entropy(self._lean.first_logits(hidden).flatten(0, 1), batch.first_BF.flatten(), ignore_index=IGNORED)
-        frames = batch.is_frame_BT & torch.as_tensor(rng.random(batch.is_frame_BT.shape) < RESIDUAL_SHARE)
+        first = F.cross_entropy(
+            self._lean.first_logits(hidden).flatten(0, 1),
+            batch.first_BF.flatten(),
+            ignore_index=IGNORED,
+        )
+        frames = batch.is_frame_BT & torch.as_tensor(
+            rng.random(batch.is_frame_BT.shape) < RESIDUAL_SHARE
+        )
         codes = batch.codes_BTQ[frames]
         logits = self._lean.residual_logits(hidden[:, :-1][frames], codes[:, :-1], dropout=DROPOUT)
-        residual = torch.stack([F.cross_entropy(each, code) for each, code in zip(logits, codes.unbind(1)[1:], strict=True)])
+        residual = torch.stack(
+            [
+                F.cross_entropy(each, code)
+                for each, code in zip(logits, codes.unbind(1)[1:], strict=True)
+            ]
+        )
         pointed = self._pointer(trunk.tapped, batch.spoken)
         return {"code0": first, "residual": residual.mean(), **pointed}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return teacher-forced figures with and without a prefix, and figures of greedy generation."""
+        """Return teacher-forced figures with and without a prefix, and figures of greedy
+        generation.
+        """
         if not self._held_out:
             return {}
         rng = np.random.default_rng(SEED)
         plain = self._forced(None)
         prefixed = self._forced(self._prefixes.draw(rng, 1))
-        after = {f"{name}_prefixed": prefixed[name] for name in ("code0_ce", "code0_accuracy", "pointer_accuracy")}
+        after = {
+            f"{name}_prefixed": prefixed[name]
+            for name in ("code0_ce", "code0_accuracy", "pointer_accuracy")
+        }
         return plain | after | self._generated(self._prefixes.draw(rng, 1)[0].tolist())
 
     def _forced(self, prefix_GP: NDArray[np.int64] | None) -> dict[str, float]:
@@ -118,7 +156,10 @@ class TalkerPart:
         parts = [held_out[at : at + BATCH] for at in range(0, len(held_out), BATCH)]
         figures = [self._forced_part(make_batch(part, prefix_GP, None)) for part in parts]
         weights = [sum(len(each.codes) for each in part) for part in parts]
-        return {name: float(np.average([each[name] for each in figures], weights=weights)) for name in figures[0]}
+        return {
+            name: float(np.average([each[name] for each in figures], weights=weights))
+            for name in figures[0]
+        }
 
     def _forced_part(self, batch: TalkerBatch) -> dict[str, float]:
         trunk = self._forward(batch, 0.0)
@@ -146,11 +187,21 @@ class TalkerPart:
         teacher_lengths = np.array([LEAD_FRAMES + len(each.codes) for each in held_out])
         texts, voices = [each.text for each in held_out], [each.voice for each in held_out]
         generated = speak(
-            self._lean, self._table.to(torch.get_default_device()), texts, voices, prefix_P, int(LONGEST * teacher_lengths.max())
+            self._lean,
+            self._table.to(torch.get_default_device()),
+            texts,
+            voices,
+            prefix_P,
+            int(LONGEST * teacher_lengths.max()),
         )
         lengths = np.array([len(each.codes) for each in generated])
-        ended = np.array([each.ended for each in generated]) & (lengths <= LONGEST * teacher_lengths)
-        return {"ended": float(ended.mean()), "length_ratio": float((lengths / teacher_lengths).mean())}
+        ended = np.array([each.ended for each in generated]) & (
+            lengths <= LONGEST * teacher_lengths
+        )
+        return {
+            "ended": float(ended.mean()),
+            "length_ratio": float((lengths / teacher_lengths).mean()),
+        }
 
 
 def _share(right: Tensor) -> float:

@@ -1,7 +1,8 @@
 """Batches for the Talker: text ids, input codes, target codes, and prefixes of earlier user turns.
 
-Legend: B utterances, T frames (the silent lead included), F = T + 1 rows that predict a frame or the end, L = F + 8 rows,
-G prefixes (each before B / G utterances), P rows of a prefix, Q code groups.
+Legend: B utterances, T frames (the silent lead included), F = T + 1 rows that predict a frame or
+the end, L = F + 8 rows, G prefixes (each before B / G utterances), P rows of a prefix, Q code
+groups.
 """
 
 from collections import Counter
@@ -14,7 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.lab.pocket.corpus import dialogues, encode
-from fleet.lab.pocket.shape import CODEBOOK_SIZE, CODEC_IDS, LEAD_FRAMES, NUM_CODE_GROUPS, TOKEN_ID, VOCAB_SIZE
+from fleet.lab.pocket.shape import (
+    CODEBOOK_SIZE,
+    CODEC_IDS,
+    LEAD_FRAMES,
+    NUM_CODE_GROUPS,
+    TOKEN_ID,
+    VOCAB_SIZE,
+)
 from fleet.lab.pocket.speech.shards import Utterance
 from fleet.lab.pocket.speech.wordlock import SILENT_AFTER
 from fleet.lab.pocket.train.pointer import PointerTargets
@@ -40,8 +48,9 @@ USER = [TOKEN_ID[name] for name in ("<|im_start|>", "<|user|>", "<|says|>")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerBatch:
-    """Shapes: `text_BL`, `controls_B6` the codec side of rows 3..8, `input_BTQ` the codes fed back, `first_only_BT` True where
-    only the first of them is, `codes_BTQ` the true codes, `first_BF` the first code to predict, `prefix_GP`.
+    """Shapes: `text_BL`, `controls_B6` the codec side of rows 3..8, `input_BTQ` the codes fed back,
+    `first_only_BT` True where only the first of them is, `codes_BTQ` the true codes, `first_BF` the
+    first code to predict, `prefix_GP`.
     """
 
     text_BL: Tensor
@@ -81,7 +90,9 @@ def make_batch(
     prefix_GP: NDArray[np.int64] | None,
     rng: np.random.Generator | None,
 ) -> TalkerBatch:
-    """Build a batch. With `rng`, input codes are corrupted, so that the Talker learns to continue after its own errors."""
+    """Build a batch. With `rng`, input codes are corrupted, so that the Talker learns to continue
+    after its own errors.
+    """
     spoken = [with_lead(each.codes) for each in utterances]
     num_frames = max(map(len, spoken))
     codes = np.zeros((len(spoken), num_frames, NUM_CODE_GROUPS), np.int64)
@@ -90,8 +101,12 @@ def make_batch(
         codes[row, : len(each)] = each
         first[row, : len(each) + 1] = [*each[:, 0], END]
     input_codes = codes if rng is None else corrupt_codes(codes, rng)
-    first_only = np.zeros(codes.shape[:2], bool) if rng is None else rng.random(codes.shape[:2]) < NOISE
-    text = torch.tensor([text_side(encode(each.text), FIRST_ROW + num_frames + 1) for each in utterances])
+    first_only = (
+        np.zeros(codes.shape[:2], bool) if rng is None else rng.random(codes.shape[:2]) < NOISE
+    )
+    text = torch.tensor(
+        [text_side(encode(each.text), FIRST_ROW + num_frames + 1) for each in utterances]
+    )
     return TalkerBatch(
         text_BL=text,
         controls_B6=torch.tensor([controls(each.voice) for each in utterances]),
@@ -105,7 +120,9 @@ def make_batch(
 
 
 def corrupt_codes(codes_BTQ: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-    """Replace a few codes by random ones; the last group, the number of glottal cycles, changes by one."""
+    """Replace a few codes by random ones; the last group, the number of glottal cycles, changes by
+    one.
+    """
     others = rng.integers(0, CODEBOOK_SIZE, codes_BTQ.shape)
     steps = rng.choice((-1, 1), codes_BTQ.shape[:2])
     others[..., -1] = np.clip(codes_BTQ[..., -1] + steps, 0, CODEBOOK_SIZE - 1)
@@ -129,14 +146,22 @@ def _spoken(utterances: Sequence[Utterance], text_BL: Tensor, first_BF: Tensor) 
 
 
 class Prefixes:
-    """Source of earlier user turns: text of the corpus, or audio, all positions of which have the same id."""
+    """Source of earlier user turns: text of the corpus, or audio, all positions of which have the
+    same id.
+    """
 
     def __init__(self, seed: int) -> None:
-        turns = [turn.text for dialogue in dialogues("train", NUM_DIALOGUES, seed) for turn in dialogue.turns]
+        turns = [
+            turn.text
+            for dialogue in dialogues("train", NUM_DIALOGUES, seed)
+            for turn in dialogue.turns
+        ]
         self._questions = [encode(text) for text in turns[::2]]
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.int64]:
-        """Draw prefixes [count, P] with the length of the first; others are cut at the start, or extended by further turns."""
+        """Draw prefixes [count, P] with the length of the first; others are cut at the start, or
+        extended by further turns.
+        """
         first = self._draw_turns(rng)
         rows = [first]
         for _ in range(count - 1):
@@ -170,7 +195,9 @@ class Sampler:
         self._frames = np.array([len(each.codes) for each in utterances])
 
     def draw(self, rng: np.random.Generator, count: int, bins: int = 16) -> list[Utterance]:
-        """Draw `bins` batches, sort them by length and return one, so that every length keeps its frequency."""
+        """Draw `bins` batches, sort them by length and return one, so that every length keeps its
+        frequency.
+        """
         drawn = rng.choice(len(self._share), count * bins, p=self._share)
         drawn = drawn[np.argsort(self._frames[drawn], kind="stable")]
         at = int(rng.integers(bins)) * count

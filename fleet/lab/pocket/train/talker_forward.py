@@ -1,9 +1,13 @@
-"""A faster forward over the parameters of the Talker of `transformers`, for training: no routing, fewer and larger products.
+"""A faster forward over the parameters of the Talker of `transformers`, for training: no routing,
+fewer and larger products.
 
-The only expert always has weight 1, so it is a plain MLP beside the shared one; without images the rotary embedding is the plain
-one. Rows may follow earlier ones (`Past`): a prefix in training, all earlier input in generation.
-Legend: B sequences, L rows, K keys (those before, then L), h heads, d head size, H hidden size, Q code groups, N frames.
-Source: transformers 5.23, modeling_qwen3_omni_moe.py: `Qwen3OmniMoeTalkerModel`, `Qwen3OmniMoeTalkerCodePredictorModel`.
+The only expert always has weight 1, so it is a plain MLP beside the shared one; without images the
+rotary embedding is the plain one. Rows may follow earlier ones (`Past`): a prefix in training, all
+earlier input in generation.
+Legend: B sequences, L rows, K keys (those before, then L), h heads, d head size, H hidden size, Q
+code groups, N frames.
+Source: transformers 5.23, modeling_qwen3_omni_moe.py: `Qwen3OmniMoeTalkerModel`,
+`Qwen3OmniMoeTalkerCodePredictorModel`.
 """
 
 from dataclasses import dataclass
@@ -14,7 +18,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe, modeling_qwen3_omni_moe
 
-from fleet.lab.pocket.shape import CODEBOOK_SIZE, CODEC_IDS, HEAD_DIM, HIDDEN, NUM_CODE_GROUPS, ROPE_THETA, model_config
+from fleet.lab.pocket.shape import (
+    CODEBOOK_SIZE,
+    CODEC_IDS,
+    HEAD_DIM,
+    HIDDEN,
+    NUM_CODE_GROUPS,
+    ROPE_THETA,
+    model_config,
+)
 
 EPSILON = 1e-6
 SUPERVISED_LAYER = 2
@@ -24,7 +36,9 @@ NUM_FIRST = CODEBOOK_SIZE + 1
 
 
 class Layer(NamedTuple):
-    """Parameters of a decoder layer. `shared`: those of the shared expert (gate, up, down, its own gate), or None."""
+    """Parameters of a decoder layer. `shared`: those of the shared expert (gate, up, down, its own
+    gate), or None.
+    """
 
     norm_in: Tensor
     qkv: tuple[Tensor, Tensor, Tensor]
@@ -63,14 +77,19 @@ class Past:
 
     def repeated(self, times: int) -> "Past":
         """Return the rows with each sequence repeated `times` times."""
-        return Past(layers=tuple(Keys(*(each.repeat_interleave(times, 0) for each in keys)) for keys in self.layers))
+        return Past(
+            layers=tuple(
+                Keys(*(each.repeat_interleave(times, 0) for each in keys)) for keys in self.layers
+            )
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tapped:
     """Tensors of the middle layer for pointer supervision.
 
-    Shapes: `into_BLH` and `out_BLH` are the layer's input and output, `scores_BhLK` the supervised heads' log attention.
+    Shapes: `into_BLH` and `out_BLH` are the layer's input and output, `scores_BhLK` the supervised
+    heads' log attention.
     """
 
     into_BLH: Tensor
@@ -80,7 +99,9 @@ class Tapped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """Output of the decoder. Shapes: `hidden_BLH` is normalized, as `generate` passes it to the code predictor."""
+    """Output of the decoder. Shapes: `hidden_BLH` is normalized, as `generate` passes it to the
+    code predictor.
+    """
 
     hidden_BLH: Tensor
     past: Past
@@ -90,10 +111,13 @@ class Trunk:
 def new_talker(seed: int) -> nn.Module:
     """Return an initialized `Qwen3OmniMoeTalkerForConditionalGeneration` of Pocket's shape.
 
-    `transformers` leaves the experts uninitialized. All audio rows are one trained vector, the last bias of
-    `hidden_projection`, so that the answer's speech does not depend on the question's audio.
+    `transformers` leaves the experts uninitialized. All audio rows are one trained vector, the last
+    bias of `hidden_projection`, so that the answer's speech does not depend on the question's
+    audio.
     """
-    config = configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerConfig(**model_config()["talker_config"])
+    config = configuration_qwen3_omni_moe.Qwen3OmniMoeTalkerConfig(
+        **model_config()["talker_config"]
+    )
     talker = cast(Any, modeling_qwen3_omni_moe).Qwen3OmniMoeTalkerForConditionalGeneration(config)
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in talker.named_parameters():
@@ -126,20 +150,35 @@ def talker_layers(talker: nn.Module) -> list[Layer]:
 def predictor_layers(talker: nn.Module) -> list[Layer]:
     layers = cast(Any, talker).code_predictor.model.layers
     return [
-        _layer(layer, (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight), layer.mlp.down_proj.weight, None)
+        _layer(
+            layer,
+            (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight),
+            layer.mlp.down_proj.weight,
+            None,
+        )
         for layer in layers
     ]
 
 
-def _expert(mlp: Any) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
+def _expert(
+    mlp: Any,
+) -> tuple[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor, Tensor, Tensor]]:
     gate, up = mlp.experts.gate_up_proj[0].chunk(2)
     shared = mlp.shared_expert
-    weights = (shared.gate_proj.weight, shared.up_proj.weight, shared.down_proj.weight, mlp.shared_expert_gate.weight)
+    weights = (
+        shared.gate_proj.weight,
+        shared.up_proj.weight,
+        shared.down_proj.weight,
+        mlp.shared_expert_gate.weight,
+    )
     return (gate, up), mlp.experts.down_proj[0], weights
 
 
 def _layer(
-    layer: Any, gate_up: tuple[Tensor, Tensor], down: Tensor, shared: tuple[Tensor, Tensor, Tensor, Tensor] | None
+    layer: Any,
+    gate_up: tuple[Tensor, Tensor],
+    down: Tensor,
+    shared: tuple[Tensor, Tensor, Tensor, Tensor] | None,
 ) -> Layer:
     attention = layer.self_attn
     return Layer(
@@ -178,11 +217,15 @@ def _queries(layer: Layer, x_BLH: Tensor, rotation: Rotation) -> tuple[Tensor, T
 def _mix(layer: Layer, x_BLH: Tensor, attended_BhLd: Tensor, dropout: float) -> Tensor:
     rows = F.linear(attended_BhLd.transpose(1, 2).flatten(2), layer.out)
     x_BLH = _add_with_dropout(x_BLH, rows, dropout)
-    return _add_with_dropout(x_BLH, _mlp(layer, F.rms_norm(x_BLH, (HIDDEN,), layer.norm_mlp, EPSILON)), dropout)
+    return _add_with_dropout(
+        x_BLH, _mlp(layer, F.rms_norm(x_BLH, (HIDDEN,), layer.norm_mlp, EPSILON)), dropout
+    )
 
 
 def _add_with_dropout(x_BLH: Tensor, rows_BLH: Tensor, dropout: float) -> Tensor:
-    """Add with dropout, whose mask all rows of a sequence share: a seventh of the cost of one mask per row."""
+    """Add with dropout, whose mask all rows of a sequence share: a seventh of the cost of one mask
+    per row.
+    """
     if dropout == 0:
         return x_BLH + rows_BLH
     mask = F.dropout(torch.ones(len(x_BLH), 1, HIDDEN), dropout)
@@ -198,7 +241,9 @@ def _mlp(layer: Layer, x_BLH: Tensor) -> Tensor:
     gate, up = F.linear(x_BLH, both).chunk(2, -1)
     expert, shared = (F.silu(gate) * up).split([layer.down.shape[1], shared_down.shape[1]], -1)
     opened = torch.sigmoid(F.linear(x_BLH, opening))
-    return F.linear(torch.cat([expert, shared * opened], -1), torch.cat([layer.down, shared_down], 1))
+    return F.linear(
+        torch.cat([expert, shared * opened], -1), torch.cat([layer.down, shared_down], 1)
+    )
 
 
 class Lean:
@@ -207,15 +252,23 @@ class Lean:
     def __init__(self, talker: nn.Module) -> None:
         self._talker = cast(Any, talker)
 
-    def trunk(self, rows_BLH: Tensor, past: Past | None = None, *, dropout: float = 0.0, tap: bool = False) -> Trunk:
+    def trunk(
+        self, rows_BLH: Tensor, past: Past | None = None, *, dropout: float = 0.0, tap: bool = False
+    ) -> Trunk:
         """Compute the decoder over rows after `past`, with causal attention."""
         num_past = 0 if past is None else past.num_rows
-        at, bias_LK = rotation(num_past, rows_BLH.shape[1]), _causal_bias(num_past, rows_BLH.shape[1])
+        at, bias_LK = (
+            rotation(num_past, rows_BLH.shape[1]),
+            _causal_bias(num_past, rows_BLH.shape[1]),
+        )
         x_BLH, layers, tapped = rows_BLH, list[Keys](), None
         for index, layer in enumerate(talker_layers(self._talker)):
             query, key, value = _queries(layer, x_BLH, at)
             if past is not None:
-                key, value = (torch.cat(pair, 2) for pair in zip(past.layers[index], (key, value), strict=True))
+                key, value = (
+                    torch.cat(pair, 2)
+                    for pair in zip(past.layers[index], (key, value), strict=True)
+                )
             layers.append(Keys(key, value))
             scores = _scores(query, key, bias_LK)
             into_BLH, x_BLH = x_BLH, _mix(layer, x_BLH, scores.softmax(-1) @ value, dropout)
@@ -228,12 +281,23 @@ class Lean:
     def first_logits(self, hidden_BLH: Tensor) -> Tensor:
         """Return the logits [..., NUM_FIRST] of the first code."""
         weight = self._talker.codec_head.weight
-        return F.linear(hidden_BLH, torch.cat([weight[:CODEBOOK_SIZE], weight[CODEC_IDS.eos : CODEC_IDS.eos + 1]]))
+        return F.linear(
+            hidden_BLH,
+            torch.cat([weight[:CODEBOOK_SIZE], weight[CODEC_IDS.eos : CODEC_IDS.eos + 1]]),
+        )
 
-    def residual_logits(self, hidden_NH: Tensor, codes_Nq: Tensor, *, dropout: float = 0.0) -> list[Tensor]:
+    def residual_logits(
+        self, hidden_NH: Tensor, codes_Nq: Tensor, *, dropout: float = 0.0
+    ) -> list[Tensor]:
         """Return the logits [N, CODEBOOK_SIZE] of the code after each of the first q codes."""
         tables = self._code_tables()
-        rows = [hidden_NH, *(F.embedding(codes, table) for codes, table in zip(codes_Nq.unbind(1), tables, strict=False))]
+        rows = [
+            hidden_NH,
+            *(
+                F.embedding(codes, table)
+                for codes, table in zip(codes_Nq.unbind(1), tables, strict=False)
+            ),
+        ]
         x_NqH = torch.stack(rows, 1)
         at, bias_qq = rotation(0, x_NqH.shape[1]), _causal_bias(0, x_NqH.shape[1])
         for layer in predictor_layers(self._talker):
@@ -241,21 +305,32 @@ class Lean:
             x_NqH = _mix(layer, x_NqH, _scores(query, key, bias_qq).softmax(-1) @ value, dropout)
         predictor = self._talker.code_predictor
         x_NqH = F.rms_norm(x_NqH, (HIDDEN,), predictor.model.norm.weight, EPSILON)[:, 1:]
-        return [F.linear(x_NH, head.weight) for x_NH, head in zip(x_NqH.unbind(1), predictor.lm_head, strict=False)]
+        return [
+            F.linear(x_NH, head.weight)
+            for x_NH, head in zip(x_NqH.unbind(1), predictor.lm_head, strict=False)
+        ]
 
     def code_rows(self, codes_BTQ: Tensor, only_first_BT: Tensor | None = None) -> Tensor:
-        """Return the sum [B, T, H] of each frame's code embeddings; where `only_first_BT`, of the first code alone."""
-        table = torch.cat([*self._code_tables(), self._talker.model.codec_embedding.weight.new_zeros(1, HIDDEN)])
+        """Return the sum [B, T, H] of each frame's code embeddings; where `only_first_BT`, of the
+        first code alone.
+        """
+        table = torch.cat(
+            [*self._code_tables(), self._talker.model.codec_embedding.weight.new_zeros(1, HIDDEN)]
+        )
         index = codes_BTQ + torch.arange(NUM_CODE_GROUPS) * CODEBOOK_SIZE
         if only_first_BT is not None:
             index[..., 1:].masked_fill_(only_first_BT[..., None], len(table) - 1)
-        return F.embedding_bag(index.flatten(0, 1), table, mode="sum").unflatten(0, codes_BTQ.shape[:2])
+        return F.embedding_bag(index.flatten(0, 1), table, mode="sum").unflatten(
+            0, codes_BTQ.shape[:2]
+        )
 
     def control_rows(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self._talker.model.codec_embedding.weight)
 
     def text_rows(self, table_VH: Tensor) -> Tensor:
-        """Return the Talker's embedding [V + 1, H] of the text side; the last row is that of audio positions."""
+        """Return the Talker's embedding [V + 1, H] of the text side; the last row is that of audio
+        positions.
+        """
         text = self._talker.text_projection(table_VH)
         return torch.cat([text, self._talker.hidden_projection(text.new_zeros(1, HIDDEN))])
 
@@ -270,5 +345,6 @@ def _causal_bias(num_past: int, num_rows: int) -> Tensor:
 
 
 def _scores(query: Tensor, key: Tensor, bias_LK: Tensor) -> Tensor:
-    # Not the fused attention: at these sizes it is slower on a CPU, and it does not return the scores for supervision.
+    # Not the fused attention: at these sizes it is slower on a CPU, and it does not return the
+    # scores for supervision.
     return query * HEAD_DIM**-0.5 @ key.transpose(-1, -2) + bias_LK

@@ -1,4 +1,6 @@
-"""Greedy generation of codes by the Talker, in batches, to measure during training whether its speech ends."""
+"""Greedy generation of codes by the Talker, in batches, to measure during training whether its
+speech ends.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,9 +26,16 @@ class SpokenCodes:
 
 @torch.no_grad()
 def speak(
-    lean: Lean, table_VH: Tensor, texts: Sequence[str], voices: Sequence[str], prefix_P: Sequence[int], max_frames: int
+    lean: Lean,
+    table_VH: Tensor,
+    texts: Sequence[str],
+    voices: Sequence[str],
+    prefix_P: Sequence[int],
+    max_frames: int,
 ) -> list[SpokenCodes]:
-    """Generate the codes of each text after the same prefix (ids as in `TalkerBatch.prefix_GP`, may be empty)."""
+    """Generate the codes of each text after the same prefix (ids as in `TalkerBatch.prefix_GP`, may
+    be empty).
+    """
     text_rows = lean.text_rows(table_VH)
     ids = torch.tensor([text_side(encode(text), FIRST_ROW + 1 + max_frames) for text in texts])
     rows_BLH = text_rows[ids]
@@ -46,7 +55,11 @@ def speak(
         frames.append(codes_BQ)
         row_B1H = lean.code_rows(codes_BQ[:, None]) + rows_BLH[:, FIRST_ROW + 1 + frame, None]
         trunk = lean.trunk(row_B1H, trunk.past)
-    codes = torch.stack(frames, 1).cpu().numpy() if frames else np.zeros((len(texts), 0, NUM_CODE_GROUPS), np.int64)
+    codes = (
+        torch.stack(frames, 1).cpu().numpy()
+        if frames
+        else np.zeros((len(texts), 0, NUM_CODE_GROUPS), np.int64)
+    )
     return [
         SpokenCodes(codes=each[:length], ended=ended)
         for each, length, ended in zip(codes, lengths_B.tolist(), ended_B.tolist(), strict=True)
@@ -60,7 +73,9 @@ def _prefix_rows(lean: Lean, text_rows: Tensor, prefix_P: Sequence[int], times: 
 
 
 def _frame(lean: Lean, trunk: Trunk) -> tuple[Tensor, Tensor]:
-    """Return the codes of one frame, and True where its first code is the end (its other codes are undefined)."""
+    """Return the codes of one frame, and True where its first code is the end (its other codes are
+    undefined).
+    """
     hidden_BH = trunk.hidden_BLH[:, -1]
     first_B = lean.first_logits(hidden_BH).argmax(-1)
     is_end_B = first_B == END

@@ -1,7 +1,9 @@
-"""Trains the Thinker to answer typed dialogues, which are generated for each step, so that no batch is repeated.
+"""Trains the Thinker to answer typed dialogues, which are generated for each step, so that no batch
+is repeated.
 
-Several dialogues are packed into a row, without attention to each other and with positions from 0, so there is little padding.
-The forward pass is the model's own without its masks and caches. Spoken dialogues are in `joint` and `listening`.
+Several dialogues are packed into a row, without attention to each other and with positions from 0,
+so there is little padding. The forward pass is the model's own without its masks and caches. Spoken
+dialogues are in `joint` and `listening`.
 """
 
 from collections import Counter
@@ -28,18 +30,33 @@ NUM_ROWS, ROW_LEN = 7, 288
 USER_WEIGHT = 0.1
 """Weight of the loss on the user's turns, which trains spelling early."""
 FAMILY_SHARE: Mapping[str, float] = {
-    "sums": 1.0, "memory": 1.0, "times": 0.6, "counting": 0.5, "spelling": 0.45, "repeat": 0.4, "unknown": 0.35, "greetings": 0.2,
-    "calendar": 0.2, "opposites": 0.2, "itself": 0.2, "facts": 0.2, "colours": 0.2,
-}  # fmt: skip
+    "sums": 1.0,
+    "memory": 1.0,
+    "times": 0.6,
+    "counting": 0.5,
+    "spelling": 0.45,
+    "repeat": 0.4,
+    "unknown": 0.35,
+    "greetings": 0.2,
+    "calendar": 0.2,
+    "opposites": 0.2,
+    "itself": 0.2,
+    "facts": 0.2,
+    "colours": 0.2,
+}
 """Share of a family's dialogues that is used: rules need many examples, memorized facts a few."""
 MAX_MISSES = 8
-"""Samples that fit into no row before packing stops; few, so that short dialogues are not overrepresented."""
+"""Samples that fit into no row before packing stops; few, so that short dialogues are not
+overrepresented.
+"""
 POINTER_LAYER, POINTER_WEIGHT = 3, 0.2
 """Layer whose first head points; two more layers process the result."""
 NUM_HELD_OUT = 390
 MAX_ANSWER_LEN = 96
 GARBLED = 0.06
-"""Share of the user's words, of those that no answer repeats, that are replaced by random letters: helps with new phrasings."""
+"""Share of the user's words, of those that no answer repeats, that are replaced by random letters:
+helps with new phrasings.
+"""
 
 _START, _END = shape.TOKEN_ID["<|im_start|>"], shape.TOKEN_ID["<|im_end|>"]
 _SAYS, _PAD = shape.TOKEN_ID["<|says|>"], shape.TOKEN_ID["<|endoftext|>"]
@@ -59,12 +76,19 @@ class ThinkerModel(nn.Module):
         text = shape.model_config()["thinker_config"]["text_config"]
         self.model: Any = hf.Qwen3OmniMoeThinkerTextModel(Qwen3OmniMoeTextConfig(**text))
         self.lm_head = nn.Linear(shape.HIDDEN, shape.VOCAB_SIZE, bias=False)
-        initialise(self, torch.Generator().manual_seed(seed), len(self.model.layers), ("o_proj.weight", "down_proj.weight"))
+        initialise(
+            self,
+            torch.Generator().manual_seed(seed),
+            len(self.model.layers),
+            ("o_proj.weight", "down_proj.weight"),
+        )
         self.model.embed_tokens.weight.data.copy_(shape.text_table())
         self.model.embed_tokens.weight.requires_grad_(False)
 
 
-def run_layers(thinker: ThinkerModel, states: Tensor, batch: "PackedBatch", block: Block) -> tuple[Tensor, Tensor]:
+def run_layers(
+    thinker: ThinkerModel, states: Tensor, batch: "PackedBatch", block: Block
+) -> tuple[Tensor, Tensor]:
     """Compute the input of the head, equal to that of the HF model, from that of the first layer.
 
     Also return the input of layer `POINTER_LAYER`. Shapes: rows x row length x hidden.
@@ -88,17 +112,27 @@ def decoder_block(layer: Any, states: Tensor, cos: Tensor, sin: Tensor, mask: Te
     attention = layer.self_attn
     normed = _norm(states, layer.input_layernorm)
     heads = (*states.shape[:2], -1, shape.HEAD_DIM)
-    query = _rotate(_norm(attention.q_proj(normed).view(heads), attention.q_norm).transpose(1, 2), cos, sin)
-    key = _rotate(_norm(attention.k_proj(normed).view(heads), attention.k_norm).transpose(1, 2), cos, sin)
+    query = _rotate(
+        _norm(attention.q_proj(normed).view(heads), attention.q_norm).transpose(1, 2), cos, sin
+    )
+    key = _rotate(
+        _norm(attention.k_proj(normed).view(heads), attention.k_norm).transpose(1, 2), cos, sin
+    )
     value = attention.v_proj(normed).view(heads).transpose(1, 2)
     seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     states = states + attention.o_proj(seen.transpose(1, 2).reshape(states.shape))
     normed = _norm(states, layer.post_attention_layernorm)
-    return states + layer.mlp.down_proj(functional.silu(layer.mlp.gate_proj(normed)) * layer.mlp.up_proj(normed))
+    return states + layer.mlp.down_proj(
+        functional.silu(layer.mlp.gate_proj(normed)) * layer.mlp.up_proj(normed)
+    )
 
 
 def _norm(states: Tensor, norm: Any) -> Tensor:
-    return states * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.variance_epsilon) * norm.weight
+    return (
+        states
+        * torch.rsqrt(states.square().mean(-1, keepdim=True) + norm.variance_epsilon)
+        * norm.weight
+    )
 
 
 def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -111,10 +145,11 @@ def _rotate(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class PackedBatch:
     """Rows of packed dialogues.
 
-    Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position attends.
+    Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position
+    attends.
     Shapes: `sources` as `mask` without its 1.
-    Invariants: `weights[r, i]` is the loss's weight on `ids[r, i]` as predicted from position i - 1; `sources[r, i, j]` is true
-    where the symbol predicted from position i repeats the one at j.
+    Invariants: `weights[r, i]` is the loss's weight on `ids[r, i]` as predicted from position i -
+    1; `sources[r, i, j]` is true where the symbol predicted from position i repeats the one at j.
     """
 
     ids: Tensor
@@ -126,8 +161,8 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One dialogue in ids, the weight of the loss on each, the pairs (position, source) of `PackedBatch.sources`, and the bounds
-    of the user's words.
+    """One dialogue in ids, the weight of the loss on each, the pairs (position, source) of
+    `PackedBatch.sources`, and the bounds of the user's words.
     """
 
     ids: Sequence[int]
@@ -160,7 +195,9 @@ def sample(turns: Iterable[ChatTurn]) -> Sample:
         before.append(begins)
         ids += turn_ids(turn)
         num_scored = len(ids) - len(weights) - len(opening(turn.role))
-        weights += [0.0] * len(opening(turn.role)) + [1.0 if turn.role == "assistant" else USER_WEIGHT] * num_scored
+        weights += [0.0] * len(opening(turn.role)) + [
+            1.0 if turn.role == "assistant" else USER_WEIGHT
+        ] * num_scored
     return Sample(ids=ids, weights=weights, sources=sources, user_words=user_words)
 
 
@@ -182,9 +219,11 @@ def _word_begins(text: str, begin: int) -> Iterator[tuple[str, int]]:
 
 
 def _sources(begins: Words, turns: Iterable[Words]) -> Iterator[tuple[int, int]]:
-    """Yield (position, source) for each symbol of a repeated word; a symbol is predicted from the position before it.
+    """Yield (position, source) for each symbol of a repeated word; a symbol is predicted from the
+    position before it.
 
-    Of a word's earlier places, only those in the longest run of equal words count, so that a quotation has one source.
+    Of a word's earlier places, only those in the longest run of equal words count, so that a
+    quotation has one source.
     """
     for index, (word, begin) in enumerate(begins):
         places = [
@@ -202,10 +241,15 @@ def _count_equal_words(left: Words, left_at: int, right: Words, right_at: int) -
     """Return the number of consecutive equal words around two places."""
     ahead = zip(left[left_at:], right[right_at:], strict=False)
     back = zip(left[:left_at][::-1], right[:right_at][::-1], strict=False)
-    return sum(sum(1 for _ in takewhile(lambda pair: pair[0][0] == pair[1][0], way)) for way in (ahead, back))
+    return sum(
+        sum(1 for _ in takewhile(lambda pair: pair[0][0] == pair[1][0], way))
+        for way in (ahead, back)
+    )
 
 
-def pack(samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW_LEN) -> PackedBatch:
+def pack(
+    samples: Iterator[Sample], num_rows: int = NUM_ROWS, row_len: int = ROW_LEN
+) -> PackedBatch:
     """Fill rows with samples until `MAX_MISSES` samples fitted into none of them."""
     rows: list[list[Sample]] = [[] for _ in range(num_rows)]
     free = [row_len] * num_rows
@@ -268,40 +312,63 @@ class ThinkerPart:
         self._block = compiled(decoder_block)
 
     def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """Return the weighted sum of text and pointer loss. `fill`: the share of positions that are not padding."""
+        """Return the weighted sum of text and pointer loss. `fill`: the share of positions that are
+        not padding.
+        """
         batch = pack(draw_samples(rng))
         text, pointer = losses(self.module, batch, self._block)
         figures = {"text": float(text.detach()), "pointer": float(pointer.detach())}
-        return text + POINTER_WEIGHT * pointer, figures | {"fill": float((batch.ids != _PAD).float().mean())}
+        return text + POINTER_WEIGHT * pointer, figures | {
+            "fill": float((batch.ids != _PAD).float().mean())
+        }
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the shares of right answers, overall and by family: `right` on held-out dialogues, `known` on training ones."""
-        held_out, known = (is_answered(self.module, questions) for questions in (self._held_out, self._known))
+        """Return the shares of right answers, overall and by family: `right` on held-out dialogues,
+        `known` on training ones.
+        """
+        held_out, known = (
+            is_answered(self.module, questions) for questions in (self._held_out, self._known)
+        )
         return shares("right", self._held_out, held_out) | shares("known", self._known, known)
 
 
-def losses(thinker: ThinkerModel, batch: PackedBatch, block: Block = decoder_block) -> tuple[Tensor, Tensor]:
-    """Return the losses of the next symbol and of pointing: where an answer repeats a word, one head must attend to its source.
+def losses(
+    thinker: ThinkerModel, batch: PackedBatch, block: Block = decoder_block
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of the next symbol and of pointing: where an answer repeats a word, one
+    head must attend to its source.
 
     The supervision shortens the training of memory from hours to minutes.
     """
     states, pointing = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, block)
     logits = thinker.lm_head(states[:, :-1])
     weights = batch.weights[:, 1:]
-    each = functional.cross_entropy(logits.flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none")
+    each = functional.cross_entropy(
+        logits.flatten(0, 1), batch.ids[:, 1:].flatten(), reduction="none"
+    )
     return (each * weights.flatten()).sum() / weights.sum(), pointer_loss(thinker, batch, pointing)
 
 
 def pointer_loss(thinker: ThinkerModel, batch: PackedBatch, states: Tensor) -> Tensor:
-    """Return the mean negative log attention on the sources. `states`: the input of layer `POINTER_LAYER`."""
+    """Return the mean negative log attention on the sources. `states`: the input of layer
+    `POINTER_LAYER`.
+    """
     layer: Any = thinker.model.layers[POINTER_LAYER]
     attention = layer.self_attn
     normed = _norm(states, layer.input_layernorm)
     query, key = (
-        _rotate(_norm(functional.linear(normed, project.weight[: shape.HEAD_DIM]), norm)[:, None], *_angles(thinker, batch))[:, 0]
-        for project, norm in ((attention.q_proj, attention.q_norm), (attention.k_proj, attention.k_norm))
+        _rotate(
+            _norm(functional.linear(normed, project.weight[: shape.HEAD_DIM]), norm)[:, None],
+            *_angles(thinker, batch),
+        )[:, 0]
+        for project, norm in (
+            (attention.q_proj, attention.q_norm),
+            (attention.k_proj, attention.k_norm),
+        )
     )
-    scores = (query @ key.transpose(1, 2) * shape.HEAD_DIM**-0.5).masked_fill(~batch.mask[:, 0], float("-inf"))
+    scores = (query @ key.transpose(1, 2) * shape.HEAD_DIM**-0.5).masked_fill(
+        ~batch.mask[:, 0], float("-inf")
+    )
     seen = scores.softmax(-1)
     found = (seen * batch.sources).sum(-1)[batch.sources.any(-1)]
     return -(found + 1e-6).log().sum() / max(1, len(found))
@@ -311,28 +378,44 @@ def shares(name: str, questions: Sequence[Dialogue], are_right: Sequence[bool]) 
     right, counts = Counter[str](), Counter(dialogue.family for dialogue in questions)
     for dialogue, each in zip(questions, are_right, strict=True):
         right[dialogue.family] += each
-    by_family = {f"{name}_{family}": right[family] / count for family, count in sorted(counts.items())}
+    by_family = {
+        f"{name}_{family}": right[family] / count for family, count in sorted(counts.items())
+    }
     return {name: right.total() / len(questions)} | by_family
 
 
 def scores(questions: Sequence[Dialogue], answers: Sequence[str]) -> dict[str, float]:
-    return shares("right", questions, [is_right(dialogue, text) for dialogue, text in zip(questions, answers, strict=True)])
+    return shares(
+        "right",
+        questions,
+        [is_right(dialogue, text) for dialogue, text in zip(questions, answers, strict=True)],
+    )
 
 
 @torch.inference_mode()
-def is_answered(thinker: ThinkerModel, questions: Sequence[Dialogue], batch_size: int = 28) -> list[bool]:
-    """Return True for each dialogue whose greedy answer is right: every symbol of the right answer is the likeliest at its place.
+def is_answered(
+    thinker: ThinkerModel, questions: Sequence[Dialogue], batch_size: int = 28
+) -> list[bool]:
+    """Return True for each dialogue whose greedy answer is right: every symbol of the right answer
+    is the likeliest at its place.
 
     This equals the result of generating the answers, without generation.
     """
     lengths = [len(prompt(dialogue)) for dialogue in questions]
-    return in_batches(questions, lengths, batch_size, lambda batch: _is_answered_batch(thinker, batch))
+    return in_batches(
+        questions, lengths, batch_size, lambda batch: _is_answered_batch(thinker, batch)
+    )
 
 
 def in_batches(
-    items: Sequence[Item], lengths: Sequence[int], batch_size: int, compute: Callable[[Sequence[Item]], Sequence[Result]]
+    items: Sequence[Item],
+    lengths: Sequence[int],
+    batch_size: int,
+    compute: Callable[[Sequence[Item]], Sequence[Result]],
 ) -> list[Result]:
-    """Return the results of all items in their order; each batch has items of about the same length."""
+    """Return the results of all items in their order; each batch has items of about the same
+    length.
+    """
     order = sorted(range(len(items)), key=lengths.__getitem__)
     results: dict[int, Result] = {}
     for start in range(0, len(order), batch_size):
@@ -347,8 +430,13 @@ def _is_answered_batch(thinker: ThinkerModel, questions: Sequence[Dialogue]) -> 
     states, _ = run_layers(thinker, thinker.model.embed_tokens(batch.ids), batch, decoder_block)
     likeliest = thinker.lm_head(states).argmax(-1)
     is_expected = likeliest[:, :-1] == batch.ids[:, 1:]
-    spans = ((len(prompt(dialogue)) - 1, len(each.ids) - 1) for dialogue, each in zip(questions, samples, strict=True))
-    return [bool(row[begin:end].all()) for row, (begin, end) in zip(is_expected, spans, strict=True)]
+    spans = (
+        (len(prompt(dialogue)) - 1, len(each.ids) - 1)
+        for dialogue, each in zip(questions, samples, strict=True)
+    )
+    return [
+        bool(row[begin:end].all()) for row, (begin, end) in zip(is_expected, spans, strict=True)
+    ]
 
 
 def prompt(dialogue: Dialogue) -> list[int]:
@@ -366,13 +454,23 @@ def answer(
     batch_size: int = 64,
     max_len: int = MAX_ANSWER_LEN,
 ) -> list[str]:
-    """Return the most likely answer, symbol by symbol, to each prompt. `embed_ids`: the text table by default."""
+    """Return the most likely answer, symbol by symbol, to each prompt. `embed_ids`: the text table
+    by default.
+    """
     embed = embed_ids or thinker.model.embed_tokens
-    return in_batches(prompts, [*map(len, prompts)], batch_size, lambda batch: _answer_batch(thinker, batch, embed, max_len))
+    return in_batches(
+        prompts,
+        [*map(len, prompts)],
+        batch_size,
+        lambda batch: _answer_batch(thinker, batch, embed, max_len),
+    )
 
 
 def _answer_batch(
-    thinker: ThinkerModel, prompts: Sequence[Sequence[int]], embed_ids: Callable[[Tensor], Tensor], max_len: int
+    thinker: ThinkerModel,
+    prompts: Sequence[Sequence[int]],
+    embed_ids: Callable[[Tensor], Tensor],
+    max_len: int,
 ) -> list[str]:
     longest = max(map(len, prompts))
     ids = torch.tensor([[_PAD] * (longest - len(each)) + list(each) for each in prompts])
@@ -383,7 +481,9 @@ def _answer_batch(
     has_ended = torch.zeros(len(prompts), dtype=torch.bool)
     while len(drawn) < max_len and not has_ended.all():
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -states.shape[1] :]
-        result = thinker.model(inputs_embeds=states, attention_mask=mask, position_ids=positions, past_key_values=cache)
+        result = thinker.model(
+            inputs_embeds=states, attention_mask=mask, position_ids=positions, past_key_values=cache
+        )
         ids = thinker.lm_head(result.last_hidden_state[:, -1:]).argmax(-1)
         states = thinker.model.embed_tokens(ids)
         drawn.append(ids)

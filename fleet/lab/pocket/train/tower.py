@@ -1,8 +1,9 @@
-"""The audio tower in training: the encoder of `transformers`, computed for whole batches, and a CTC head on it.
+"""The audio tower in training: the encoder of `transformers`, computed for whole batches, and a CTC
+head on it.
 
-Speech has about a dozen symbols a second and the tower 13 positions, so each position has two slots, which CTC aligns with the
-symbols. The slots are computed from the input of the tower's last layer, so that this layer is free to produce embeddings for
-the Thinker.
+Speech has about a dozen symbols a second and the tower 13 positions, so each position has two
+slots, which CTC aligns with the symbols. The slots are computed from the input of the tower's last
+layer, so that this layer is free to produce embeddings for the Thinker.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
-from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeAudioEncoderConfig
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeAudioEncoderConfig,
+)
 
 from fleet.lab.pocket import shape
 from fleet.lab.pocket.corpus import SYMBOLS
@@ -27,15 +30,21 @@ CHUNK_FRAMES, CHUNK_POSITIONS = 100, 13
 
 
 class Hearing(nn.Module):
-    """The tower, named as in the HF Thinker (`audio_tower.*`), and the CTC head, used in training only (`slots.*`)."""
+    """The tower, named as in the HF Thinker (`audio_tower.*`), and the CTC head, used in training
+    only (`slots.*`).
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        config = Qwen3OmniMoeAudioEncoderConfig(**shape.model_config()["thinker_config"]["audio_config"])
+        config = Qwen3OmniMoeAudioEncoderConfig(
+            **shape.model_config()["thinker_config"]["audio_config"]
+        )
         self.audio_tower: Any = hf.Qwen3OmniMoeAudioEncoder(config)
         self.slots = nn.Linear(config.d_model, SLOTS * (BLANK + 1))
         layers = len(self.audio_tower.layers)
-        initialise(self, torch.Generator().manual_seed(seed), layers, ("out_proj.weight", "fc2.weight"))
+        initialise(
+            self, torch.Generator().manual_seed(seed), layers, ("out_proj.weight", "fc2.weight")
+        )
 
 
 def positions(num_frames: Tensor) -> Tensor:
@@ -47,10 +56,13 @@ def positions(num_frames: Tensor) -> Tensor:
 def compute_states(tower: Any, batch: LogMelBatch) -> Tensor:
     """Return the input of the tower's last layer.
 
-    Shapes: clips x positions of the longest x width; values beyond a clip's own positions are undefined.
+    Shapes: clips x positions of the longest x width; values beyond a clip's own positions are
+    undefined.
     """
     states = _embedded(tower, batch)
-    mask = _mask(positions(batch.num_frames), tower.n_window_infer // CHUNK_FRAMES * CHUNK_POSITIONS)
+    mask = _mask(
+        positions(batch.num_frames), tower.n_window_infer // CHUNK_FRAMES * CHUNK_POSITIONS
+    )
     for layer in tower.layers:
         states = _block(layer, states, mask, tower.config.encoder_attention_heads)
     return functional.gelu(tower.proj1(tower.ln_post(states)))
@@ -75,17 +87,23 @@ def _embedded(tower: Any, batch: LogMelBatch) -> Tensor:
 
 
 def _mask(num_positions: Tensor, window: int) -> Tensor:
-    """Return the mask [clips, 1, positions, positions], true where a position attends; each attends to itself."""
+    """Return the mask [clips, 1, positions, positions], true where a position attends; each attends
+    to itself.
+    """
     at = torch.arange(int(num_positions.max()))
     same_window = at[:, None] // window == at // window
-    return (same_window & (at < num_positions[:, None, None]) | torch.eye(len(at), dtype=torch.bool))[:, None]
+    return (
+        same_window & (at < num_positions[:, None, None]) | torch.eye(len(at), dtype=torch.bool)
+    )[:, None]
 
 
 def _block(layer: Any, states: Tensor, mask: Tensor, num_heads: int) -> Tensor:
     attention = layer.self_attn
     normed = layer.self_attn_layer_norm(states)
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    query, key, value = (each(normed).unflatten(-1, (num_heads, -1)).transpose(1, 2) for each in projections)
+    query, key, value = (
+        each(normed).unflatten(-1, (num_heads, -1)).transpose(1, 2) for each in projections
+    )
     seen = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     states = states + attention.out_proj(seen.transpose(1, 2).flatten(2))
     return states + layer.fc2(functional.gelu(layer.fc1(layer.final_layer_norm(states))))
@@ -105,12 +123,23 @@ def ctc_loss(scores: Tensor, num_positions: Tensor, targets: Sequence[Sequence[i
     lengths = torch.tensor([len(each) for each in targets])
     together = torch.tensor([symbol for each in targets for symbol in each])
     total = functional.ctc_loss(
-        scores.transpose(0, 1), together, SLOTS * num_positions, lengths, blank=BLANK, reduction="sum", zero_infinity=True
+        scores.transpose(0, 1),
+        together,
+        SLOTS * num_positions,
+        lengths,
+        blank=BLANK,
+        reduction="sum",
+        zero_infinity=True,
     )
     return total / lengths.sum()
 
 
 def symbols(scores: Tensor, num_positions: Tensor) -> list[list[int]]:
     """Return the likeliest symbols of the slots, without repetitions and blanks."""
-    likeliest = [row[:length] for row, length in zip(scores.argmax(-1).tolist(), (SLOTS * num_positions).tolist(), strict=True)]
+    likeliest = [
+        row[:length]
+        for row, length in zip(
+            scores.argmax(-1).tolist(), (SLOTS * num_positions).tolist(), strict=True
+        )
+    ]
     return [[symbol for symbol, _ in groupby(row) if symbol != BLANK] for row in likeliest]

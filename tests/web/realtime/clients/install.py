@@ -1,6 +1,8 @@
-"""Install other Realtime clients, each in a virtual environment of its own, since their pins clash with Fleet's.
+"""Install other Realtime clients, each in a virtual environment of its own, since their pins clash
+with Fleet's.
 
-Run by `./check` with the Python whose environment they belong to; does nothing where they are installed already.
+Run by `./check` with the Python whose environment they belong to; does nothing where they are
+installed already.
 """
 
 import subprocess
@@ -12,7 +14,9 @@ REQUIREMENTS = ("openai-agents[voice]==0.24.0", "livekit-plugins-openai==1.8.9")
 
 
 def environment_of(requirement: str) -> Path:
-    """The folder of the virtual environment; it contains a file `ready` once the requirement is installed."""
+    """The folder of the virtual environment; it contains a file `ready` once the requirement is
+    installed.
+    """
     return Path(sys.prefix) / "clients" / requirement
 
 
