@@ -29,11 +29,11 @@ from fleet.core.ids import (
     new_worker_id,
 )
 from fleet.core.request import RequestSpec, Sampling
-from fleet.core.request_trace import RequestTrace
 from fleet.drafts.exchange.follower import HeadMemory, follow_heads
 from fleet.drafts.exchange.records import RedisRecords
 from fleet.graphs import Graph
 from fleet.stages.base import BuiltStage
+from fleet.telemetry.trace import RequestTrace
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.worker.hand_off import share_pool

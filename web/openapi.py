@@ -16,9 +16,9 @@ from pydantic.json_schema import models_json_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleet.core.telemetry import Job, Transfers
 from fleet.drafts.figures.training import TrainingState
 from fleet.spans.protocol.routes import SpanRoutes
+from fleet.telemetry.views import Job, Transfers
 from web.fleet_api.health import Health, Readiness
 from web.fleet_api.request_detail import RequestDetail
 from web.fleet_api.routes import (

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fleet.control.client import FleetClient
-    from fleet.core.telemetry import RoleView, WorkerView
+    from fleet.telemetry.views import RoleView, WorkerView
 
 REFRESH_S = 1.0
 WORKER_FIELDS = ("id", "role", "host", "pid", "started_us", "lease_left_s", "running", "capacity")

@@ -39,8 +39,8 @@ from fleet.control.training import TrainingClient
 from fleet.control.voice import HeldVoice, Saved, VoiceStore
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import WorkerId
-from fleet.core.telemetry import SERIES_STEP_S
 from fleet.process.background import keep_running
+from fleet.telemetry.views import SERIES_STEP_S
 
 __all__ = [
     "ClientStream",

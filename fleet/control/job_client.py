@@ -14,7 +14,7 @@ from fleet.control.connect import SOCKET_TIMEOUT_S, answer_of, connect_for_a_cal
 from fleet.control.job_files import read_file, remove_folder
 from fleet.core.errors import Conflict, NotFound
 from fleet.core.jobs import NO_JOBS
-from fleet.core.telemetry import Job
+from fleet.telemetry.views import Job
 
 T = TypeVar("T")
 

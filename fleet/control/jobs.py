@@ -29,7 +29,7 @@ from rq.serializers import JSONSerializer
 from fleet.control.connect import text
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.jobs import REPORT_FILES, JobArguments, read_arguments
-from fleet.core.telemetry import Job, JobProgress
+from fleet.telemetry.views import Job, JobProgress
 
 QUEUE = "fleet"
 FUNCTIONS = {"bench": "fleet.jobs.bench.run", "train": "fleet.jobs.train.run"}

@@ -10,7 +10,7 @@ from fleet.control.connect import text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.errors import UnknownWireVersion
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
-from fleet.core.telemetry import WORKER_ORDERS, WorkerOrder
+from fleet.telemetry.views import WORKER_ORDERS, WorkerOrder
 
 
 class ChunkNotice(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,9 +18,9 @@ from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, NotFound, quoted
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.telemetry import WorkerOrder
 from fleet.drafts.figures.speculation import CONFIGURED, ORDERS
 from fleet.graphs import Graph
+from fleet.telemetry.views import WorkerOrder
 
 log = logging.getLogger(__name__)
 Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]

@@ -27,7 +27,7 @@ from fleet.core.events import (
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.pages import PagesRef, encode_pages
 from fleet.core.request import RequestSpec, encode_request
-from fleet.core.telemetry import WorkerOrder
+from fleet.telemetry.views import WorkerOrder
 
 Arg = str | bytes | int
 API_RIGHT = "api"

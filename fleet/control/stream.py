@@ -30,8 +30,8 @@ from fleet.core.errors import (
     from_code,
 )
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
-from fleet.core.receipts import RECEIVED, Receipts
 from fleet.core.request import RequestSpec
+from fleet.telemetry.receipts import RECEIVED, Receipts
 
 log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from rq import get_current_job
 
 from fleet.control.job_files import make_folder
 from fleet.control.jobs import note_progress
-from fleet.core.telemetry import JobProgress
 from fleet.jobs.measured import TEMPORARY, Measured
 from fleet.process.parent_death import signalled_with_parent
+from fleet.telemetry.views import JobProgress
 
 TAIL_CHARS = 20_000
 MAX_NOTE_CHARS = 200

@@ -7,7 +7,7 @@ import math
 import time
 
 from fleet.core.ids import WorkerId
-from fleet.core.telemetry import WorkerOrder
+from fleet.telemetry.views import WorkerOrder
 
 log = logging.getLogger(__name__)
 

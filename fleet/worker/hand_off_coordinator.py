@@ -22,8 +22,8 @@ from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.hand_off import HandOff, encode_hand_off
 from fleet.core.ids import RequestId, RoleName, Walk, WorkerId
-from fleet.core.pulls import KV, PullTally
 from fleet.engine.base import Engine, EngineOutput, KVBlocks, KVPages
+from fleet.telemetry.pulls import KV, PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.hand_off import AbandonedImports, KVImport, Offer, Offers
 from fleet.worker.pending_calls import PendingCall, ignore_reply, receipt_calls

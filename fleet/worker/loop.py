@@ -19,9 +19,9 @@ from fleet.control.pacing import Pacing
 from fleet.core.clock import now_us
 from fleet.core.errors import failure_of
 from fleet.core.ids import RequestId, RoleName, WorkerId
-from fleet.core.pulls import PullTally
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
+from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.availability import Availability
 from fleet.worker.cached_sessions import CachedSessions

@@ -12,7 +12,6 @@ import psutil
 from fleet.control import scripts
 from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, RequestId, StageName
-from fleet.core.pulls import PullTally
 from fleet.drafts.exchange.follower import HeadFollower
 from fleet.drafts.exchange.watch import HeadWatch
 from fleet.drafts.figures.head_holders import encode_held
@@ -20,6 +19,7 @@ from fleet.drafts.figures.speculation import encode_speculation
 from fleet.drafts.figures.training import encode_training
 from fleet.engine.base import Engine
 from fleet.spans.protocol.figures import encode_figures
+from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.cached_sessions import CachedSessions
 from fleet.worker.grants import GrantIntake

@@ -13,8 +13,8 @@ import numpy as np
 from fleet.core.chunk import Location, TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
-from fleet.core.pulls import PullTally
 from fleet.engine.base import Arrays
+from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Pull, Transfer
 from fleet.worker.inbound import InboundEdge
 from fleet.worker.redis_link import RedisLink

@@ -30,11 +30,11 @@ from fleet.control.scripts import Arg, Call
 from fleet.control.training import PURGES
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
-from fleet.core.hops import HopCounts
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
 from fleet.drafts.figures.head_holders import HeldHead, decode_held
 from fleet.drafts.figures.training import DraftVersion, decode_version
 from fleet.process.fleet_secret import FleetSecret
+from fleet.telemetry.hops import HopCounts
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ from fleet.config import FleetConfig
 from fleet.control.scripts import Ack
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
-from fleet.core.receipts import Receipts
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
 from fleet.stages.base import LoggedOutput, TaskAdapter
+from fleet.telemetry.receipts import Receipts
 from fleet.worker.claim import TaskLogs
 from fleet.worker.hand_off import KVImport
 from fleet.worker.inbound import InboundEdge

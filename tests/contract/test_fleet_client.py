@@ -18,9 +18,9 @@ from fleet.core.clock import now_us
 from fleet.core.errors import Aborted, BadInput, Conflict, FleetError, GatewayStopping, NotFound
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
-from fleet.core.request_trace import RequestFilter, RequestTrace
-from fleet.core.telemetry import LogQuery
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer
+from fleet.telemetry.trace import RequestFilter, RequestTrace
+from fleet.telemetry.views import LogQuery
 from tests.harness import fake_spec_of, gateway, ready, thread_fleet
 from tests.support import await_until
 from tests.web.fake_client import RATE_HZ, FakeClient, Script

@@ -21,9 +21,9 @@ from fleet.control.job_files import read_file
 from fleet.control.jobs import FUNCTIONS, QUEUE, delete, job, jobs, open_queue, stop, submit
 from fleet.core.errors import Conflict
 from fleet.core.jobs import BenchArguments
-from fleet.core.telemetry import Job
 from fleet.jobs.record import JobRecord
 from fleet.jobs.worker import JobWorker
+from fleet.telemetry.views import Job
 from tests.support import Running, command_line, run_cli, start_cli, wait_until
 
 pytestmark = pytest.mark.one_file_in(4, "processes")

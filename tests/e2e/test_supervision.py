@@ -20,8 +20,8 @@ from fleet.control.connect import connect, pairs, run, text
 from fleet.control.telemetry.logs import line_of
 from fleet.core.ids import RequestId, WorkerId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.core.telemetry import LogLine
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from fleet.telemetry.views import LogLine
 from tests.e2e.fleets import FAKE, START_S, ProcessFleet, fleet_up, owner_of, process_of, worker_ids
 from tests.support import set_options, start_cli, wait_until
 

@@ -14,7 +14,7 @@ from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.core.events import RequestEnded, encode_event
 from fleet.core.ids import RequestId
-from fleet.core.telemetry import FeedEntry
+from fleet.telemetry.views import FeedEntry
 from tests.support import stream_entries
 
 

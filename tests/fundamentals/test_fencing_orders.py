@@ -5,7 +5,7 @@ incarnation.
 from fleet.control import keys, scripts
 from fleet.control.connect import text
 from fleet.core.ids import RequestId, WorkerId
-from fleet.core.telemetry import WorkerOrder
+from fleet.telemetry.views import WorkerOrder
 from tests.fundamentals.control_plane import GATEWAY, OTHER, REQUEST, WORKER, Control
 from tests.support import stream_entries
 

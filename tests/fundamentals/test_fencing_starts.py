@@ -9,7 +9,7 @@ import pytest
 from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.ids import RequestId, RoleName, WorkerId
-from fleet.core.telemetry import WorkerOrder
+from fleet.telemetry.views import WorkerOrder
 from tests.fundamentals.control_plane import GATEWAY, OTHER, ROLE, WORKER, Control, set_deadline
 
 GRACE_US, LEASE_US = 30_000_000, 60_000_000

@@ -16,7 +16,7 @@ from fleet.control.telemetry.logs import line_of
 from fleet.core.errors import NoWorker, Overloaded
 from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
-from fleet.core.telemetry import LogLine, LogQuery
+from fleet.telemetry.views import LogLine, LogQuery
 from tests.fundamentals.control_plane import (
     GATEWAY,
     OTHER,

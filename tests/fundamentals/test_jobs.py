@@ -29,12 +29,12 @@ from fleet.control.job_files import (
 )
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.jobs import MEASURE_TAKES, BenchArguments, Measure
-from fleet.core.telemetry import JobProgress
 from fleet.jobs.bench import OF_THE_GATEWAY, command_line, report_options
 from fleet.jobs.measured import Measured
 from fleet.jobs.record import JobRecord
 from fleet.jobs.worker import JobWorker
 from fleet.lab.measure.options import BenchOptions, parse
+from fleet.telemetry.views import JobProgress
 from tests.support import RedisProcess, wait_until
 
 MEASURED = Measured(config=load_config(None, ("engine=fake",)), url="http://127.0.0.1:1234")

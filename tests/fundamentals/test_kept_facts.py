@@ -16,7 +16,7 @@ from fleet.control.connect import connect_for_a_call, run
 from fleet.control.line_budget import MAX_KINDS, MAX_PER_KIND, PERIOD_S, LineBudget
 from fleet.control.log_stream import MAX_STORED, LogShipper, add_line
 from fleet.core.log_labels import Labels
-from fleet.core.telemetry import LogLine, LogQuery
+from fleet.telemetry.views import LogLine, LogQuery
 from tests.fundamentals.control_plane import WORKER, Control
 from tests.support import stream_entries
 

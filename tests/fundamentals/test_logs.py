@@ -20,7 +20,7 @@ from fleet.control.log_stream import MAX_WAITING, LogShipper, shipping
 from fleet.core.errors import BadInput, RedisUnreachable
 from fleet.core.ids import new_request_id
 from fleet.core.log_labels import Labels
-from fleet.core.telemetry import LogLine, LogQuery
+from fleet.telemetry.views import LogLine, LogQuery
 from tests.support import RedisProcess, stream_entries, wait_until
 
 LABELS = Labels("worker", "lm@test:1:a", "lm")

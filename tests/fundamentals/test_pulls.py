@@ -6,10 +6,10 @@ import pytest
 
 from fleet.control.telemetry.workers import transfers_of
 from fleet.core.ids import EdgeName, WorkerId
-from fleet.core.pulls import KV, PullCounts, PullTally, decode_pulls
-from fleet.core.receipts import Receipts, decode_receipts
-from fleet.core.telemetry import WorkerTransfer, WorkerView
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from fleet.telemetry.pulls import KV, PullCounts, PullTally, decode_pulls
+from fleet.telemetry.receipts import Receipts, decode_receipts
+from fleet.telemetry.views import WorkerTransfer, WorkerView
 from tests import harness
 from tests.harness import (
     answer,

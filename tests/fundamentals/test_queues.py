@@ -15,7 +15,7 @@ from fleet.control.connect import first_text, run, text
 from fleet.core.errors import NoWorker
 from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
-from fleet.core.telemetry import RoleView
+from fleet.telemetry.views import RoleView
 from tests.harness import gateway_at
 
 CONFIG = load_config(None, ("engine=fake", "device=cpu"))

@@ -15,8 +15,8 @@ from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import AudioClip
-from fleet.core.request_trace import END_STATES, RequestFilter, RequestTrace
-from fleet.core.telemetry import SERIES_STEP_S
+from fleet.telemetry.trace import END_STATES, RequestFilter, RequestTrace
+from fleet.telemetry.views import SERIES_STEP_S
 from tests.fundamentals.control_plane import KEEP_S, REQUEST, STAGE, WORKER, Control
 from tests.harness import answer, fake_spec, gateway, open_fleet, thread_fleet, wait_ended
 from tests.support import await_until

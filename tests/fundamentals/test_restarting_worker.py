@@ -23,7 +23,7 @@ from fleet.control.starting import StartAnnouncement, place_here
 from fleet.control.stream import ClientStream
 from fleet.core.errors import FleetError, NoWorker, Overloaded
 from fleet.core.ids import EdgeName, RoleName
-from fleet.core.telemetry import LogQuery, RoleView
+from fleet.telemetry.views import LogQuery, RoleView
 from tests.harness import (
     ANSWER_TIMEOUT_S,
     ThreadFleet,

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.control.client import FleetClient
 from fleet.core.errors import Conflict, NotFound
-from fleet.core.telemetry import WorkerView
+from fleet.telemetry.views import WorkerView
 from tests.harness import answer, collected, fake_spec, open_fleet
 from tests.support import await_until
 

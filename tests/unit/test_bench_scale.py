@@ -10,7 +10,6 @@ import pytest
 
 from fleet.config import load_config
 from fleet.core.errors import ConfigError
-from fleet.core.hops import BOUNDS_US, HopCounts, decode_hops
 from fleet.lab.measure.main import run
 from fleet.lab.measure.options import parse
 from fleet.lab.measure.report import BenchFile, BenchReport, draw
@@ -23,6 +22,7 @@ from fleet.lab.measure.scale_result import Ages, Joined, ScalePhase, ScaleResult
 from fleet.lab.report.machine import describe_machine
 from fleet.stages.base import BuildOptions
 from fleet.stages.fake import build
+from fleet.telemetry.hops import BOUNDS_US, HopCounts, decode_hops
 from tests.unit.test_bench_run import shown
 
 FEW, MANY = 2, 3

@@ -16,7 +16,6 @@ from fleet.config import load_config
 from fleet.core.chunk import Chunk, Location, TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import EdgeName, Epoch, RequestId, Walk, WorkerId
-from fleet.core.pulls import PullTally
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs import ChunkPolicy
@@ -28,6 +27,7 @@ from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import EdgeItem
 from fleet.stages.fake import FakeTask
 from fleet.stages.stop_strings import StopDetector
+from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker import receiver as module
 from fleet.worker.claim import TaskLogs

@@ -10,7 +10,6 @@ from rich.console import Console, Group
 
 from fleet.cli.route_tables import BAR_WIDTH, duration, route_tables
 from fleet.core.ids import StageName
-from fleet.core.telemetry import WorkerView
 from fleet.spans.protocol.figures import (
     WINDOW_PASSES,
     PassSums,
@@ -20,6 +19,7 @@ from fleet.spans.protocol.figures import (
     encode_figures,
 )
 from fleet.spans.protocol.routes import NOT_NEEDED, SpanRoutes, routes_of
+from fleet.telemetry.views import WorkerView
 from tests.web.divided import (
     ANCHOR,
     ANCHOR_WITH_GAP,

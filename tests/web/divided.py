@@ -6,8 +6,8 @@ import msgspec
 
 from fleet.core.clock import now_us
 from fleet.core.ids import StageName
-from fleet.core.telemetry import WorkerView
 from fleet.spans.protocol.figures import PassSums, SpanFigures, SpanPart
+from fleet.telemetry.views import WorkerView
 from tests.web.plausible import HOSTILE, worker_id
 
 NUM_PASSES, NUM_ROWS = 12_000, 61_500

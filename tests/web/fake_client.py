@@ -22,10 +22,10 @@ from fleet.core.clock import now_us
 from fleet.core.errors import Aborted, FleetError, GatewayStopping
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.core.request_trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
-from fleet.core.telemetry import WorkerView
 from fleet.graphs import Graph
 from fleet.graphs.training import TRAINED
+from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
+from fleet.telemetry.views import WorkerView
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 from tests.web.fake_training import FakeTraining
 

@@ -20,7 +20,9 @@ from fleet.core.clock import now_us
 from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, new_request_id
 from fleet.core.jobs import read_arguments
-from fleet.core.request_trace import (
+from fleet.drafts.figures.speculation import OFF, StageDrafts
+from fleet.graphs import get_graph
+from fleet.telemetry.trace import (
     LIVE_STATES,
     STATES,
     FirstOutputs,
@@ -32,7 +34,7 @@ from fleet.core.request_trace import (
     TaskBrief,
     TraceEvent,
 )
-from fleet.core.telemetry import (
+from fleet.telemetry.views import (
     LEVELS,
     DeadLetterView,
     FeedEntry,
@@ -47,8 +49,6 @@ from fleet.core.telemetry import (
     WorkerOrder,
     WorkerView,
 )
-from fleet.drafts.figures.speculation import OFF, StageDrafts
-from fleet.graphs import get_graph
 
 Entry = TypeVar("Entry", LogLine, FeedEntry)
 STATE_AFTER: dict[WorkerOrder, str] = {"drain": "draining", "resume": "ready", "stop": "leaving"}

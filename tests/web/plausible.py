@@ -14,7 +14,9 @@ from fleet.core.hand_off import HandOff
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
 from fleet.core.jobs import BenchArguments
 from fleet.core.request import Sampling
-from fleet.core.request_trace import (
+from fleet.drafts.figures.speculation import SpeculationFigures
+from fleet.graphs import Graph
+from fleet.telemetry.trace import (
     AudioIn,
     EdgeTrace,
     KVSpan,
@@ -26,7 +28,7 @@ from fleet.core.request_trace import (
     TaskTrace,
     TraceEvent,
 )
-from fleet.core.telemetry import (
+from fleet.telemetry.views import (
     SERIES_KEPT_S,
     SERIES_STEP_S,
     DeadLetterView,
@@ -43,8 +45,6 @@ from fleet.core.telemetry import (
     WorkerTransfer,
     WorkerView,
 )
-from fleet.drafts.figures.speculation import SpeculationFigures
-from fleet.graphs import Graph
 from tests.web.fake_telemetry import FakeTelemetry
 
 TRACE = "Traceback (most recent call last):\nValueError: no"

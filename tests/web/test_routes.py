@@ -12,7 +12,7 @@ from websockets.asyncio.client import connect
 from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from fleet.core.ids import RoleName
-from fleet.core.telemetry import RoleView
+from fleet.telemetry.views import RoleView
 from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, request_id_of, serving
 from tests.web.fake_client import Script
 from tests.web.test_transcription import sound

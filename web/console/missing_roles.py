@@ -5,7 +5,7 @@ what is expected soon.
 from collections.abc import Sequence
 
 from fleet.core.ids import RoleName
-from fleet.core.telemetry import RoleView, WorkerView
+from fleet.telemetry.views import RoleView, WorkerView
 
 
 def describe_missing(

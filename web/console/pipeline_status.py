@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId, stage_of
-from fleet.core.request_trace import EdgeTrace, TaskTrace
-from fleet.core.telemetry import RoleView, WorkerView
+from fleet.telemetry.trace import EdgeTrace, TaskTrace
+from fleet.telemetry.views import RoleView, WorkerView
 from web.console.missing_roles import describe_missing
 from web.gateway.gateway import Gateway
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.core.ids import CLIENT
-from fleet.core.request_trace import EdgeTrace, KVSpan, Receipt, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
+from fleet.telemetry.trace import EdgeTrace, KVSpan, Receipt, RequestTrace, TaskTrace, TraceEvent
 from web.console import formats
 from web.console.charts import find_top
 from web.fleet_api.walk_spans import EdgeLogs, WalkSpan, find_walk_spans

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace
 from fleet.graphs import Graph
+from fleet.telemetry.trace import EdgeTrace, RequestTrace, TaskTrace
 from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
 
 PROCESS = 1

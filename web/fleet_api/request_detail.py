@@ -10,7 +10,7 @@ import numpy as np
 from fleet.core.chunk import Chunk
 from fleet.core.errors import NotFound, quoted
 from fleet.core.ids import RequestId
-from fleet.core.request_trace import RequestTrace
+from fleet.telemetry.trace import RequestTrace
 from web.gateway.gateway import Gateway
 from web.openai.audio_encoder import encode_whole
 

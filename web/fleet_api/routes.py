@@ -15,8 +15,10 @@ from starlette.routing import BaseRoute, Route
 from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName, request_id_of
 from fleet.core.jobs import EXAMPLE, REPORT_FILES
-from fleet.core.request_trace import STATES, RequestFilter, RequestRow
-from fleet.core.telemetry import (
+from fleet.drafts.figures.speculation import StageDrafts
+from fleet.spans.protocol.routes import routes_of
+from fleet.telemetry.trace import STATES, RequestFilter, RequestRow
+from fleet.telemetry.views import (
     LEVELS,
     WORKER_ORDERS,
     DeadLetterView,
@@ -28,8 +30,6 @@ from fleet.core.telemetry import (
     WorkerOrder,
     WorkerView,
 )
-from fleet.drafts.figures.speculation import StageDrafts
-from fleet.spans.protocol.routes import routes_of
 from web.fleet_api.chrome_trace import chrome_trace_of
 from web.fleet_api.request_detail import (
     read_logs_without_audio,

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.core.chunk import Chunk
-from fleet.core.request_trace import RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import Graph
+from fleet.telemetry.trace import RequestTrace, TaskTrace, TraceEvent
 
 EdgeLogs = Mapping[str, Sequence[Chunk]]
 """The stored chunks of each edge, by its name."""

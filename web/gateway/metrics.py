@@ -14,10 +14,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metr
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.utils import floatToGoString
 
-from fleet.core.hops import BOUNDS_US
 from fleet.core.ids import stage_of
-from fleet.core.telemetry import EdgeTransfer, RoleView, Transfers, WorkerView
 from fleet.spans.protocol.routes import routes_of
+from fleet.telemetry.hops import BOUNDS_US
+from fleet.telemetry.views import EdgeTransfer, RoleView, Transfers, WorkerView
 from web.ports import FleetPort
 
 SECONDS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0)

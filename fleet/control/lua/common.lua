@@ -93,7 +93,7 @@ local function count(field)
   local key = P .. 'series:' .. int(math.floor(now_us() / SERIES_STEP_US))
   if call('HINCRBY', key, field, 1) == 1 then call('EXPIRE', key, SERIES_KEPT_S) end
 end
--- Count a duration in its bucket, by the bounds of `fleet.core.hops`.
+-- Count a duration in its bucket, by the bounds of `fleet.telemetry.hops`.
 local function count_us(field, us)
   count(field .. ':' .. int(math.max(0, math.min(100, math.ceil(20 * math.log(math.max(us, 1) / 100) / math.log(10))))))
 end

@@ -46,11 +46,12 @@ from fleet.control.telemetry.workers import (
 )
 from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.events import decode_event
-from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName, RequestId, RoleName
-from fleet.core.pulls import KV, PullCounts
-from fleet.core.request_trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
-from fleet.core.telemetry import (
+from fleet.drafts.figures.speculation import StageDrafts
+from fleet.telemetry.hops import HopCounts
+from fleet.telemetry.pulls import KV, PullCounts
+from fleet.telemetry.trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
+from fleet.telemetry.views import (
     DeadLetterView,
     FeedEntry,
     LogLine,
@@ -62,7 +63,6 @@ from fleet.core.telemetry import (
     Transfers,
     WorkerView,
 )
-from fleet.drafts.figures.speculation import StageDrafts
 
 
 class Telemetry:

@@ -13,7 +13,7 @@ from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.errors import BadInput
 from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName
-from fleet.core.request_trace import (
+from fleet.telemetry.trace import (
     LIVE_STATES,
     STATES,
     RequestFilter,

@@ -14,7 +14,7 @@ import redis.asyncio
 from fleet.control import keys
 from fleet.control.connect import entry_order, number, stream_entries, text
 from fleet.core.errors import BadInput
-from fleet.core.telemetry import LEVELS, LogLine, LogPage, LogQuery
+from fleet.telemetry.views import LEVELS, LogLine, LogPage, LogQuery
 
 BATCH = 1000
 ENTRY = re.compile(r"\d{1,19}-\d{1,19}")

@@ -12,7 +12,7 @@ from fleet.control.dead_letters import DeadLetter, letters_of, spec_of
 from fleet.control.telemetry.workers import read_workers
 from fleet.core.errors import NotFound, UnknownWireVersion
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName
-from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue, RoleView, WorkerView
+from fleet.telemetry.views import DeadLetterView, PendingGrant, RoleQueue, RoleView, WorkerView
 
 MAX_PENDING = 100
 Rates = Mapping[str, Mapping[str, float]]

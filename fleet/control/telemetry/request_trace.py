@@ -13,9 +13,10 @@ from fleet.control.connect import number, pairs, stream_entries, text
 from fleet.core.chunk import decode_chunk
 from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
-from fleet.core.receipts import RECEIVED, decode_receipts
 from fleet.core.request import RequestSpec, decode_request
-from fleet.core.request_trace import (
+from fleet.graphs import Graph, get_graph
+from fleet.telemetry.receipts import RECEIVED, decode_receipts
+from fleet.telemetry.trace import (
     AudioIn,
     EdgeTrace,
     FirstOutputs,
@@ -26,7 +27,6 @@ from fleet.core.request_trace import (
     TaskTrace,
     TraceEvent,
 )
-from fleet.graphs import Graph, get_graph
 
 Fields = Mapping[str, bytes]
 OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")

@@ -4,7 +4,7 @@ page.
 Fields of a step: `submitted`, `ended:STATE`, `in:ROLE` and `out:ROLE` (granted, claimed),
 `first:EDGE:BOUND`, `took:STAGE:BOUND`, `rtf:BOUND` and `underruns` are counts; `running:ROLE`,
 `waiting:ROLE` and `pulled:EDGE` (bytes so far) were seen by some gateway. A BOUND is a place in
-`fleet.core.hops.BOUNDS_US`; an RTF is counted as that many seconds.
+`fleet.telemetry.hops.BOUNDS_US`; an RTF is counted as that many seconds.
 """
 
 from bisect import bisect_left
@@ -16,9 +16,9 @@ import redis.asyncio
 
 from fleet.control import keys
 from fleet.control.connect import pairs, text
-from fleet.core.hops import BOUNDS_US, HopCounts
-from fleet.core.telemetry import SERIES_KEPT_S, SERIES_STEP_S, SeriesPoint
 from fleet.graphs import Graph
+from fleet.telemetry.hops import BOUNDS_US, HopCounts
+from fleet.telemetry.views import SERIES_KEPT_S, SERIES_STEP_S, SeriesPoint
 
 Step = dict[str, int]
 NUM_STEPS = SERIES_KEPT_S // SERIES_STEP_S

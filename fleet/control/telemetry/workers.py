@@ -11,12 +11,12 @@ import redis.asyncio
 
 from fleet.control import keys
 from fleet.control.connect import number, pairs, slices, text
-from fleet.core.hops import HopCounts, decode_hops
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
-from fleet.core.pulls import PullCounts, decode_pulls
-from fleet.core.telemetry import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
 from fleet.drafts.figures.speculation import WorkerDrafts, decode_speculation
 from fleet.spans.protocol.figures import SpanFigures, SpanPart, decode_figures
+from fleet.telemetry.hops import HopCounts, decode_hops
+from fleet.telemetry.pulls import PullCounts, decode_pulls
+from fleet.telemetry.views import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
 
 Fields = Mapping[str, bytes]
 MAX_TASKS = 100

@@ -14,10 +14,10 @@ from fleet.control.client import FleetClient
 from fleet.control.connect import connect, text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
-from fleet.core.telemetry import WorkerView
 from fleet.lab.faults.patience import patiently
 from fleet.lab.faults.processes import find_processes, is_connected
 from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY
+from fleet.telemetry.views import WorkerView
 
 NUM_CONDUCTORS = 2
 NAMED_KEYS = 20

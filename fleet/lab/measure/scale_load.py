@@ -20,13 +20,13 @@ from fleet.control.client import FleetClient
 from fleet.control.connect import connect, exchange
 from fleet.core.clock import now_us
 from fleet.core.errors import FleetError
-from fleet.core.hops import HopCounts
 from fleet.core.ids import EdgeName
 from fleet.core.request import RequestSpec
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.scale_fleet import ScaleFleet
 from fleet.lab.measure.scale_result import Ages, Window
 from fleet.lab.report.background_load import BackgroundLoad
+from fleet.telemetry.hops import HopCounts
 
 ARRIVALS_PER_S = 150
 MIN_SPREAD_S = 1.0

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from fleet.core.ids import StageName, WorkerId, stage_of
-from fleet.core.telemetry import WorkerView
 from fleet.spans.protocol.figures import PassSums, SpanPart
 from fleet.spans.protocol.layers import LayerSpan
+from fleet.telemetry.views import WorkerView
 
 NOT_NEEDED = "its anchor accepts no tasks, and needs no span workers"
 

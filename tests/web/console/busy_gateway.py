@@ -6,9 +6,9 @@ from fleet.control.voice import HeldVoice
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
 from fleet.core.ids import WorkerId
-from fleet.core.request_trace import EdgeTrace, RequestTrace
 from fleet.drafts.figures.training import DraftVersion, TrainingFigures, TrainingState
 from fleet.graphs import Graph
+from fleet.telemetry.trace import EdgeTrace, RequestTrace
 from tests.web.conftest import ServedGateway
 from tests.web.divided import divided_workers
 from tests.web.plausible import busy

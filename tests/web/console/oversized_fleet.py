@@ -7,7 +7,7 @@ import msgspec
 from fleet.control.voice import HeldVoice
 from fleet.core.clock import now_us
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
-from fleet.core.request_trace import RequestRow
+from fleet.telemetry.trace import RequestRow
 from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill, session
 from tests.web.plausible import request_id

@@ -10,7 +10,7 @@ from playwright.sync_api import Browser, Dialog, Page, Request, Route, expect
 from fleet.core.clock import now_us
 from fleet.core.ids import RequestId
 from fleet.core.jobs import BenchArguments
-from fleet.core.telemetry import LogLine
+from fleet.telemetry.views import LogLine
 from tests.support import wait_until
 from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths

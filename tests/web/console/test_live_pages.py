@@ -14,7 +14,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import RedisUnreachable
 from fleet.core.events import WorkerLeft
 from fleet.core.ids import WorkerId
-from fleet.core.telemetry import FeedEntry, LogLine
+from fleet.telemetry.views import FeedEntry, LogLine
 from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_telemetry import FakeTelemetry

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, StageName, Walk
-from fleet.core.request_trace import EdgeTrace, RequestTrace, TaskTrace, TraceEvent
 from fleet.graphs import get_graph
+from fleet.telemetry.trace import EdgeTrace, RequestTrace, TaskTrace, TraceEvent
 from tests.web.plausible import busy
 from web.console import formats
 from web.console.charts import HEIGHT, WIDTH, draw_path, find_top

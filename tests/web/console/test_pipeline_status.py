@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from fleet.core.telemetry import WorkerView
+from fleet.telemetry.views import WorkerView
 from tests.web.conftest import ServedGateway
 from tests.web.console import html_audit
 from tests.web.fake_client import worker_view

@@ -10,7 +10,7 @@ import pytest
 
 from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import RoleName, StageName, WorkerId
-from fleet.core.telemetry import Job, RoleQueue, WorkerView
+from fleet.telemetry.views import Job, RoleQueue, WorkerView
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths

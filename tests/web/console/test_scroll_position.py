@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import expect
 
 from fleet.core.clock import now_us
-from fleet.core.request_trace import TraceEvent
+from fleet.telemetry.trace import TraceEvent
 from tests.web.conftest import ServedGateway
 from tests.web.console.busy_gateway import paths
 from tests.web.console.watched_page import OpenPage, publish_event

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from fleet.core.ids import RequestId, RoleName, StageName
-from fleet.core.telemetry import LogLine, RoleQueue, RoleView, WorkerView
+from fleet.telemetry.views import LogLine, RoleQueue, RoleView, WorkerView
 from tests.web.conftest import ServedGateway
 from tests.web.console import html_audit
 from tests.web.fake_client import worker_view

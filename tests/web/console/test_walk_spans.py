@@ -5,8 +5,8 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from fleet.core.request_trace import RequestTrace
 from fleet.graphs import get_graph
+from fleet.telemetry.trace import RequestTrace
 from tests.harness import answer, fake_spec, gateway, thread_fleet
 from tests.web.console.busy_gateway import build_chunks
 from tests.web.plausible import busy

@@ -7,7 +7,7 @@ from playwright.sync_api import Page
 from fleet.core.clock import now_us
 from fleet.core.events import WorkerLeft
 from fleet.core.ids import WorkerId
-from fleet.core.telemetry import FeedEntry
+from fleet.telemetry.views import FeedEntry
 from tests.web.fake_telemetry import FakeTelemetry
 
 REFUSED = "status of 409"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from fleet.core.jobs import MEASURE_TAKES
-from fleet.core.telemetry import Job
+from fleet.telemetry.views import Job
 from web.console.page_context import LivePage, PageContext, Query
 
 MAX_ROWS = 100

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from fleet.core.errors import FleetError
-from fleet.core.telemetry import LEVELS, LogLine, LogQuery
+from fleet.telemetry.views import LEVELS, LogLine, LogQuery
 from web.console.live_pages import format_message
 from web.console.page_context import LivePage, PageContext, Query, build_path
 from web.console.refresh import wait_for_any

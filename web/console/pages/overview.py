@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.core.ids import stage_of
-from fleet.core.request_trace import RequestFilter, RequestRow
-from fleet.core.telemetry import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
+from fleet.telemetry.trace import RequestFilter, RequestRow
+from fleet.telemetry.views import SERIES_STEP_S, RoleQueue, SeriesPoint, WorkerView
 from web.console import formats
 from web.console.charts import Chart, ChartLine, draw_path, find_last, find_top
 from web.console.missing_roles import describe_missing

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fleet.core.telemetry import DeadLetterView, PendingGrant, RoleQueue
+from fleet.telemetry.views import DeadLetterView, PendingGrant, RoleQueue
 from web.console.missing_roles import describe_missing
 from web.console.page_context import LivePage, PageContext, Query
 

@@ -9,8 +9,8 @@ from http import HTTPStatus
 
 from fleet.core.errors import NotFound
 from fleet.core.ids import CLIENT, request_id_of
-from fleet.core.request_trace import LIVE_STATES, TaskTrace
-from fleet.core.telemetry import LogLine, LogQuery
+from fleet.telemetry.trace import LIVE_STATES, TaskTrace
+from fleet.telemetry.views import LogLine, LogQuery
 from web.console.page_context import LivePage, PageContext, Query
 from web.console.waterfall import Waterfall, build_waterfall
 from web.fleet_api.request_detail import RequestDetail, read_logs_without_audio, read_request_detail

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from fleet.core.ids import request_id_of
-from fleet.core.request_trace import STATES, RequestFilter, RequestPage, RequestRow
+from fleet.telemetry.trace import STATES, RequestFilter, RequestPage, RequestRow
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.fleet_api.routes import read_request_filter
 from web.gateway.gateway import Gateway

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fleet.core.telemetry import WorkerView
 from fleet.drafts.figures.training import DraftVersion, TrainingState
+from fleet.telemetry.views import WorkerView
 from web.console.charts import Chart, ChartLine, draw_path, find_top
 from web.console.page_context import LivePage, PageContext, Query
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fleet.core.telemetry import EdgeTransfer, WorkerTransfer
+from fleet.telemetry.views import EdgeTransfer, WorkerTransfer
 from web.console.page_context import LivePage, PageContext, Query
 
 

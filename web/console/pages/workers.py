@@ -9,9 +9,9 @@ from http import HTTPStatus
 
 from fleet.core.errors import quoted
 from fleet.core.ids import stage_of
-from fleet.core.request_trace import RequestFilter
-from fleet.core.telemetry import LogLine, LogQuery, WorkerView
 from fleet.spans.protocol.routes import HopView, RouteView, UnusedSpanWorker, routes_of
+from fleet.telemetry.trace import RequestFilter
+from fleet.telemetry.views import LogLine, LogQuery, WorkerView
 from web.console.missing_roles import describe_missing
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.console.pages.requests import RequestTableRow, build_row

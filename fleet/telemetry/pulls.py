@@ -6,7 +6,7 @@ Pure. Knows no transport.
 
 import msgspec
 
-from fleet.core.hops import HopCounts, decode_hops
+from fleet.telemetry.hops import HopCounts, decode_hops
 
 KV = "kv"
 """Name under which pages of a split stage are counted; they belong to no edge."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from fleet.core.ids import EdgeName, WorkerId
-from fleet.core.request_trace import Receipt
+from fleet.telemetry.trace import Receipt
 
 
 @dataclass(slots=True)
