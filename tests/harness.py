@@ -36,12 +36,12 @@ from fleet.stages.base import BuiltStage
 from fleet.telemetry.trace import RequestTrace
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
-from fleet.worker.hand_off import share_pool
-from fleet.worker.loop import WorkerLoop
+from fleet.worker.loop.loop import WorkerLoop
 from fleet.worker.main import WorkerProcess, build_stage
-from fleet.worker.peers import read_peer_access
-from fleet.worker.redis_link import RedisLink
-from fleet.worker.registration import register_worker
+from fleet.worker.process.peers import read_peer_access
+from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.process.registration import register_worker
+from fleet.worker.task.hand_off import share_pool
 from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000

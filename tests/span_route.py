@@ -24,7 +24,6 @@ from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import GRAPHS, Graph
 from fleet.models.causal_lm.program import CausalTask
-from fleet.spans.anchor.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.spans.host.compute import SpanHost
 from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.host.loaded import LoadedSpans
@@ -42,6 +41,7 @@ from fleet.spans.protocol.messages import (
     SpanResult,
     decode_span_message,
 )
+from fleet.spans.route.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
 from fleet.stages.builders import span_builder, stage_builder

@@ -22,8 +22,8 @@ from fleet.spans.host.memory import layer_sizes
 from fleet.spans.host.process import SpanWorkerProcess
 from fleet.stages.base import SpanBuilder
 from fleet.worker.main import WorkerProcess, build_options, build_stage
-from fleet.worker.peers import PeerAccess
-from fleet.worker.registered_process import RegisteredProcess
+from fleet.worker.process.peers import PeerAccess
+from fleet.worker.process.registered_process import RegisteredProcess
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
 

@@ -18,8 +18,8 @@ from fleet.control.connect import connect, run, text
 from fleet.core.errors import Aborted
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
-from fleet.worker.loop import WorkerLoop
-from fleet.worker.redis_link import TurnResult
+from fleet.worker.loop.loop import WorkerLoop
+from fleet.worker.process.redis_link import TurnResult
 from tests.harness import ThreadFleet, held
 from tests.support import NEVER_EXPIRES, wait_until
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleet.drafts.figures.training import TrainingState
-from fleet.spans.protocol.routes import SpanRoutes
+from fleet.telemetry.routes import SpanRoutes
 from fleet.telemetry.views import Job, Transfers
 from web.fleet_api.health import Health, Readiness
 from web.fleet_api.request_detail import RequestDetail

@@ -14,7 +14,7 @@ from fleet.cli.deployment import Deployment, open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.core.clock import now_us
 from fleet.graphs import DEFAULT_GRAPH
-from fleet.spans.protocol.routes import SpanRoutes, routes_of
+from fleet.telemetry.routes import SpanRoutes, routes_of
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -26,7 +26,7 @@ from fleet.control.server_checks import TIMEOUT_S, check_server
 from fleet.core.errors import ConfigError
 from fleet.core.ids import WorkerId, place_of, role_of
 from fleet.transfer.probe import LIMIT_S, SELF, ProbeOrder, ProbePeer, ProbeResult, run_probe
-from fleet.worker.peers import NETWORK_REACH, PeerAccess, read_peer_access
+from fleet.worker.process.peers import NETWORK_REACH, PeerAccess, read_peer_access
 
 REDIS_LIMIT_S, NIXL_LIMIT_S = 20.0, LIMIT_S + 5.0
 MAX_PEERS = 64

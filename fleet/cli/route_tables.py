@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fleet.core.byte_sizes import format_byte_size
-from fleet.spans.protocol.routes import HopView, RouteView, SpanRoutes
+from fleet.telemetry.routes import HopView, RouteView, SpanRoutes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

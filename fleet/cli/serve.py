@@ -109,7 +109,7 @@ def worker(
     """
     deployment = open_serving_deployment(config, set_)
     own_role = deployment.config.role(role)
-    from fleet.worker.peers import read_peer_access
+    from fleet.worker.process.peers import read_peer_access
 
     read_peer_access(deployment.config)  # before anything is loaded
     if kept:

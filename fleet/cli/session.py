@@ -15,7 +15,7 @@ from fleet.core.ids import StageName
 from fleet.core.request import session_name
 
 if TYPE_CHECKING:
-    from fleet.worker.session_client import SessionClient
+    from fleet.worker.sessions.client import SessionClient
 
 app = typer.Typer(name="session", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The conversation's `prompt_cache_key`.")]
@@ -64,7 +64,7 @@ def load(
 
     Example: fleet session load my-conversation conversation.safetensors
     """
-    from fleet.worker.session_client import SessionFile
+    from fleet.worker.sessions.client import SessionFile
 
     deployment = open_deployment(config, set_)
     given = SessionFile.read(file)
@@ -103,8 +103,8 @@ def _stage_of(deployment: Deployment, given: str | None) -> StageName:
 
 @contextmanager
 def _client(deployment: Deployment) -> Iterator["SessionClient"]:
-    from fleet.worker.peers import read_peer_access
-    from fleet.worker.session_client import SessionClient
+    from fleet.worker.process.peers import read_peer_access
+    from fleet.worker.sessions.client import SessionClient
 
     with deployment.connect() as client:
         yield SessionClient(client, deployment.config, read_peer_access(deployment.config).secret)

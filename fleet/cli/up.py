@@ -91,7 +91,7 @@ def up(config: ConfigFile = None, set_: Overrides = None, read_only: ReadOnly = 
 
 def _check_peers(config: FleetConfig) -> None:
     """Check what each worker checks when it starts. Raises: ConfigError."""
-    from fleet.worker.peers import read_peer_access
+    from fleet.worker.process.peers import read_peer_access
 
     read_peer_access(config)
 

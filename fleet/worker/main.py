@@ -28,14 +28,14 @@ from fleet.drafts.exchange.records import RedisRecords
 from fleet.graphs import Stage
 from fleet.graphs.training import TRAINER
 from fleet.process.gc_freeze import freeze_gc
-from fleet.spans.anchor.check import check_spans
-from fleet.spans.anchor.division import AutomaticDivision, GivenDivision
-from fleet.spans.anchor.keeper import RouteKeeper, RouteSettings
-from fleet.spans.blocks import block_reads
 from fleet.spans.host.memory import layer_sizes
 from fleet.spans.protocol.layers import Topology, topology_of
 from fleet.spans.protocol.messages import Returned
 from fleet.spans.protocol.plan import ModelSizes
+from fleet.spans.route.blocks import block_reads
+from fleet.spans.route.check import check_spans
+from fleet.spans.route.division import AutomaticDivision, GivenDivision
+from fleet.spans.route.keeper import RouteKeeper, RouteSettings
 from fleet.stages.base import (
     AnchorOptions,
     BuildOptions,
@@ -49,16 +49,16 @@ from fleet.stages.builders import layer_counter, stage_builder
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import REDIS
 from fleet.worker.arena_size import arena_size, check_inline
-from fleet.worker.device import DeviceMonitor
-from fleet.worker.hand_off import pool_on_gpu, share_pool
-from fleet.worker.lease import Lease
-from fleet.worker.load_progress import LoadProgress
-from fleet.worker.loop import WorkerLoop
-from fleet.worker.peers import PeerAccess, read_peer_access
-from fleet.worker.redis_link import RedisLink
-from fleet.worker.registered_process import RegisteredProcess
-from fleet.worker.registration import process_fields, register_worker
-from fleet.worker.session_service import SessionService
+from fleet.worker.loop.loop import WorkerLoop
+from fleet.worker.process.device import DeviceMonitor
+from fleet.worker.process.lease import Lease
+from fleet.worker.process.load_progress import LoadProgress
+from fleet.worker.process.peers import PeerAccess, read_peer_access
+from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.process.registered_process import RegisteredProcess
+from fleet.worker.process.registration import process_fields, register_worker
+from fleet.worker.sessions.service import SessionService
+from fleet.worker.task.hand_off import pool_on_gpu, share_pool
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from fleet.stages.base import BuildOptions
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
-from fleet.worker import hand_off_coordinator
-from fleet.worker.hand_off import KVImport, Offer, Offers, pool_on_gpu, share_pool
+from fleet.worker.loop.loop import hand_off_coordinator
+from fleet.worker.task.hand_off import KVImport, Offer, Offers, pool_on_gpu, share_pool
 from tests.harness import thread_fleet
 from tests.support import wait_until
 
@@ -315,7 +315,7 @@ def test_pages_on_a_gpu_are_copied_where_nixl_cannot_read_them(
     new_end: EndFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(KVPool, "memory", property(memory_as_of_a_gpu))
-    with caplog.at_level(logging.INFO, "fleet.worker.hand_off"):
+    with caplog.at_level(logging.INFO, "fleet.worker.task.hand_off"):
         source, target = new_end("pages"), new_end("pages")
     refused = (
         "keys and values on cuda:0 are handed off through host memory: NIXL could not "
@@ -323,7 +323,9 @@ def test_pages_on_a_gpu_are_copied_where_nixl_cannot_read_them(
     )
     # A vLLM that an earlier test has started in this process also writes to the log.
     messages = [
-        record.getMessage() for record in caplog.records if record.name == "fleet.worker.hand_off"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "fleet.worker.task.hand_off"
     ]
     assert len(messages) == 2 and all(message.startswith(refused) for message in messages)
     whole = undisturbed(source)

@@ -19,7 +19,7 @@ from fleet.control import keys
 from fleet.control.connect import text
 from fleet.control.keys import PREFIX, row_of
 from fleet.core.ids import RoleName, WorkerId, place_of
-from fleet.worker.loop import IDLE_BLOCK_MS
+from fleet.worker.loop.loop import IDLE_BLOCK_MS
 from tests.e2e.fleets import PATIENCE_S, process_of, worker_ids
 from tests.e2e.saving import DisturbedSaves
 from tests.e2e.span_fleets import (

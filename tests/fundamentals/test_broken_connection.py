@@ -10,7 +10,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from fleet.config import load_config
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from fleet.worker.redis_link import RedisLink
+from fleet.worker.process.redis_link import RedisLink
 from tests.harness import answer, assert_same, fake_spec_of, open_processes
 from tests.support import REPO
 
@@ -65,7 +65,8 @@ async def test_worker_rejoins_after_its_connection_broke_while_importing_a_hand_
     redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: list[WorkerId]
 ) -> None:
     monkeypatch.setattr(
-        "fleet.worker.hand_off_coordinator.HandOffCoordinator.connect_to_sources", lambda *_: None
+        "fleet.worker.loop.hand_off_coordinator.HandOffCoordinator.connect_to_sources",
+        lambda *_: None,
     )  # it would read the metadata first
     await check_worker_rejoins(
         redis_url, REPO / "configs" / "thinker_pd.yaml", "thinker.decode", broken

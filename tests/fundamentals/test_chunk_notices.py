@@ -21,7 +21,7 @@ from fleet.core.errors import FleetError
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.worker.redis_link import TRIM_AFTER, RedisLink
+from fleet.worker.process.redis_link import TRIM_AFTER, RedisLink
 from tests.fundamentals.control_plane import REQUEST, STAGE, TEXT, WORKER, Control, join, place
 from tests.harness import gateway_at
 from tests.support import stream_entries

@@ -21,8 +21,8 @@ from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
 from fleet.worker.main import WorkerProcess, build_stage
-from fleet.worker.peers import PeerAccess
-from fleet.worker.redis_link import RedisLink
+from fleet.worker.process.peers import PeerAccess
+from fleet.worker.process.redis_link import RedisLink
 from tests.fundamentals.control_plane import LEASE_US, join
 from tests.harness import answer, fake_spec, gateway, ready, thread_fleet
 

@@ -20,7 +20,7 @@ from fleet.core.chunk import Chunk
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
-from fleet.worker.loop import WorkerLoop
+from fleet.worker.loop.loop import WorkerLoop
 from tests.fundamentals.control_plane import set_deadline
 from tests.harness import (
     ThreadFleet,

@@ -17,8 +17,8 @@ from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
-from fleet.worker import grants
-from fleet.worker.task import Task
+from fleet.worker.loop.loop import grants
+from fleet.worker.task.task import Task
 from tests.harness import (
     answer,
     answer_disturbed,

@@ -25,11 +25,11 @@ from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
 from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.protocol.routes import SpanRoutes, routes_of
 from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.stages.base import BuildOptions, BuiltSpan
 from fleet.stages.text import build_span
-from fleet.worker.peers import PeerAccess
+from fleet.telemetry.routes import SpanRoutes, routes_of
+from fleet.worker.process.peers import PeerAccess
 from tests.harness import EdgeArrays, answer, assert_same, gateway_at, wait_none_live
 from tests.span_threads import (
     FORWARD,

@@ -14,9 +14,9 @@ from fleet.control import keys, scripts
 from fleet.control.connect import run
 from fleet.control.log_stream import shipping
 from fleet.core.log_labels import Labels
-from fleet.worker import lease as leases
-from fleet.worker.lease import Lease
-from fleet.worker.stacks import stacks
+from fleet.worker.process import lease as leases
+from fleet.worker.process.lease import Lease
+from fleet.worker.process.stacks import stacks
 from tests.fundamentals.control_plane import WORKER, Control
 from tests.support import stream_entries, wait_until
 

@@ -14,8 +14,8 @@ from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
 from fleet.graphs import ALL, EACH, ChunkPolicy, Edge, Transition
 from fleet.stages.base import EdgeItem
-from fleet.worker.inbound import InboundEdge
-from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
+from fleet.worker.task.inbound import InboundEdge
+from fleet.worker.task.outbound import Draft, EdgeLog, OutboundEdge
 
 PREFILL, LAST, DECODE = Walk("prefill"), Walk("last_prefill"), Walk("decode")
 EDGE = Edge(

@@ -14,7 +14,7 @@ from fleet.control.stream import ClientStream
 from fleet.core.ids import Epoch, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
-from fleet.worker.loop import WorkerLoop
+from fleet.worker.loop.loop import WorkerLoop
 from tests.harness import (
     ThreadFleet,
     answer,

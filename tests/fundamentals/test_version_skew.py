@@ -15,7 +15,7 @@ from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.process.fleet_secret import FleetSecret
 from fleet.worker.main import WorkerProcess, build_stage
-from fleet.worker.registration import process_fields, register_worker
+from fleet.worker.process.registration import process_fields, register_worker
 from tests.fundamentals.control_plane import join
 
 SPLIT = load_config(

@@ -11,8 +11,8 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
 from fleet.control.connect import Reply, run, text
-from fleet.worker import lease as leases
-from fleet.worker.lease import Lease
+from fleet.worker.process import lease as leases
+from fleet.worker.process.lease import Lease
 from tests.fundamentals.control_plane import WORKER
 
 

@@ -19,7 +19,7 @@ from fleet.core.pages import Span
 from fleet.graphs.qwen3_omni import QWEN3_OMNI
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlBlockRead
-from fleet.worker.loop import WorkerLoop
+from fleet.worker.loop.loop import WorkerLoop
 from tests.harness import EdgeArrays, ThreadFleet, answer, assert_same, gateway, thread_fleet
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.support import freeze_process, start_cli, wait_until

@@ -12,7 +12,7 @@ import pytest
 from fleet.core.ids import EdgeName, StageName
 from fleet.engine.torch import lm_engine
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
-from fleet.worker.hand_off import KVImport
+from fleet.worker.task.hand_off import KVImport
 from tests.harness import (
     ThreadFleet,
     answer,

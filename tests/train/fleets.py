@@ -11,7 +11,7 @@ from fleet.core.request import RequestSpec
 from fleet.drafts.capture.run import CapturedRun
 from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.graphs.training import TRAINER
-from fleet.worker.loop import WorkerLoop
+from fleet.worker.loop.loop import WorkerLoop
 from tests.harness import ThreadFleet, gateway, thread_fleet
 from tests.support import await_until
 

@@ -20,7 +20,7 @@ from fleet.drafts.figures.training import DraftVersion
 from fleet.drafts.trainer.engine import VERSIONS
 from fleet.graphs.text import LM
 from fleet.graphs.training import TRAINER
-from fleet.worker.loop import WorkerLoop
+from fleet.worker.loop.loop import WorkerLoop
 from tests.harness import answer
 from tests.support import await_until
 from tests.train.fleets import TrainingFleet, prompt, training_fleet

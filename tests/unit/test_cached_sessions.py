@@ -8,8 +8,8 @@ from typing import cast
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
 from fleet.engine.base import Engine, EngineRequest
-from fleet.worker.cached_sessions import CachedSessions
-from fleet.worker.task import Task
+from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.task.task import Task
 
 SESSION, KEEP_S = "talk", 60.0
 

@@ -23,7 +23,7 @@ from fleet.lab.faults.save_report import is_struck, reason_lines, report_saves
 from fleet.lab.faults.saves import Save, SavedConversation, SaveLoad, SaveSurroundings, SaveTask
 from fleet.lab.faults.schedule import REDIS, FaultKind
 from fleet.lab.faults.session_files import damage_of
-from fleet.worker.session_client import SessionFile
+from fleet.worker.sessions.client import SessionFile
 from tests.support import wait_until
 from tests.unit.test_chaos import answering, events
 

@@ -35,9 +35,9 @@ from fleet.engine.torch.passes import FastRunner
 from fleet.graphs.qwen3_omni import PREFILL
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
-from fleet.worker.endpoints import endpoint_of
-from fleet.worker.session_client import SessionFile
-from fleet.worker.session_service import SessionService
+from fleet.worker.process.endpoints import endpoint_of
+from fleet.worker.sessions.client import SessionFile
+from fleet.worker.sessions.service import SessionService
 from tests.support import wait_until
 from tests.unit.test_lm_loop import CountingProgram, CountingTask
 

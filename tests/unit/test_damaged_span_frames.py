@@ -16,7 +16,6 @@ from fleet.core.errors import BadInput
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
-from fleet.spans.anchor.connections import ConnectedChain
 from fleet.spans.anchor.copies import SpanCopies, SpanCopy
 from fleet.spans.anchor.passes import RunningPass
 from fleet.spans.host.hosting import SpanHosting
@@ -42,6 +41,7 @@ from fleet.spans.protocol.messages import (
     encode_span_message,
 )
 from fleet.spans.protocol.purposes import FROM_ANCHOR
+from fleet.spans.route.connections import ConnectedChain
 from fleet.spans.torch.model import SpanRows
 from fleet.stages.base import BuiltSpan
 from tests.span_peers import WAIT_S, dial_as, serving

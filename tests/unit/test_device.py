@@ -13,8 +13,8 @@ import torch
 
 from fleet.config import load_config
 from fleet.core.ids import StageName
-from fleet.worker.device import DeviceMonitor
 from fleet.worker.main import build_options
+from fleet.worker.process.device import DeviceMonitor
 from tests.support import wait_until
 
 REFUSED = cast("type[Exception]", importlib.import_module("pynvml").NVMLError)

@@ -171,11 +171,11 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.lab.measure.hop": (
         "fleet.core",
         "fleet.control",
-        "fleet.worker.redis_link",
+        "fleet.worker.process.redis_link",
         *MEASURING,
         "fleet.lab.measure",
     ),
-    "fleet.lab.measure.pair": ("fleet.core", "fleet.control", "fleet.worker.redis_link"),
+    "fleet.lab.measure.pair": ("fleet.core", "fleet.control", "fleet.worker.process.redis_link"),
     "fleet.lab.measure.transfer": ("fleet.transfer", *MEASURING, "fleet.lab.measure"),
     # The measure of a device runs the stages themselves, without a fleet.
     "fleet.lab.measure.gpu": (
@@ -218,7 +218,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.lab.measure.scale_replay": (
         "fleet.core",
         "fleet.control",
-        "fleet.worker.redis_link",
+        "fleet.worker.process.redis_link",
         "fleet.lab.measure",
     ),
     "fleet.lab.measure.scale_costs": (
@@ -353,8 +353,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "fleet.core",
         "fleet.config",
         "fleet.control",
-        "fleet.worker.peers",
-        "fleet.worker.session_client",
+        "fleet.worker.process.peers",
+        "fleet.worker.sessions.client",
         "fleet.lab.faults",
     ),
     # Captures are those of a training run; what the trainer has of them is read from its

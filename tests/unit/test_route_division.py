@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from fleet.config.schema import SpansConfig
 from fleet.core.ids import StageName, WorkerId
-from fleet.spans.anchor.division import (
+from fleet.spans.protocol.plan import ModelSizes
+from fleet.spans.route.division import (
     JOIN_GRACE_S,
     LOSS_GRACE_S,
     AutomaticDivision,
@@ -21,7 +22,6 @@ from fleet.spans.anchor.division import (
     RouteGap,
     fits_beside,
 )
-from fleet.spans.protocol.plan import ModelSizes
 
 MIB = 1 << 20
 SIZES = ModelSizes(

@@ -13,8 +13,8 @@ from fleet.core.errors import BadInput, RedisUnreachable
 from fleet.core.ids import StageName
 from fleet.core.session_messages import SessionInfo
 from fleet.core.session_parts import check_parts
-from fleet.worker import session_client
-from fleet.worker.session_client import SessionClient, SessionFile
+from fleet.worker.sessions import client as session_client
+from fleet.worker.sessions.client import SessionClient, SessionFile
 
 INFO = SessionInfo(
     num_rows=2, num_layers=2, layout="float32, 2 heads of 16", checkpoint="c", stage="lm"

@@ -17,9 +17,9 @@ from fleet.core.session_parts import SessionLayout, SessionLimits
 from fleet.engine.base import Engine
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
-from fleet.worker import session_service
-from fleet.worker.endpoints import endpoint_of
-from fleet.worker.session_service import SessionService
+from fleet.worker.process.endpoints import endpoint_of
+from fleet.worker.sessions import service as session_service
+from fleet.worker.sessions.service import SessionService
 from tests.support import wait_until
 
 WAIT_S = 20.0

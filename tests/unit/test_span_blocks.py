@@ -6,8 +6,8 @@ import pytest
 
 from fleet.config import load_config
 from fleet.core.ids import StageName
-from fleet.spans import blocks as span_blocks
 from fleet.spans.net.ring import MIN_BLOCK_BYTES
+from fleet.spans.route import blocks as span_blocks
 from fleet.transfer.agent import Agent
 from fleet.transfer.reach import LOCAL, Reach
 

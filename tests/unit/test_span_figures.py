@@ -18,7 +18,7 @@ from fleet.spans.protocol.figures import (
     decode_figures,
     encode_figures,
 )
-from fleet.spans.protocol.routes import NOT_NEEDED, SpanRoutes, routes_of
+from fleet.telemetry.routes import NOT_NEEDED, SpanRoutes, routes_of
 from fleet.telemetry.views import WorkerView
 from tests.web.divided import (
     ANCHOR,

@@ -22,8 +22,8 @@ from fleet.stages.base import LoggedOutput
 from fleet.stages.qwen3_omni.talker import TalkerAdapter
 from fleet.stages.qwen3_omni.thinker import ThinkerAdapter
 from fleet.stages.stop_strings import StopDetector
-from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
-from fleet.worker.task import Task
+from fleet.worker.task.outbound import Draft, EdgeLog, OutboundEdge
+from fleet.worker.task.task import Task
 from tests.contract.llm_double import LlmDouble, rows_of
 from tests.unit.test_split_behaviours import (
     MEDIA_ID,

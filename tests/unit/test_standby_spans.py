@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.ids import WorkerId
-from fleet.spans.anchor.setup import RouteHop
-from fleet.spans.anchor.standby import choose_standby_spans
+from fleet.spans.route.setup import RouteHop
+from fleet.spans.route.standby import choose_standby_spans
 
 SPANS = ("0:3", "4:7", "8:output")
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from fleet.core.errors import ConfigError
 from fleet.models import checkpoint
 from fleet.models.checkpoint import CheckpointReader
-from fleet.worker.load_progress import LoadProgress
+from fleet.worker.process.load_progress import LoadProgress
 
 KIB = 1024
 NUM_WEIGHTS, WEIGHT_BYTES, LIMIT_BYTES = 32, 512 * KIB, 2048 * KIB

@@ -513,7 +513,7 @@ def _line(number: int, now: int, stages: tuple[StageName, ...], request: Request
         id=f"{at // 1000}-{number}",
         at_us=at,
         level=level,
-        logger="fleet.worker.loop",
+        logger="fleet.worker.loop.loop",
         process="worker",
         worker=worker_id(stage),
         message=f"request {request} continues {HOSTILE}"

@@ -16,7 +16,7 @@ from fleet.core.errors import BadInput, NotFound, quoted
 from fleet.core.ids import Epoch, RequestId, StageName, request_id_of
 from fleet.core.jobs import EXAMPLE, REPORT_FILES
 from fleet.drafts.figures.speculation import StageDrafts
-from fleet.spans.protocol.routes import routes_of
+from fleet.telemetry.routes import routes_of
 from fleet.telemetry.trace import STATES, RequestFilter, RequestRow
 from fleet.telemetry.views import (
     LEVELS,

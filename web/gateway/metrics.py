@@ -15,8 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from fleet.core.ids import stage_of
-from fleet.spans.protocol.routes import routes_of
 from fleet.telemetry.hops import BOUNDS_US
+from fleet.telemetry.routes import routes_of
 from fleet.telemetry.views import EdgeTransfer, RoleView, Transfers, WorkerView
 from web.ports import FleetPort
 

@@ -23,10 +23,10 @@ from fleet.drafts.figures.head_holders import HeldHead
 from fleet.drafts.figures.training import DraftVersion
 from fleet.stages.base import HeadExchange
 from fleet.transfer.base import BlockRead, Transfer
-from fleet.worker.redis_link import RedisLink
+from fleet.worker.process.redis_link import RedisLink
 
 if TYPE_CHECKING:
-    from fleet.worker.loop import WorkerLoop
+    from fleet.worker.loop.loop import WorkerLoop
 
 log = logging.getLogger(__name__)
 RETRY_S = 1.0

@@ -14,8 +14,8 @@ from fleet.control.connect import connect, text
 from fleet.core.errors import BadInput
 from fleet.core.ids import StageName
 from fleet.core.request import session_name
-from fleet.worker.peers import read_peer_access
-from fleet.worker.session_client import SessionClient, SessionFile, named_outages
+from fleet.worker.process.peers import read_peer_access
+from fleet.worker.sessions.client import SessionClient, SessionFile, named_outages
 
 PATIENCE_S = 2.0
 """Time in which Redis must answer, as for `fleet session`."""

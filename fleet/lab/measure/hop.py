@@ -40,7 +40,7 @@ from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.stats import Ratio, percentile, summarise
 from fleet.lab.report.tables import table_of, titled
 from fleet.process.parent_death import signalled_with_parent
-from fleet.worker.redis_link import RedisLink, TurnResult
+from fleet.worker.process.redis_link import RedisLink, TurnResult
 
 PAYLOAD_CODES = 16
 """One frame of codes, as in most chunks of speech between stages."""

@@ -20,7 +20,7 @@ from fleet.control.server import ServerOptions, find_server, server_command
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.process.parent_death import signalled_with_parent
-from fleet.worker.redis_link import RedisLink
+from fleet.worker.process.redis_link import RedisLink
 
 PRODUCER, CONSUMER, EDGE = StageName("producer"), StageName("consumer"), EdgeName("hop")
 WORKERS = {PRODUCER: WorkerId("producer@bench"), CONSUMER: WorkerId("consumer@bench")}

@@ -28,7 +28,7 @@ from fleet.lab.measure.pair import (
     open_requests,
 )
 from fleet.lab.measure.scale_costs_result import Replay
-from fleet.worker.redis_link import RedisLink
+from fleet.worker.process.redis_link import RedisLink
 
 CODES_BYTES, AUDIO_BYTES = 64, 15_360
 """A frame of codes, and 0.32 s of audio as it is sent to clients."""

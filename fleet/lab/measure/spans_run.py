@@ -29,11 +29,11 @@ from fleet.lab.measure.spans_protocol import (
     SpanReply,
 )
 from fleet.process.gc_freeze import freeze_gc
-from fleet.spans.anchor.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
 from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.route.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 
 if TYPE_CHECKING:
     from fleet.stages.base import BuiltSpan

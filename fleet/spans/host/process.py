@@ -19,7 +19,6 @@ from fleet.core.ids import WorkerId
 from fleet.core.log_labels import Labels
 from fleet.engine.torch.build import open_device
 from fleet.process.fleet_secret import FleetSecret, span_connection_key
-from fleet.spans.blocks import block_reads
 from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.host.memory import available_bytes
@@ -28,17 +27,18 @@ from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
 from fleet.spans.protocol.figures import SpanFigures, encode_figures
-from fleet.spans.records import SpanRecords
+from fleet.spans.route.blocks import block_reads
+from fleet.spans.route.records import SpanRecords
 from fleet.stages.base import BuildOptions, SpanBuilder
 from fleet.stages.builders import span_builder
-from fleet.worker.availability import Availability
-from fleet.worker.device import DeviceMonitor
-from fleet.worker.endpoints import endpoint_fields, new_token
-from fleet.worker.lease import Lease
-from fleet.worker.peers import PeerAccess
-from fleet.worker.redis_link import RedisLink
-from fleet.worker.registered_process import RegisteredProcess
-from fleet.worker.registration import process_fields, register_worker
+from fleet.worker.process.availability import Availability
+from fleet.worker.process.device import DeviceMonitor
+from fleet.worker.process.endpoints import endpoint_fields, new_token
+from fleet.worker.process.lease import Lease
+from fleet.worker.process.peers import PeerAccess
+from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.process.registered_process import RegisteredProcess
+from fleet.worker.process.registration import process_fields, register_worker
 
 log = logging.getLogger(__name__)
 

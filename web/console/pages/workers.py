@@ -9,7 +9,7 @@ from http import HTTPStatus
 
 from fleet.core.errors import quoted
 from fleet.core.ids import stage_of
-from fleet.spans.protocol.routes import HopView, RouteView, UnusedSpanWorker, routes_of
+from fleet.telemetry.routes import HopView, RouteView, UnusedSpanWorker, routes_of
 from fleet.telemetry.trace import RequestFilter
 from fleet.telemetry.views import LogLine, LogQuery, WorkerView
 from web.console.missing_roles import describe_missing

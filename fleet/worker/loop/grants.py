@@ -14,15 +14,15 @@ from fleet.control.notices import Grant, Notice
 from fleet.core.errors import FleetError, failure_of
 from fleet.core.ids import EdgeName, RoleName, Walk, WorkerId
 from fleet.stages.base import BuiltStage
-from fleet.worker.availability import Availability
-from fleet.worker.cached_sessions import CachedSessions
-from fleet.worker.claim import parse_claim
-from fleet.worker.hand_off_coordinator import HandOffCoordinator
-from fleet.worker.pending_calls import PendingCall, is_unwritten
-from fleet.worker.receiver import Receiver
-from fleet.worker.redis_link import RedisLink
-from fleet.worker.task import Task, logged_output, open_task
-from fleet.worker.task_table import TaskTable
+from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.process.availability import Availability
+from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.task.claim import parse_claim
+from fleet.worker.task.pending_calls import PendingCall, is_unwritten
+from fleet.worker.task.receiver import Receiver
+from fleet.worker.task.task import Task, logged_output, open_task
+from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 

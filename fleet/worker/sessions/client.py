@@ -45,7 +45,7 @@ from fleet.core.session_parts import check_parts
 from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
-from fleet.worker.endpoints import endpoint_of
+from fleet.worker.process.endpoints import endpoint_of
 
 TIMEOUT_S = 60.0
 DIAL_TIMEOUT_S = 5.0

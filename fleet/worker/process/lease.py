@@ -19,7 +19,7 @@ from fleet.control import scripts
 from fleet.control.connect import run, text
 from fleet.control.outage import Outage
 from fleet.core.ids import WorkerId
-from fleet.worker.stacks import log_stacks
+from fleet.worker.process.stacks import log_stacks
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.core.pages import decode_pages
 from fleet.core.request import RequestSpec, decode_request
-from fleet.worker.hand_off import Offer
+from fleet.worker.task.hand_off import Offer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,21 +23,21 @@ from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
 from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Transfer
-from fleet.worker.availability import Availability
-from fleet.worker.cached_sessions import CachedSessions
-from fleet.worker.grants import GrantIntake
-from fleet.worker.hand_off import OFFER_LEASE_S, AbandonedImports, Offers
-from fleet.worker.hand_off_coordinator import HandOffCoordinator
-from fleet.worker.inbox import Inbox
-from fleet.worker.maintenance import ConfiguredDrafter, Maintenance
-from fleet.worker.outbox import Outbox, is_urgent
-from fleet.worker.pending_calls import PendingCall, ignore_reply, is_unwritten
-from fleet.worker.receiver import Receiver
-from fleet.worker.redis_link import RedisLink
-from fleet.worker.sender import Sender
-from fleet.worker.session_service import SessionService
-from fleet.worker.task import Task
-from fleet.worker.task_table import TaskTable
+from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.loop.grants import GrantIntake
+from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.loop.inbox import Inbox
+from fleet.worker.loop.maintenance import ConfiguredDrafter, Maintenance
+from fleet.worker.loop.outbox import Outbox, is_urgent
+from fleet.worker.process.availability import Availability
+from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.sessions.service import SessionService
+from fleet.worker.task.hand_off import OFFER_LEASE_S, AbandonedImports, Offers
+from fleet.worker.task.pending_calls import PendingCall, ignore_reply, is_unwritten
+from fleet.worker.task.receiver import Receiver
+from fleet.worker.task.sender import Sender
+from fleet.worker.task.task import Task
+from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fleet.core.ids import WorkerId
-from fleet.spans.anchor.division import RouteFailure
-from fleet.spans.anchor.setup import RouteHop, prepare_spans
+from fleet.spans.route.division import RouteFailure
+from fleet.spans.route.setup import RouteHop, prepare_spans
 
 log = logging.getLogger(__name__)
 

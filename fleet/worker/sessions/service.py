@@ -47,7 +47,7 @@ from fleet.spans.net.connection import (
     SpanConnection,
 )
 from fleet.spans.net.listener import SpanListener
-from fleet.worker.endpoints import endpoint_fields, new_token
+from fleet.worker.process.endpoints import endpoint_fields, new_token
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from fleet.control.connect import Reply, text
 from fleet.core.errors import ChunkOrderError
 from fleet.core.ids import WorkerId
 from fleet.engine.base import Engine
-from fleet.worker.cached_sessions import CachedSessions
-from fleet.worker.hand_off_coordinator import HandOffCoordinator
-from fleet.worker.pending_calls import PendingCall, ignore_reply, receipt_calls
-from fleet.worker.receiver import Receiver
-from fleet.worker.sender import Sender
-from fleet.worker.task_table import TaskTable
+from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
+from fleet.worker.task.receiver import Receiver
+from fleet.worker.task.sender import Sender
+from fleet.worker.task.task_table import TaskTable
 
 URGENT = {"confirm", "fail"}
 """Scripts whose reply, or whose reader, must not wait until a blocking read returns."""

@@ -19,10 +19,10 @@ from fleet.control.notices import (
 )
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, RequestId, WorkerId
-from fleet.worker.availability import Availability
-from fleet.worker.hand_off import Offers
-from fleet.worker.inbound import InboundEdge
-from fleet.worker.task_table import TaskTable
+from fleet.worker.process.availability import Availability
+from fleet.worker.task.hand_off import Offers
+from fleet.worker.task.inbound import InboundEdge
+from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 

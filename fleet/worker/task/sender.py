@@ -14,8 +14,8 @@ from fleet.core.errors import TransferError
 from fleet.core.events import ChunkAppended
 from fleet.core.ids import RequestId, WorkerId
 from fleet.transfer.base import Transfer
-from fleet.worker.outbound import Draft, OutboundEdge
-from fleet.worker.task import Task
+from fleet.worker.task.outbound import Draft, OutboundEdge
+from fleet.worker.task.task import Task
 
 log = logging.getLogger(__name__)
 

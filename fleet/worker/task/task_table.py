@@ -11,11 +11,11 @@ from fleet.core.errors import BadInput, FleetError, failure_of
 from fleet.core.events import TaskFailed
 from fleet.core.ids import Epoch, RequestId, StageName
 from fleet.engine.base import Engine
-from fleet.worker.cached_sessions import CachedSessions
-from fleet.worker.hand_off import AbandonedImports, Offers
-from fleet.worker.receiver import Receiver
-from fleet.worker.sender import Sender
-from fleet.worker.task import Task
+from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.task.hand_off import AbandonedImports, Offers
+from fleet.worker.task.receiver import Receiver
+from fleet.worker.task.sender import Sender
+from fleet.worker.task.task import Task
 
 log = logging.getLogger(__name__)
 

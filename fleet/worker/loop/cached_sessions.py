@@ -14,8 +14,8 @@ from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.core.ids import StageName, WorkerId
 from fleet.engine.base import Engine, EngineRequest
-from fleet.worker.pending_calls import PendingCall
-from fleet.worker.task import Task
+from fleet.worker.task.pending_calls import PendingCall
+from fleet.worker.task.task import Task
 
 
 class CachedSessions:

@@ -25,10 +25,10 @@ from fleet.core.ids import RequestId, RoleName, Walk, WorkerId
 from fleet.engine.base import Engine, EngineOutput, KVBlocks, KVPages
 from fleet.telemetry.pulls import KV, PullTally
 from fleet.transfer.base import Transfer
-from fleet.worker.hand_off import AbandonedImports, KVImport, Offer, Offers
-from fleet.worker.pending_calls import PendingCall, ignore_reply, receipt_calls
-from fleet.worker.task import Task, TaskPhase
-from fleet.worker.task_table import TaskTable
+from fleet.worker.task.hand_off import AbandonedImports, KVImport, Offer, Offers
+from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
+from fleet.worker.task.task import Task, TaskPhase
+from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 

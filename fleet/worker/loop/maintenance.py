@@ -21,14 +21,14 @@ from fleet.engine.base import Engine
 from fleet.spans.protocol.figures import encode_figures
 from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Transfer
-from fleet.worker.cached_sessions import CachedSessions
-from fleet.worker.grants import GrantIntake
-from fleet.worker.hand_off_coordinator import HandOffCoordinator
-from fleet.worker.outbox import Outbox
-from fleet.worker.pending_calls import ignore_reply
-from fleet.worker.receiver import Receiver
-from fleet.worker.redis_link import RedisLink
-from fleet.worker.task_table import TaskTable
+from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.loop.grants import GrantIntake
+from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.loop.outbox import Outbox
+from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.task.pending_calls import ignore_reply
+from fleet.worker.task.receiver import Receiver
+from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 0.5

@@ -16,9 +16,9 @@ from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
 from fleet.engine.base import Arrays
 from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Pull, Transfer
-from fleet.worker.inbound import InboundEdge
-from fleet.worker.redis_link import RedisLink
-from fleet.worker.task import Task
+from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.task.inbound import InboundEdge
+from fleet.worker.task.task import Task
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import WorkerId
-from fleet.spans.anchor.connections import ConnectedChain
-from fleet.spans.anchor.division import RouteFailure
 from fleet.spans.net.addresses import SpanAddress
 from fleet.spans.net.connection import (
     Arrival,
@@ -36,6 +34,8 @@ from fleet.spans.protocol.messages import (
     encode_span_message,
 )
 from fleet.spans.protocol.purposes import FROM_ANCHOR
+from fleet.spans.route.connections import ConnectedChain
+from fleet.spans.route.division import RouteFailure
 
 CHECK_S = 0.25
 DIAL_TIMEOUT_S = 2.0

@@ -17,10 +17,10 @@ from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
 from fleet.stages.base import LoggedOutput, TaskAdapter
 from fleet.telemetry.receipts import Receipts
-from fleet.worker.claim import TaskLogs
-from fleet.worker.hand_off import KVImport
-from fleet.worker.inbound import InboundEdge
-from fleet.worker.outbound import Draft, EdgeLog, OutboundEdge
+from fleet.worker.task.claim import TaskLogs
+from fleet.worker.task.hand_off import KVImport
+from fleet.worker.task.inbound import InboundEdge
+from fleet.worker.task.outbound import Draft, EdgeLog, OutboundEdge
 
 
 class TaskPhase(Enum):

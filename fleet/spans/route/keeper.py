@@ -22,8 +22,13 @@ from fleet.control.outage import Outage
 from fleet.core.errors import NoWorker, RedisUnreachable
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.process.fleet_secret import FleetSecret
-from fleet.spans.anchor.connections import ConnectedChain
-from fleet.spans.anchor.division import (
+from fleet.spans.net.ring import BlockReads
+from fleet.spans.protocol.chain import RouteSlot
+from fleet.spans.protocol.layers import LayerSpan
+from fleet.spans.protocol.messages import Returned
+from fleet.spans.protocol.plan import ModelSizes
+from fleet.spans.route.connections import ConnectedChain
+from fleet.spans.route.division import (
     Candidates,
     FreeWorker,
     Placed,
@@ -32,7 +37,8 @@ from fleet.spans.anchor.division import (
     RouteGap,
     fits_beside,
 )
-from fleet.spans.anchor.setup import (
+from fleet.spans.route.records import SpanRecords, SpanWorkerRecord
+from fleet.spans.route.setup import (
     CHECK_S,
     DIAL_TIMEOUT_S,
     RouteHop,
@@ -40,13 +46,7 @@ from fleet.spans.anchor.setup import (
     prepare_spans,
     set_up_route,
 )
-from fleet.spans.anchor.standby import StandbySpans
-from fleet.spans.net.ring import BlockReads
-from fleet.spans.protocol.chain import RouteSlot
-from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.protocol.messages import Returned
-from fleet.spans.protocol.plan import ModelSizes
-from fleet.spans.records import SpanRecords, SpanWorkerRecord
+from fleet.spans.route.standby import StandbySpans
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from fleet.control import scripts
 from fleet.control.connect import Reply
 from fleet.core.ids import WorkerId
 from fleet.telemetry.receipts import RECEIVED
-from fleet.worker.task import Task
+from fleet.worker.task.task import Task
 
 PendingCall = tuple[scripts.Call, Callable[[Reply], None]]
 """A script, and what to do with its reply."""

@@ -14,7 +14,7 @@ from fleet.control.connect import exchange, pairs, text
 from fleet.core.ids import RoleName, WorkerId
 from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.net.addresses import SpanAddress
-from fleet.worker.endpoints import endpoint_of
+from fleet.worker.process.endpoints import endpoint_of
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The loop of a worker: one round trip to Redis, one step of the engine, and what happens between them."""

@@ -1,0 +1,1 @@
+"""Conversations saved from a worker's cache, and loaded into it."""
