@@ -17,17 +17,20 @@ from web.schema.fields.table import Field, FieldTable
 
 HEAD = """# Fields
 
-Generated from `web/schema/fields` by `python -m web.fields_page fleet/docs/fields.md`; a test compares the two, and the
-tables with the types of the `openai` package.
+Generated from `web/schema/fields` by `python -m web.fields_page fleet/docs/fields.md`; a test
+compares the two, and the tables with the types of the `openai` package.
 
 * **served**: the field has its effect.
-* **refused**: 400 (an `error` event over WebSockets) whose `param` names the field; it constrains, forces, ends or conditions an
-  answer. null, and the neutral values listed, are accepted; without a list these are false and every empty value.
-* **ignored**: the field cannot change the answer. The response header `x-fleet-ignored` lists those of a request; where a client
-  may count on one, the answer has an entry in `warnings`, and the log a line.
+* **refused**: 400 (an `error` event over WebSockets) whose `param` names the field; it
+  constrains, forces, ends or conditions an answer. null, and the neutral values listed, are
+  accepted; without a list these are false and every empty value.
+* **ignored**: the field cannot change the answer. The response header `x-fleet-ignored` lists
+  those of a request; where a client may count on one, the answer has an entry in `warnings`, and
+  the log a line.
 
-Any other field is refused unless its value is null, false, empty, or made of these alone. `[]` stands for an index. A row about
-an object that is refused or ignored counts for all fields within it.
+Any other field is refused unless its value is null, false, empty, or made of these alone. `[]`
+stands for an index. A row about an object that is refused or ignored counts for all fields within
+it.
 """
 TABLES: Sequence[FieldTable] = (
     CHAT,

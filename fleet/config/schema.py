@@ -112,7 +112,7 @@ class VllmConfig(Strict):
 
 class SpansConfig(Strict):
     """Division of a stage's layers among an anchor, which is the stage's worker, and span workers;
-    see `core/layer_spans.py`.
+    see `spans/protocol/layers.py`.
 
     `workers`: `[auto]`: all that there are share the layers that the anchor lacks. `replicas`: of
     them then: those that `fleet up` starts, for each anchor, and for which the first division
@@ -196,7 +196,7 @@ class SpeculationConfig(Strict):
     """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers
     stay the same, and come sooner.
 
-    `drafter`: see `engine/torch/drafters.py`. `num_drafts`: the most of them for one request in one
+    `drafter`: see `drafts/drafters.py`. `num_drafts`: the most of them for one request in one
     pass; measured times decide how many there are. `table_tokens`: of the answers from which
     `suffix` guesses, in each worker. `head`: folder of the draft head with which `eagle3` guesses.
     """

@@ -43,21 +43,25 @@ MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = 
 )
 RIGHTS_TO_KEYS = f"the keys {keys.PREFIX}* and rq:* and the channels rq:pubsub:*"
 COMMANDS = """
-EXISTS k|GET k|HGET k f|HEXISTS k f|HGETALL k|HMGET k f|PTTL k|SCARD k|SISMEMBER k m|SMEMBERS k|XLEN k|XRANGE k - +
-XREVRANGE k + -|ZCARD k|ZCOUNT k 0 1|ZRANGE k 0 -1|ZRANGEBYSCORE k 0 1|ZREVRANGE k 0 -1|ZREVRANGEBYSCORE k 1 0|ZSCORE k m
-TIME|XINFO STREAM k|SET k v|GETSET k v|EXPIRE k 1|PEXPIRE k 1|RENAME k k|UNLINK k|DEL k|HSET k f v|HSETNX k f v|HINCRBY k f 1
-HDEL k f|RPUSH k v|LTRIM k 0 0|SADD k m|SREM k m|SPOP k|XADD k * f v|XDEL k 0-1|XGROUP CREATE k g 0 MKSTREAM|ZADD k 0 m
-ZREM k m|ZREMRANGEBYRANK k 0 0|ZREMRANGEBYSCORE k 0 1
+EXISTS k|GET k|HGET k f|HEXISTS k f|HGETALL k|HMGET k f|PTTL k|SCARD k|SISMEMBER k m|SMEMBERS k
+XLEN k|XRANGE k - +|XREVRANGE k + -|ZCARD k|ZCOUNT k 0 1|ZRANGE k 0 -1|ZRANGEBYSCORE k 0 1
+ZREVRANGE k 0 -1|ZREVRANGEBYSCORE k 1 0|ZSCORE k m|TIME|XINFO STREAM k|SET k v|GETSET k v
+EXPIRE k 1|PEXPIRE k 1|RENAME k k|UNLINK k|DEL k|HSET k f v|HSETNX k f v|HINCRBY k f 1|HDEL k f
+RPUSH k v|LTRIM k 0 0|SADD k m|SREM k m|SPOP k|XADD k * f v|XDEL k 0-1
+XGROUP CREATE k g 0 MKSTREAM|ZADD k 0 m|ZREM k m|ZREMRANGEBYRANK k 0 0|ZREMRANGEBYSCORE k 0 1
 """
 """The commands of the scripts, on a key `k`."""
 RIGHTS = f"""{UNDECLARED_FLAG}
 local denied = {{}}
 for _, line in ipairs(ARGV) do
   local words = {{}}
-  for word in string.gmatch(line, '%S+') do words[#words + 1] = word == 'k' and '{keys.NONE}' or word end
+  for word in string.gmatch(line, '%S+') do
+    words[#words + 1] = word == 'k' and '{keys.NONE}' or word
+  end
   local reply = redis.pcall(unpack(words))
   local message = type(reply) == 'table' and reply.err and string.lower(reply.err) or ''
-  if string.find(message, 'noperm') or string.find(message, 'permission') or string.find(message, "can't ") then
+  if string.find(message, 'noperm') or string.find(message, 'permission')
+    or string.find(message, "can't ") then
     denied[#denied + 1] = words[1]
   end
   redis.pcall('DEL', '{keys.NONE}')

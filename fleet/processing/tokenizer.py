@@ -153,8 +153,9 @@ def _special_tokens(config: dict[str, object]) -> Iterator[str]:
     additional = config.get("additional_special_tokens") or []
     entries = [config.get(name, default) for name, default in _SPECIAL_DEFAULTS.items()]
     entries += cast(
-        list[object], [*(extra.values() if isinstance(extra, dict) else extra), *additional]
-    )  # type: ignore
+        list[object],
+        [*(extra.values() if isinstance(extra, dict) else extra), *additional],  # type: ignore
+    )
     for entry in entries:
         if (text := token_text(entry)) is not None:
             yield text

@@ -188,7 +188,7 @@ class BuildOptions:
 
 class HeadExchange(Protocol):
     """Exchange of a stage's draft head for another version. Packed heads: see
-    `models/eagle3/files.py`.
+    `drafts/eagle3/files.py`.
     """
 
     @property

@@ -124,7 +124,7 @@ def pass_buffer_bytes(
     device_kind: str,
 ) -> int:
     """Return the memory of a process beside its weights and its KV pool; see
-    `core/span_buffers.py`.
+    `spans/protocol/buffers.py`.
     """
     width = span_row_width(graph, stage, checkpoint)
     num_ids = max(sizes.head, sizes.embedding) // (width * dtype.itemsize)

@@ -26,7 +26,7 @@ from fleet.stages.base import BuildOptions
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
-from fleet.worker.loop.loop import hand_off_coordinator
+from fleet.worker.loop import hand_off_coordinator
 from fleet.worker.task.hand_off import KVImport, Offer, Offers, pool_on_gpu, share_pool
 from tests.harness import thread_fleet
 from tests.support import wait_until

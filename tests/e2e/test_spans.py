@@ -338,7 +338,8 @@ def assert_saved(saves: DisturbedSaves, num_faults: int) -> None:
     reasons = set(report.struck_failed) | set(report.unstruck_failed)
     assert all(
         re.match(
-            "(session_interrupted|span_prefix_mismatch|span_unreachable|not_found|invalid_value): .",
+            "(session_interrupted|span_prefix_mismatch|span_unreachable"
+            "|not_found|invalid_value): .",
             each,
         )
         for each in reasons

@@ -16,7 +16,7 @@ from fleet.control.client import FleetClient
 from fleet.control.connect import connect, load_scripts, run, text
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from fleet.worker.task.task import sender
+from fleet.worker.task import sender
 from tests.fundamentals.control_plane import GATEWAY, REQUEST, WORKER, Control
 from tests.support import RedisProcess, server_binaries
 

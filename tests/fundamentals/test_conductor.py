@@ -158,8 +158,8 @@ def test_overdue_grant_is_repeated_unless_claimed() -> None:
     granted, _ = step_all([submitted(), task_events(stage, 5)[0]])
     _, again = step(granted, overdue)
     assert again == (
-        GrantTask(request=R, stage=stage, role=again[0].role, expected_epoch=Epoch(5)),
-    )  # type: ignore[attr-defined]
+        GrantTask(request=R, stage=stage, role=again[0].role, expected_epoch=Epoch(5)),  # type: ignore[attr-defined]
+    )
     claimed, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
     assert step(claimed, overdue)[1] == ()
 

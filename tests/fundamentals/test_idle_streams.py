@@ -176,8 +176,9 @@ async def test_gateway_with_open_connections_opens_no_more_under_load(redis_url:
         pool = client._redis.connection_pool  # pyright: ignore[reportPrivateUsage]
         opened = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
         assert len(opened) == MAX_CONNECTIONS and all(
-            each.is_connected for each in pool._available_connections
-        )  # pyright: ignore
+            each.is_connected
+            for each in pool._available_connections  # pyright: ignore
+        )
         await asyncio.gather(*(client.ping() for _ in range(10 * MAX_CONNECTIONS)))
         after = {id(each) for each in (*pool._available_connections, *pool._in_use_connections)}  # pyright: ignore
         assert after == opened

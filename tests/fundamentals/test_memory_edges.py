@@ -17,7 +17,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.fake import FakeEngine
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlPull
-from fleet.worker.loop.loop import grants
+from fleet.worker.loop import grants
 from tests.harness import answer, assert_same, fake_spec, gateway, thread_fleet
 from tests.storm import assert_nothing_left
 from tests.support import REPO

@@ -7,6 +7,7 @@ The answer is independent of the worker.
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import pytest
@@ -241,6 +242,10 @@ async def serve(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
     return WorkerId(view.tasks[0].owner), view.tasks[0].cached_rows
 
 
+def _has_claimed(loop: WorkerLoop, request_id: RequestId) -> bool:
+    return request_id in loop.tasks
+
+
 def loop_of(fleet: ThreadFleet, worker: WorkerId) -> WorkerLoop:
     return next(loop for loop in fleet.loops if loop.worker == worker)
 
@@ -330,9 +335,9 @@ async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
         for _ in range(3):
             aborted = await client.requests.submit(make_turn(fleet, 1), None)
             wait_until(
-                lambda: aborted.request_id in loop_of(fleet, caching_worker).tasks,
+                partial(_has_claimed, loop_of(fleet, caching_worker), aborted.request_id),
                 "the turn to be claimed",
-            )  # noqa: B023
+            )
             await aborted.abort("the user continues")
             wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
         worker, num_cached = await serve(client, make_turn(fleet, 1))

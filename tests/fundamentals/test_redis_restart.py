@@ -17,7 +17,7 @@ from fleet.core.errors import RedisUnreachable
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
-from fleet.worker.loop.loop import grants
+from fleet.worker.loop import grants
 from fleet.worker.task.task import Task
 from tests.harness import (
     answer,

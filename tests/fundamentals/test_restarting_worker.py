@@ -153,7 +153,8 @@ def test_stopped_loading_process_is_not_counted_as_failed_start(own_redis: Redis
 import signal
 from fleet.config import load_config
 from fleet.control.starting import StartAnnouncement, place_here
-with StartAnnouncement({own_redis.url!r}, load_config(None, ("engine=fake", "device=cpu")).role("talker")) as start:
+config = load_config(None, ("engine=fake", "device=cpu"))
+with StartAnnouncement({own_redis.url!r}, config.role("talker")) as start:
     start.end_by(signal.SIGTERM)
     signal.pause()
 """

@@ -10,8 +10,8 @@ import pytest
 from fleet.lab.pocket.judge.demo import PICTURE, SCENES
 from tests.support import REPO
 
-POCKET = REPO / "fleet" / "pocket"
-CHECKPOINT, DOCS = POCKET / "checkpoints" / "pocket", POCKET / "docs"
+POCKET = REPO / "fleet" / "lab" / "pocket"
+CHECKPOINT, DOCS = REPO / "fleet" / "checkpoints" / "pocket", POCKET / "docs"
 LINK = re.compile(r"\]\(([^)#]+)\)")
 MAX_WAV_BYTES, MAX_PNG_BYTES, MAX_CHECKPOINT_BYTES = 200_000, 300_000, 60_000_000
 LIMITS = {PICTURE: MAX_PNG_BYTES} | {f"{scene.name}.wav": MAX_WAV_BYTES for scene in SCENES}

@@ -32,8 +32,12 @@ def compose(
     records: list[WindowRecord] = []
     trainer = make_trainer([], SETTINGS, on_window=records.append)
     return *build_online_training(
-        trainer, SETTINGS, lambda: produced, capacity=2, **options
-    ), records  # pyright: ignore
+        trainer,
+        SETTINGS,
+        lambda: produced,
+        capacity=2,
+        **options,  # pyright: ignore
+    ), records
 
 
 def test_b7_full_drain_then_terminate() -> None:

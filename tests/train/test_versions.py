@@ -102,7 +102,7 @@ async def add_random_version(training: TrainingFleet, folder: Path) -> int:
     return (await training.client.training.add(version)).number
 
 
-async def test_b11_b12_b14_b15_head_that_was_trained_on_an_answer_guesses_it_and_a_random_one_gives_way(
+async def test_head_trained_on_an_answer_guesses_it_and_a_random_head_gives_way(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     """Captured, trained, published, swapped in and served: at least nine of ten of the most that

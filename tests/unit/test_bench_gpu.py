@@ -42,7 +42,8 @@ import socket, sys
 from importlib.machinery import PathFinder
 
 ABSENT = (
-    "av cryptography honcho httptools matplotlib multipart nixl onnxruntime prometheus_client redis rq soundfile soxr starlette "
+    "av cryptography honcho httptools matplotlib multipart nixl onnxruntime prometheus_client "
+    "redis rq soundfile soxr starlette "
     "uvicorn uvloop vllm websockets"
 ).split()
 

@@ -31,7 +31,10 @@ from tests.support import HttpHandler, free_port, serve_http, wait_until
 from tests.unit.test_bench_statistics import STREAM, reference_work, result, serving
 
 PNG = b"\x89PNG"
-WORKERS = b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"role":""}],"missing_roles":[]}'
+WORKERS = (
+    b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"role":""}],'
+    b'"missing_roles":[]}'
+)
 
 
 @dataclass(slots=True, kw_only=True)

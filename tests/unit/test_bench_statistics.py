@@ -306,8 +306,8 @@ def test_agreement_counts_prompts_texts_and_lengths_separately() -> None:
         serving().single.timings,
         msgspec.structs.replace(other, answers=answers),
         work,
-        LetterFrontend(),
-    )  # type: ignore[arg-type]
+        LetterFrontend(),  # type: ignore[arg-type]
+    )
     assert (agreement.count, agreement.same_prompt, agreement.same_text, agreement.same_length) == (
         4,
         3,

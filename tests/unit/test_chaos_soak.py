@@ -49,8 +49,8 @@ def failed(**end: float) -> list[str]:
     samples = (
         sample(100, redis_mib=1, keys=1, rss_mib=1, files=1),
         sample(280),
-        sample(960, **end),
-    )  # pyright: ignore[reportArgumentType]
+        sample(960, **end),  # pyright: ignore[reportArgumentType]
+    )
     return [change.name for change in changes_between(samples, TOTAL) if not change.passed]
 
 

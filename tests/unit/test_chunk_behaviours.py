@@ -31,12 +31,12 @@ from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.main import build_options
 from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.task import receiver as module
 from fleet.worker.task.claim import TaskLogs
 from fleet.worker.task.inbound import InboundEdge
 from fleet.worker.task.outbound import Draft, OutboundEdge
 from fleet.worker.task.receiver import Received, Receiver
 from fleet.worker.task.task import Task, TaskPhase, open_task
-from fleet.worker.task.task import receiver as module
 from tests.unit.test_codec_engine import A, drain, make
 
 DECODE = Walk("decode")

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.sources import parsed, relative
 from tests.support import REPO
-from tests.unit.test_layers import parsed, relative
 
 ROOTS = (
     "fleet",
@@ -33,7 +33,10 @@ SKIPPED = (
     "tests/unit/test_language.py",
 )
 
-PROCESS = "(?:(?:worker|gateway|conductor|engine|stage|keeper|decoder|script|producer|consumer)s?|redis|process(?:es)?)"
+PROCESS = (
+    "(?:(?:worker|gateway|conductor|engine|stage|keeper|decoder|script|producer|consumer)s?"
+    "|redis|process(?:es)?)"
+)
 PROSE: dict[str, str] = {
     r"told|tells?|telling": "send, report, notify, show, distinguish",
     r"anew": "again",

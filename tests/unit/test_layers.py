@@ -1,28 +1,26 @@
-"""The layers and the house style, checked over the source: who may import whom, who may know the
-model, what is too big.
-"""
+"""The layers of the source: which package may import which, and which may know the model."""
 
-import ast
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
+from tests.sources import EVERYTHING, OURS, SOURCES, imports, module_of, relative, within
 from tests.support import REPO, cli_env
 
-OURS = ("fleet", "web")
 CLIENT = "fleet.control.client"
-BELOW_WEB = (
+NOUNS = (
     "fleet.core",
-    "fleet.config",
     "fleet.graphs",
-    CLIENT,
-    "fleet.processing",
-    "fleet.drafts.capture",
+    "fleet.spans.protocol",
+    "fleet.drafts.figures",
+    "fleet.telemetry",
 )
+"""Data for every process: no connection, no torch, no behaviour that depends on time."""
+BASE = (*NOUNS, "fleet.process", "fleet.config")
+TORCH = ("fleet.engine", "fleet.engine.torch")
+BELOW_WEB = (*BASE, CLIENT, "fleet.processing", "fleet.drafts.capture")
 OFFLOAD = ("web.offload", "web.refused_work")
 BELOW_ENDPOINTS = (
     *BELOW_WEB,
@@ -34,89 +32,55 @@ BELOW_ENDPOINTS = (
     "web.openai",
 )
 
-MEASURING = ("fleet.lab.client", "fleet.lab.report")
-
 LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.core": (),
-    # The stage and edge names in a deployment file are checked against the declaration.
-    "fleet.config": ("fleet.core", "fleet.graphs"),
+    "fleet.process": ("fleet.core",),
     "fleet.graphs": ("fleet.core",),
-    "fleet.conductor": ("fleet.core", "fleet.config", "fleet.graphs"),
-    "fleet.conductor.driver": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.graphs",
-        "fleet.conductor",
-        "fleet.control",
-    ),
-    # Views and the client read which edges and stages a request runs from the declaration.
-    "fleet.control": ("fleet.core", "fleet.config", "fleet.graphs"),
-    CLIENT: ("fleet.core", "fleet.config", "fleet.graphs", "fleet.control"),
+    "fleet.spans.protocol": ("fleet.core",),
+    "fleet.drafts.figures": ("fleet.core",),
+    "fleet.telemetry": ("fleet.core", "fleet.spans.protocol", "fleet.drafts.figures"),
+    # The stage and edge names in a deployment file are checked against the declaration.
+    "fleet.config": NOUNS,
+    "fleet.conductor": ("fleet.core", "fleet.graphs", "fleet.config"),
+    "fleet.control": BASE,
+    CLIENT: (*BASE, "fleet.control"),
+    "fleet.conductor.driver": (*BASE, "fleet.conductor", "fleet.control"),
     "fleet.transfer": ("fleet.core", "fleet.config"),
-    "fleet.spans": ("fleet.core", "fleet.spans.protocol.chain", "fleet.transfer"),
-    "fleet.engine": ("fleet.core", "fleet.engine.base"),
-    "fleet.engine.torch": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.engine.base",
-        "fleet.spans.protocol.chain",
-        "fleet.spans.protocol.pass_log",
-        "fleet.engine.torch",
-    ),
-    # Tokens are drawn by the same functions on both engines.
-    "fleet.engine.vllm": (
-        "fleet.core",
-        "fleet.engine.base",
-        "fleet.engine.vllm",
-        "fleet.engine.torch.noise",
-        "fleet.engine.torch.sampling",
-    ),
-    # A program of the torch loop is written with the loop's own pieces: its KV layout, tiles and
-    # draws. A tiny checkpoint is written with the tokenizer that reads it.
-    "fleet.models": (
-        "fleet.core",
-        "fleet.engine.base",
-        "fleet.engine.torch",
-        "fleet.engine.vllm",
-        "fleet.processing.tokenizer",
-    ),
-    "fleet.drafts.trainer": (
-        "fleet.core",
-        "fleet.graphs.training",
-        "fleet.engine.base",
-        "fleet.drafts.eagle3",
-        "fleet.drafts.trainer",
-    ),
+    "fleet.spans.net": (*BASE, "fleet.transfer"),
+    "fleet.engine": NOUNS,
+    "fleet.engine.torch": (*NOUNS, "fleet.engine"),
+    # Tokens are sampled by the same functions on both engines.
+    "fleet.engine.vllm": (*NOUNS, *TORCH),
+    "fleet.drafts": (*NOUNS, *TORCH),
+    "fleet.spans.torch": (*NOUNS, *TORCH),
+    "fleet.spans.anchor": (*NOUNS, *TORCH, "fleet.spans.torch"),
     "fleet.processing": ("fleet.core", "fleet.config"),
+    # A program of the torch loop is written with the loop's own pieces; a tiny checkpoint is
+    # written with the tokenizer that reads it.
+    "fleet.models": (*NOUNS, *TORCH, "fleet.engine.vllm", "fleet.spans.torch", "fleet.processing"),
     "fleet.stages": (
-        "fleet.core",
-        "fleet.graphs",
-        "fleet.engine",
-        "fleet.models",
-        "fleet.drafts.trainer",
-        "fleet.processing",
+        *NOUNS, *TORCH, "fleet.engine.vllm", "fleet.drafts", "fleet.spans.torch",
+        "fleet.spans.anchor", "fleet.models", "fleet.processing",
     ),
+    "fleet.worker.process": (*BASE, "fleet.control", "fleet.transfer", "fleet.spans.net"),
+    "fleet.spans.route": (
+        *BASE, "fleet.control", "fleet.transfer", "fleet.spans.net", "fleet.stages",
+        "fleet.worker.process",
+    ),
+    "fleet.spans.host": (
+        *BASE, *TORCH, "fleet.control", "fleet.spans.net", "fleet.spans.torch", "fleet.stages",
+        "fleet.worker.process", "fleet.spans.route",
+    ),
+    "fleet.drafts.exchange": (
+        *BASE, "fleet.control", "fleet.transfer", "fleet.drafts", "fleet.stages",
+        "fleet.worker.process",
+    ),
+    "fleet.drafts.capture": (*BASE, "fleet.control", CLIENT, "fleet.processing"),
     "fleet.worker": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.graphs",
-        "fleet.conductor",
-        "fleet.control",
-        "fleet.transfer",
-        "fleet.engine",
-        "fleet.models",
-        "fleet.processing",
-        "fleet.spans",
-        "fleet.stages",
-        "fleet.drafts.trainer.records",
+        *BASE, "fleet.control", "fleet.transfer", "fleet.spans.net", "fleet.engine", "fleet.stages",
+        "fleet.worker.process", "fleet.spans.route", "fleet.spans.host", "fleet.drafts.exchange",
     ),
-    "fleet.drafts.capture": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.graphs",
-        "fleet.control",
-        "fleet.processing",
-    ),
+    "fleet.jobs": (*BASE, "fleet.control", CLIENT),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document
     # join them.
     "web.ports": BELOW_WEB,
@@ -129,272 +93,33 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "web.realtime": BELOW_ENDPOINTS,
     "web.fleet_api": BELOW_ENDPOINTS,
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),
-    "web": (*BELOW_WEB, "web"),
-    "fleet.jobs": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.control.jobs",
-        "fleet.control.job_files",
-        "fleet.control.outage",
-        CLIENT,
-    ),
-    "fleet.lab.client": ("fleet.core",),
-    "fleet.lab.report": ("fleet.core",),
-    # The benchmark looks from outside; what it compares with runs aside, and each measure of a part
-    # is a module of its own.
-    "fleet.lab.measure": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.graphs",
-        "fleet.processing",
-        CLIENT,
-        *MEASURING,
-        "fleet.lab.measure",
-    ),
-    # The engine benchmark refuses where vLLM is missing, and runs vLLM's own entry point in a
-    # process of its own.
-    "fleet.lab.measure.engines": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.engine.vllm.start",
-        *MEASURING,
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.engines_run": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.engine.base",
-        "fleet.worker",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.vllm_generate": ("fleet.core", "fleet.stages.base"),
-    "fleet.lab.measure.hop": (
-        "fleet.core",
-        "fleet.control",
-        "fleet.worker.process.redis_link",
-        *MEASURING,
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.pair": ("fleet.core", "fleet.control", "fleet.worker.process.redis_link"),
-    "fleet.lab.measure.transfer": ("fleet.transfer", *MEASURING, "fleet.lab.measure"),
-    # The measure of a device runs the stages themselves, without a fleet.
-    "fleet.lab.measure.gpu": (
-        "fleet.core",
-        "fleet.graphs",
-        "fleet.stages.full_size",
-        "fleet.lab.report",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.gpu_measures": (
-        "fleet.core",
-        "fleet.graphs",
-        "fleet.engine",
-        "fleet.stages.base",
-        "fleet.stages.full_size",
-        "fleet.lab.report",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.kv_pages": (
-        "fleet.core",
-        "fleet.engine",
-        "fleet.transfer",
-        "fleet.lab.measure",
-    ),
-    # The measure of scale starts its own processes, joins as a gateway, and knows what the fake
-    # engine must answer.
-    "fleet.lab.measure.scale": ("fleet.core", "fleet.config", CLIENT, "fleet.lab.measure"),
-    "fleet.lab.measure.scale_fleet": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.control",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.scale_load": (
-        "fleet.core",
-        "fleet.control",
-        "fleet.lab.report",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.scale_replay": (
-        "fleet.core",
-        "fleet.control",
-        "fleet.worker.process.redis_link",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.scale_costs": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.control",
-        "fleet.conductor.driver",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.scale_expected": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.worker",
-        "fleet.lab.measure",
-    ),
-    # Without a fleet, the measure of layer spans is the anchor and places the span workers.
-    "fleet.lab.measure.spans": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.models.causal_lm",
-        "fleet.lab.report",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.span_hops_run": (
-        "fleet.core",
-        "fleet.lab.report",
-        "fleet.spans",
-        "fleet.transfer",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.spans_memory": (
-        "fleet.core",
-        "fleet.models.causal_lm",
-        "fleet.lab.report",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.spans_run": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.engine",
-        "fleet.spans",
-        "fleet.stages",
-        "fleet.worker",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.spans_recording": (
-        "fleet.core",
-        "fleet.spans.protocol.chain",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.spans_compute": (
-        "fleet.core",
-        "fleet.engine",
-        "fleet.stages.base",
-        "fleet.lab.measure",
-    ),
-    # The measure of training orders exchanges of the head, as an operator does.
-    "fleet.lab.measure.training": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.control.embedded",
-        CLIENT,
-        *MEASURING,
-        "fleet.lab.measure",
-    ),
-    # The measure of speculation runs a stage itself, and asks the questions of Pocket's corpus.
-    "fleet.lab.measure.speculation": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.graphs",
-        "fleet.processing",
-        "fleet.lab.pocket.corpus",
-        *MEASURING,
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.speculation_head": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.engine.base",
-        "fleet.graphs",
-        "fleet.drafts.eagle3",
-        "fleet.stages.base",
-        "fleet.drafts.trainer",
-        "fleet.worker",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.engine_answers": ("fleet.core", "fleet.engine.base", "fleet.stages.base"),
-    "fleet.lab.measure.speculation_run": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.engine",
-        "fleet.stages.base",
-        "fleet.worker",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.measure.twin": (
-        "fleet.core",
-        "fleet.graphs",
-        "fleet.engine.base",
-        "fleet.stages.base",
-    ),
-    "fleet.lab.measure.twin_run": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.worker",
-        "fleet.lab.measure",
-    ),
-    "fleet.lab.pocket": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.models",
-        "fleet.processing",
-        *MEASURING,
-        "fleet.lab.measure",
-    ),
-    # Chaos puts the benchmark's load on a fleet; two of its modules read Redis: keys in use, and
-    # log lines.
-    "fleet.lab.faults": (
-        "fleet.core",
-        "fleet.config",
-        *MEASURING,
-        "fleet.lab.measure",
-        "fleet.lab.faults",
-    ),
-    "fleet.lab.faults.watch": ("fleet.core", "fleet.config", "fleet.control", "fleet.lab.faults"),
-    "fleet.lab.faults.event_log": ("fleet.core", "fleet.control", "fleet.lab.faults"),
-    "fleet.lab.faults.patience": ("fleet.core", "fleet.control"),
-    "fleet.lab.faults.redis_servers": ("fleet.core", "fleet.control", "fleet.lab.faults"),
-    "fleet.lab.faults.soak_samples": ("fleet.control", "fleet.lab.faults"),
-    # Conversations are saved by the client of `fleet session`.
-    "fleet.lab.faults.session_files": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.control",
-        "fleet.worker.process.peers",
-        "fleet.worker.sessions.client",
-        "fleet.lab.faults",
-    ),
-    # Captures are those of a training run; what the trainer has of them is read from its
-    # checkpoint.
-    "fleet.lab.faults.captures": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.drafts.capture",
-        "fleet.control.client",
-        "fleet.processing",
-        "fleet.drafts.trainer",
-        *MEASURING,
-        "fleet.lab.measure.prompts",
-        "fleet.lab.faults",
-    ),
-    "fleet.lab.faults.options": (
-        "fleet.core",
-        "fleet.config",
-        "fleet.graphs",
-        *MEASURING,
-        "fleet.lab.faults",
-    ),
+    "web": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime", "web.console"),
+    # The laboratory looks at every part; nothing but the commands imports it.
+    "fleet.lab": ("fleet",),
     "fleet.cli": OURS,
     "fleet": (),
-}
-"""Layer -> the packages of Fleet that it may import besides itself; a module belongs to the longest
-prefix that fits.
+}  # fmt: skip
+"""Layer -> the layers that it may import besides itself; a module belongs to the longest prefix
+that fits. A row names earlier rows only.
 """
+EXCEPTIONS = {
+    ("fleet.engine.torch", "fleet.drafts"),
+    ("fleet.drafts.exchange", "fleet.worker"),
+}
+"""Imports of later rows. May only shrink."""
+IN_CIRCLES = {
+    "fleet.config.placement",
+    "fleet.config.schema",
+    "fleet.drafts.exchange.follower",
+    "fleet.worker.loop.loop",
+    "fleet.worker.loop.maintenance",
+}
+"""Modules that import each other. May only shrink."""
 
 NO_TORCH = (
-    "fleet.core",
-    "fleet.config",
-    "fleet.graphs",
-    "fleet.control",
-    "fleet.conductor",
-    "fleet.processing",
-    "fleet.spans",
-    "web",
-)
-NOT_SERVING = ("fleet.lab.measure", "fleet.lab.faults", "fleet.lab.pocket")
+    *BASE, "fleet.control", "fleet.conductor", "fleet.processing", "fleet.spans.net", "web"
+)  # fmt: skip
+NOT_SERVING = ("fleet.lab",)
 KNOWS_THE_MODEL = (
     "fleet/graphs/",
     "fleet/stages/",
@@ -410,6 +135,9 @@ OWN_LIBRARY = {
     "redis": (
         "fleet.control",
         "fleet.conductor.driver",
+        "fleet.drafts.exchange",
+        "fleet.spans.host",
+        "fleet.spans.route",
         "fleet.worker",
         "fleet.jobs",
         "fleet.cli",
@@ -424,55 +152,10 @@ OWN_LIBRARY = {
         "fleet.lab.measure.vllm_generate",
     ),
 }
-MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
-
-
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(), filename=str(path))
-
-
-@cache
-def nodes(path: Path) -> tuple[ast.AST, ...]:
-    return tuple(ast.walk(parsed(path)))
-
-
-def python_files(*folders: str) -> list[Path]:
-    return sorted(path for folder in folders for path in (REPO / folder).rglob("*.py"))
-
-
-SOURCES = python_files(*OURS)
-EVERYTHING = python_files(*OURS, "tests")
-
-
-@cache
-def relative(path: Path) -> str:
-    return path.relative_to(REPO).as_posix()
-
-
-def module_of(path: Path) -> str:
-    parts = path.relative_to(REPO).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def within(module: str, prefix: str) -> bool:
-    return module == prefix or module.startswith(prefix + ".")
 
 
 def layer_of(module: str) -> str:
     return max((layer for layer in LAYERS if within(module, layer)), key=len)
-
-
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import, lazy ones and those for type checking included; `from a
-    import b` counts as a.b.
-    """
-    for node in nodes(path):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{relative(path)}:{node.lineno}: write imports in full"
-            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def test_layer_imports_only_layers_in_its_row() -> None:
@@ -481,8 +164,50 @@ def test_layer_imports_only_layers_in_its_row() -> None:
         for path in SOURCES
         for line, target in imports(path)
         if target.split(".")[0] in OURS and not allowed(layer_of(module_of(path)), target)
+        if (layer_of(module_of(path)), layer_of(target)) not in EXCEPTIONS
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_rows_name_earlier_rows_only() -> None:
+    rows = list(LAYERS)
+    later = [
+        (layer, below)
+        for number, layer in enumerate(rows)
+        for below in LAYERS[layer]
+        if below in rows[number:] and layer not in ("fleet.lab", "fleet.cli")
+    ]
+    assert later == []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    modules = {module_of(path) for path in SOURCES}
+    graph = {
+        module_of(path): {module_within(target, modules) for _, target in imports(path)}
+        for path in SOURCES
+    }
+    circular = {module for module in graph if module in reachable(graph, module)}
+    assert circular == IN_CIRCLES
+
+
+def reachable(graph: dict[str, set[str | None]], module: str) -> set[str | None]:
+    """Return what a module imports, directly or through others."""
+    found: set[str | None] = set()
+    left = [*graph[module] - {module}]
+    while left:
+        target = left.pop()
+        if target is not None and target not in found:
+            found.add(target)
+            left.extend(graph[target])
+    return found
+
+
+def module_within(target: str, modules: set[str]) -> str | None:
+    """Return the module of an import: `a.b` of `from a import b` if that is a module, else `a`."""
+    if target in modules:
+        return target
+    parent = target.rpartition(".")[0]
+    return parent if parent in modules else None
 
 
 def allowed(layer: str, target: str) -> bool:
@@ -496,7 +221,7 @@ def allowed(layer: str, target: str) -> bool:
 
 def test_packages_have_a_row_in_the_table_and_rows_a_package() -> None:
     packages = {f"fleet.{path.parent.name}" for path in (REPO / "fleet").glob("*/*.py")}
-    assert packages <= set(LAYERS)
+    assert {package for package in packages if layer_of(package) == "fleet"} <= {"fleet.spans"}
     assert [
         layer for layer in LAYERS if not any(within(module_of(path), layer) for path in SOURCES)
     ] == []
@@ -547,7 +272,8 @@ assert CliRunner().invoke(app, ["--help"]).exit_code == 0
 resolve_checkpoint(FleetConfig())
 served = ["fleet.conductor.driver", "fleet.worker.main", "fleet.cli.manager", "web.serve"]
 for graph in GRAPHS.values():
-    served += [graph.frontend.partition(":")[0], *(stage.builder.partition(":")[0] for stage in graph.stages)]
+    entries = [graph.frontend, *(stage.builder for stage in graph.stages)]
+    served += [entry.partition(":")[0] for entry in entries]
 for name in served:
     importlib.import_module(name)
 print(*sorted(name for name in sys.modules if name.startswith({NOT_SERVING!r})))
@@ -631,131 +357,8 @@ def library_of(target: str) -> str | None:
     )
 
 
-def test_files_and_functions_keep_the_size_limits() -> None:
-    wrong = [f"{relative(path)}{excess}" for path in EVERYTHING for excess in excesses(path)]
-    assert not wrong, "\n".join(wrong)
-
-
-def excesses(path: Path) -> Iterator[str]:
-    num_lines = len(path.read_text().splitlines())
-    max_nesting = MAX_TEST_NESTING if relative(path).startswith("tests/") else MAX_NESTING
-    if num_lines > MAX_FILE_LINES:
-        yield f": {num_lines} lines, limit {MAX_FILE_LINES}"
-    for function in ast.walk(parsed(path)):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        assert function.end_lineno is not None
-        length = function.end_lineno - function.lineno + 1
-        if length > MAX_FUNCTION_LINES:
-            yield (
-                f":{function.lineno}: {function.name} has {length} lines, limit "
-                f"{MAX_FUNCTION_LINES}"
-            )
-        if (depth := nesting(function.body)) > max_nesting:
-            yield f":{function.lineno}: {function.name} nests {depth} deep, limit {max_nesting}"
-
-
-def nesting(body: list[ast.stmt]) -> int:
-    """Return the depth of nested blocks; `elif` is no deeper than its `if`, and a function inside
-    counts for itself.
-    """
-    return max((depth_of(statement) for statement in body), default=0)
-
-
-def depth_of(statement: ast.stmt) -> int:
-    if isinstance(statement, ast.If):
-        chain = statement.orelse
-        is_elif = len(chain) == 1 and isinstance(chain[0], ast.If)
-        return max(
-            1 + nesting(statement.body), depth_of(chain[0]) if is_elif else 1 + nesting(chain)
-        )
-    if isinstance(statement, ast.For | ast.AsyncFor | ast.While):
-        return 1 + max(nesting(statement.body), nesting(statement.orelse))
-    if isinstance(statement, ast.With | ast.AsyncWith):
-        return 1 + nesting(statement.body)
-    if isinstance(statement, ast.Try | ast.TryStar):
-        handlers = [inner for handler in statement.handlers for inner in handler.body]
-        return 1 + nesting(statement.body + handlers + statement.orelse + statement.finalbody)
-    if isinstance(statement, ast.Match):
-        return 1 + max(nesting(case.body) for case in statement.cases)
-    return 0
-
-
-def test_files_keep_the_house_rules() -> None:
-    wrong = [
-        f"{relative(path)}:{violation}" for path in EVERYTHING for violation in violations(path)
-    ]
-    assert not wrong, "\n".join(wrong)
-
-
-def violations(path: Path) -> Iterator[str]:
-    yield from (
-        f"{line}: imports {target}"
-        for line, target in imports(path)
-        if target.split(".")[0] in PICKLES
-    )
-    for node in nodes(path):
-        if found := offence(node, path):
-            yield f"{getattr(node, 'lineno', 0)}: {found}"
-    if path != Path(__file__):
-        lines = enumerate(path.read_text().splitlines(), 1)
-        yield from (
-            f"{number}: {found[0]}" for number, line in lines if (found := UNFINISHED.search(line))
-        )
-
-
-PICKLES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
-UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|NotImplementedError)\b")
-
-
-def offence(node: ast.AST, path: Path) -> str | None:
-    in_tests = relative(path).startswith("tests/")
-    if isinstance(node, ast.ExceptHandler) and swallows_everything(node):
-        return "swallows every error"
-    if in_tests and isinstance(node, ast.Call) and is_sleep(node):
-        return "a sleep in a test; poll with wait_until"
-    if (
-        in_tests
-        and isinstance(node, ast.Attribute)
-        and node.attr in {"skip", "skipif", "xfail", "importorskip"}
-    ):
-        return f"a test that may not run ({node.attr})"
-    return None
-
-
-def swallows_everything(handler: ast.ExceptHandler) -> bool:
-    caught = handler.type.id if isinstance(handler.type, ast.Name) else None
-    broad = handler.type is None or caught in {"Exception", "BaseException"}
-    return broad and all(isinstance(inner, ast.Pass | ast.Continue) for inner in handler.body)
-
-
-def is_sleep(call: ast.Call) -> bool:
-    """`asyncio.sleep(0)` only yields to the loop, so it is not one."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    yields = (
-        len(call.args) == 1 and isinstance(call.args[0], ast.Constant) and call.args[0].value == 0
-    )
-    return name == "sleep" and not yields
-
-
-def test_modules_have_docstrings() -> None:
-    assert not [relative(path) for path in SOURCES if not ast.get_docstring(parsed(path))]
-
-
 def test_checks_find_violations() -> None:
-    assert (
-        nesting(ast.parse("if a:\n  for b in c:\n    while d:\n      with e:\n        f()\n").body)
-        == 4
-    )
-    assert nesting(ast.parse("try:\n  f()\nfinally:\n  if a: g()\n").body) == 2
-    assert nesting(ast.parse("if a: b()\nelif c: d()\nelif e: f()\n").body) == 1
     assert not allowed("fleet.conductor", "fleet.conductor.driver.run_conductor")
     assert not allowed("web", "fleet.control.connect")
     assert allowed("web", "fleet.control.client.FleetClient")
     assert not allowed("fleet.engine.torch", "fleet.models.causal_lm")
-    swallower = next(
-        node
-        for node in ast.walk(ast.parse("try: f()\nexcept Exception: pass"))
-        if isinstance(node, ast.ExceptHandler)
-    )
-    assert swallows_everything(swallower)

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from fleet.config.schema import Limits
 from fleet.core.errors import BadInput, ConfigError, InputTooLarge, UnsupportedValue
 from fleet.core.ids import EdgeName, RequestId
-from fleet.lab import pocket
 from fleet.processing import AudioPart, ChatRequest, Frontend, Message, TextPart, load_frontend
 from fleet.processing.qwen3_omni import num_audio_positions
+from tests.support import REPO
 from tests.web.checkpoint import write_frontend_files
 
 REFERENCE = "fleet.processing.qwen3_omni:OmniFrontend"
@@ -280,7 +280,7 @@ def test_long_text_is_split_into_pieces_that_fit(frontend: Frontend) -> None:
 
 
 def test_pocket_drops_characters_without_letters() -> None:
-    folder = Path(pocket.__file__).parent / "checkpoints" / "pocket"
+    folder = REPO / "fleet" / "checkpoints" / "pocket"
     frontend = load_frontend(REFERENCE, folder, Limits())
     assert (
         frontend.speech_pieces(TextPart(text="\u4f60\u597d! \u2026 \U0001f600", where="input"), 24)
@@ -339,9 +339,7 @@ def test_transcription_prompt_of_an_unknown_language_is_refused_with_the_known_o
 
 
 def test_pocket_accepts_its_only_language_with_the_same_prompt() -> None:
-    frontend = load_frontend(
-        REFERENCE, Path(pocket.__file__).parent / "checkpoints" / "pocket", Limits()
-    )
+    frontend = load_frontend(REFERENCE, REPO / "fleet" / "checkpoints" / "pocket", Limits())
     assert frontend.transcription_prompt("en") == frontend.transcription_prompt()
     with pytest.raises(
         UnsupportedValue,

@@ -13,7 +13,8 @@ from fleet.core.errors import ConfigError
 from fleet.lab.pocket.export import part_of
 from fleet.models.causal_lm.load import load_model
 from fleet.models.checkpoint import CheckpointReader
-from tests.unit.test_layers import PICKLES, SOURCES, parsed, relative
+from tests.sources import SOURCES, parsed, relative
+from tests.unit.test_house_style import PICKLES
 
 LOADERS = (*PICKLES, "torch", "torch.jit", "torch.hub", "joblib")
 UNPICKLERS = {f"{module}.{name}" for module in LOADERS for name in ("load", "loads")}

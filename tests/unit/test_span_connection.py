@@ -332,7 +332,10 @@ from fleet.spans.net.addresses import parse_address
 from fleet.spans.net.connection import SpanArrivals
 from fleet.spans.net.dial import dial
 arrivals = SpanArrivals()
-dial(parse_address(sys.argv[1]), key={KEY!r}, own_name="child", purpose="neighbour", arrivals=arrivals, timeout_s=30)
+dial(
+    parse_address(sys.argv[1]),
+    key={KEY!r}, own_name="child", purpose="neighbour", arrivals=arrivals, timeout_s=30,
+)
 arrivals.take(600)
 """
 

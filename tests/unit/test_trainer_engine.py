@@ -265,11 +265,10 @@ def test_version_has_the_bytes_of_the_checkpoint_and_a_number(tmp_path: Path) ->
     (version,) = bench.records.versions
     assert output.arrays[VERSION] == version.number == 1 and version.source == "weekly"
     head = load_head(tmp_path / VERSIONS / version.sha256, target_hash=TARGET)
+    trained = bench.engine._trainer.head  # pyright: ignore[reportPrivateUsage]
     assert all(
         np.array_equal(one.detach(), other.detach())
-        for one, other in zip(
-            head.parameters(), bench.engine._trainer.head.parameters(), strict=True
-        )  # pyright: ignore
+        for one, other in zip(head.parameters(), trained.parameters(), strict=True)
     )
 
 

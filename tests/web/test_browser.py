@@ -164,10 +164,15 @@ def test_spoken_question_is_answered_and_interrupted(
 FROM_ANOTHER_ORIGIN = """
 async ({ api, key, kinds, speech }) => {
   const authorization = `Bearer ${key}`;
-  const body = JSON.stringify({ model: "omni", stream: true, messages: [{ role: "user", content: "hello" }] });
+  const body = JSON.stringify({
+    model: "omni", stream: true, messages: [{ role: "user", content: "hello" }] });
   const headers = { authorization, "content-type": "application/json", "x-stainless-os": "Linux" };
   const chat = await fetch(`${api}/v1/chat/completions`, { method: "POST", headers, body });
-  const read = { seed: chat.headers.get("x-fleet-seed"), request: chat.headers.get("x-request-id"), stream: await chat.text() };
+  const read = {
+    seed: chat.headers.get("x-fleet-seed"),
+    request: chat.headers.get("x-request-id"),
+    stream: await chat.text(),
+  };
   const context = new AudioContext();
   const microphone = context.createMediaStreamDestination();
   const encoded = Uint8Array.from(atob(speech), (character) => character.charCodeAt(0));
@@ -187,9 +192,11 @@ async ({ api, key, kinds, speech }) => {
   read.written = [];
   for (const file of await Promise.all(recording)) {
     const form = new FormData();
-    Object.entries({ model: "whisper-1", response_format: "verbose_json" }).forEach(([name, value]) => form.append(name, value));
+    form.append("model", "whisper-1");
+    form.append("response_format", "verbose_json");
     form.append("file", file, "recording");
-    const answer = await fetch(`${api}/v1/audio/transcriptions`, { method: "POST", headers: { authorization }, body: form });
+    const answer = await fetch(`${api}/v1/audio/transcriptions`, {
+      method: "POST", headers: { authorization }, body: form });
     read.written.push(await answer.json());
   }
   return read;

@@ -123,9 +123,9 @@ def test_each_attribute_is_set_by_the_installed_uvicorn(theirs: type) -> None:
     assert READ_OF_UVICORN[theirs] <= named, (
         "uvicorn changed: its protocol classes must be read again"
     )
-    assert callable(HttpToolsProtocol._start_asgi_task) and callable(
-        HttpToolsProtocol._unset_keepalive_if_required
-    )  # pyright: ignore[reportPrivateUsage]
+    assert callable(HttpToolsProtocol._start_asgi_task) and callable(  # pyright: ignore[reportPrivateUsage]
+        HttpToolsProtocol._unset_keepalive_if_required  # pyright: ignore
+    )
 
 
 async def test_websocket_fragments_are_joined_on_arrival(config: BoundedConfig) -> None:
@@ -251,7 +251,8 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (150, 400))
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 from fleet.config.schema import WebConfig
 from web.http.protocol.descriptors import connection_bound
-print(connection_bound(WebConfig()), connection_bound(WebConfig(max_connections=10)), resource.getrlimit(resource.RLIMIT_NOFILE))
+few = connection_bound(WebConfig(max_connections=10))
+print(connection_bound(WebConfig()), few, resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 
 

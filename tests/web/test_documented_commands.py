@@ -35,7 +35,10 @@ DOCUMENTS = (
     REPO / "deploy" / "README.md",
 )
 LOCAL = "http://localhost:8000"
-PROGRAMS = "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze|kubectl|useradd|install|export"
+PROGRAMS = (
+    "fleet|honcho|pip|curl|python3?|pytest|docker|uv|openssl|sudo|systemctl|systemd-analyze"
+    "|kubectl|useradd|install|export"
+)
 FLAGS = (
     "--all --barge-in --check --engines --gpu --interference --keep --links --offline --once "
     "--read-only --small --span-hops "

@@ -90,6 +90,7 @@ def test_metrics_list_drafts_by_worker_and_position(gateway: ServedGateway) -> N
 
 
 def test_metrics_list_passes_of_divided_models_by_role_and_worker(gateway: ServedGateway) -> None:
+    standby = worker_id("thinker.span", STANDS_BY)
     reported = busy(gateway.client.graph)
     reported.worker_list += divided_workers(StageName("thinker"))
     gateway.client.show(reported)
@@ -106,7 +107,7 @@ def test_metrics_list_passes_of_divided_models_by_role_and_worker(gateway: Serve
         f'fleet_span_bytes_total{{direction="received",{first}}} 3.1e+08',
         f'fleet_span_bytes_total{{direction="sent",{first}}} 6.2e+08',
         f"fleet_span_weight_bytes{{{first}}} 1.5e+09",
-        f'fleet_span_passes_total{{role="thinker.span",worker="{worker_id("thinker.span", STANDS_BY)}"}} 0.0',
+        f'fleet_span_passes_total{{role="thinker.span",worker="{standby}"}} 0.0',
         'fleet_span_unused{role="thinker.span"} 2.0',
     ):
         assert line in lines, line

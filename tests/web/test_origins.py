@@ -23,7 +23,10 @@ APP, OTHER = "https://app.example.com", "https://other.example.com"
 KEY = "secret"
 CHAT = "/v1/chat/completions"
 BODY = {"model": "omni", "messages": HELLO}
-SDK_HEADERS = "authorization,content-type,x-stainless-os,x-stainless-retry-count,last-event-id,openai-organization,openai-beta"
+SDK_HEADERS = (
+    "authorization,content-type,x-stainless-os,x-stainless-retry-count,last-event-id,"
+    "openai-organization,openai-beta"
+)
 
 
 @pytest.fixture(scope="module")

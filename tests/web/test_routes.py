@@ -227,7 +227,8 @@ def test_metrics_count_requests_and_audio(gateway: ServedGateway) -> None:
         'fleet_audio_frames_total{model_name="omni"}',
         'fleet_audio_continuity_ok_total{model_name="omni"}',
         'fleet_requests_success_total{finished_reason="stop",model_name="omni"}',
-        'fleet_num_requests_running{model_name="omni",replica="thinker@host:1:a",stage="thinker"} 0.0',
+        "fleet_num_requests_running"
+        '{model_name="omni",replica="thinker@host:1:a",stage="thinker"} 0.0',
         'fleet_edge_chunks_total{edge="audio"}',
         'fleet_workers{role="thinker"} 1.0',
         'fleet_http_responses_total{method="POST",route="/v1/chat/completions",status="200"}',

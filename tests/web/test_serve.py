@@ -21,7 +21,8 @@ from fleet.config.schema import FleetConfig
 from fleet.config.settings import EnvironmentSettings
 from web.serve import run
 config = FleetConfig.model_validate(json.loads(sys.argv[1]))
-run(config, EnvironmentSettings(redis_url=None, config_path=None, api_key=None, port=None), sys.argv[2], Path(sys.argv[3]))
+settings = EnvironmentSettings(redis_url=None, config_path=None, api_key=None, port=None)
+run(config, settings, sys.argv[2], Path(sys.argv[3]))
 """
 
 

@@ -28,10 +28,8 @@ class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
     loaded_percent: int | None = None
 
     def __str__(self) -> str:
-        return (
-            f"{self.role} "
-            f"(starting{'' if self.loaded_percent is None else f', {self.loaded_percent} % loaded'})"
-        )
+        loaded = "" if self.loaded_percent is None else f", {self.loaded_percent} % loaded"
+        return f"{self.role} (starting{loaded})"
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ Layer ids have Fleet's meaning: `eagle_aux_hidden_state_layer_ids` i are the row
 i. vLLM appends them after layer i - 1, under the number i
 (`EagleModelMixin._maybe_add_hidden_state`, and `forward` of its models). `norm_before_residual` is
 always written: vLLM reads a missing one as true, the package itself as false.
-Source: speculators 0.9, `models/eagle3/config.py`, `models/eagle3/core.py`; vLLM 0.32,
+Source: speculators 0.9, `drafts/eagle3/config.py`, `models/eagle3/core.py`; vLLM 0.32,
 `transformers_utils/configs/speculators`.
 """
 

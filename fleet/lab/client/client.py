@@ -205,7 +205,8 @@ class ApiClient:
 
     def realtime_url(self, model: str) -> str:
         """Return the address of a voice session that also reports where its time goes."""
-        return f"{self._transport.websocket_url}/v1/realtime?{urlencode({'model': model, 'fleet': '1'})}"
+        query = urlencode({"model": model, "fleet": "1"})
+        return f"{self._transport.websocket_url}/v1/realtime?{query}"
 
     def resumed_realtime_url(self, session_id: str, response_id: str, samples: int) -> str:
         """Return the address at which a voice session continues, of whose response so many samples

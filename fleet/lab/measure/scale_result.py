@@ -20,7 +20,7 @@ class Ages(msgspec.Struct, frozen=True, kw_only=True):
     """Ages of chunks on arrival: from the producer's timestamp, just before the append, to the
     consumer.
 
-    Units: microseconds, at most 12 % too high (the bounds of `core/hops.py`).
+    Units: microseconds, at most 12 % too high (the bounds of `telemetry/hops.py`).
     """
 
     count: int

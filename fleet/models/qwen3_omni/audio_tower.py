@@ -24,8 +24,9 @@ class AudioTower:
         prefix = reader.first_prefix(AUDIO_TOWER)
         with no_init_weights():
             tower = cast(
-                nn.Module, Qwen3OmniMoeAudioEncoder._from_config(config.thinker_config.audio_config)
-            )  # pyright: ignore[reportPrivateUsage]
+                nn.Module,
+                Qwen3OmniMoeAudioEncoder._from_config(config.thinker_config.audio_config),  # pyright: ignore[reportPrivateUsage]
+            )
         weights = {name.removeprefix(prefix): reader.get(name) for name in reader.under(prefix)}
         tower.load_state_dict(weights, assign=True)
         like = next(iter(weights.values()))

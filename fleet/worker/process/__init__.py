@@ -1,1 +1,4 @@
-"""The process around a worker: its lease, its registration, its device and its link to Redis. Knows no task."""
+"""The process around a worker: its lease, its registration, its device and its link to Redis.
+
+Knows no task.
+"""

@@ -32,26 +32,31 @@ CONTROLS = (
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 CONTRAST = """() => {
   const channels = (colour) => {
-    const canvas = window.probe ??= Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
+    const pixel = Object.assign(document.createElement("canvas"), { width: 1, height: 1 });
+    const canvas = window.probe ??= pixel.getContext("2d", { willReadFrequently: true });
     canvas.clearRect(0, 0, 1, 1);
     canvas.fillStyle = colour;
     canvas.fillRect(0, 0, 1, 1);
     const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
     return [r, g, b, a / 255];
   };
-  const over = ([r, g, b, a], [R, G, B]) => [r * a + R * (1 - a), g * a + G * (1 - a), b * a + B * (1 - a), 1];
-  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)).reduce((sum, c, n) => sum + c * [0.2126, 0.7152, 0.0722][n], 0);
+  const over = ([r, g, b, a], below) =>
+    [...[r, g, b].map((c, n) => c * a + below[n] * (1 - a)), 1];
+  const linear = (c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) =>
+    0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
   const ground = (element) => {
     const layers = [];
-    for (let at = element; at; at = at.parentElement) layers.push(channels(getComputedStyle(at).backgroundColor));
+    for (let at = element; at; at = at.parentElement)
+      layers.push(channels(getComputedStyle(at).backgroundColor));
     return layers.reverse().reduce((under, layer) => over(layer, under), [255, 255, 255, 1]);
   };
   const poor = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode, element = node.parentElement;
-    if (!node.data.trim() || !element.checkVisibility({ opacityProperty: true, visibilityProperty: true })) continue;
+    const seen = { opacityProperty: true, visibilityProperty: true };
+    if (!node.data.trim() || !element.checkVisibility(seen)) continue;
     const style = getComputedStyle(element), under = ground(element);
     const inked = channels(element instanceof SVGElement ? style.fill : style.color);
     let faded = 1;
@@ -59,11 +64,13 @@ CONTRAST = """() => {
     inked[3] *= faded;
     const [a, b] = [light(over(inked, under)), light(under)];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const px = parseFloat(style.fontSize), large = px >= 24 || (px >= 18.66 && Number(style.fontWeight) >= 700);
-    if (ratio < (large ? 3 : 4.5)) poor.push(`${ratio.toFixed(2)}: ${element.tagName}.${element.getAttribute("class")} ${node.data.trim().slice(0, 40)}`);
+    const px = parseFloat(style.fontSize);
+    const large = px >= 24 || (px >= 18.66 && Number(style.fontWeight) >= 700);
+    if (ratio < (large ? 3 : 4.5)) poor.push([ratio.toFixed(2), element.tagName,
+      element.getAttribute("class"), node.data.trim().slice(0, 40)].join(" "));
   }
   return poor;
-}"""  # noqa: E501
+}"""
 # an audio player has focus stops of its own, which the browser draws and does not report
 CALLS = """
 ['post', 'put', 'patch', 'delete', 'get'].flatMap((way) =>
@@ -77,9 +84,12 @@ FOCUSED = """() => {
   window.trail.push(here);
   const style = getComputedStyle(here);
   return {
-    what: `${here.tagName} ${here.id} ${here.getAttribute("aria-label") ?? here.textContent.trim().slice(0, 30)}`,
-    ring: here instanceof HTMLAudioElement || style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
-    onwards: !before || before === here || Boolean(before.compareDocumentPosition(here) & Node.DOCUMENT_POSITION_FOLLOWING),
+    what: [here.tagName, here.id,
+      here.getAttribute("aria-label") ?? here.textContent.trim().slice(0, 30)].join(" "),
+    ring: here instanceof HTMLAudioElement
+      || style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2,
+    onwards: !before || before === here
+      || Boolean(before.compareDocumentPosition(here) & Node.DOCUMENT_POSITION_FOLLOWING),
     seen: here.checkVisibility() && here.getBoundingClientRect().width > 0,
   };
 }"""

@@ -14,7 +14,8 @@ pytestmark = pytest.mark.one_file_in(3, "pages in a browser")
 
 VIOLATIONS = """
 window.violations = [];
-addEventListener("securitypolicyviolation", (event) => violations.push(`${event.violatedDirective} ${event.blockedURI}`));
+addEventListener("securitypolicyviolation", (event) =>
+  violations.push(`${event.violatedDirective} ${event.blockedURI}`));
 """
 
 

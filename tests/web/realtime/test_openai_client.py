@@ -47,8 +47,8 @@ def kinds(events: list[RealtimeServerEvent]) -> list[str]:
 async def say(connection: AsyncRealtimeConnection, text: str) -> None:
     content = [{"type": "input_text", "text": text}]
     await connection.conversation.item.create(
-        item={"type": "message", "role": "user", "content": content}
-    )  # pyright: ignore[reportArgumentType]
+        item={"type": "message", "role": "user", "content": content}  # pyright: ignore[reportArgumentType]
+    )
 
 
 async def test_text_turn_is_answered_in_speech(gateway: ServedGateway) -> None:

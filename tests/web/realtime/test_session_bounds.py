@@ -5,6 +5,7 @@ import base64
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 
@@ -76,8 +77,8 @@ class Talk:
             for session in self.registry.sessions.values():
                 session.publish()
             await await_until(
-                lambda: self._is_checked(num_writes), "the gateway to check the session"
-            )  # noqa: B023
+                partial(self._is_checked, num_writes), "the gateway to check the session"
+            )
 
     async def _is_checked(self, num_writes: int) -> bool:
         return self.fake.num_saved > num_writes or not self.registry.sessions
@@ -185,13 +186,15 @@ async def test_client_that_creates_and_cancels_in_turn_is_throttled(talk: Talk) 
     for seconds in (0, 1):
         talk.clock.advance(seconds)
         most = BURST + PER_S * seconds
-        await await_until(
-            lambda: _is(lambda: _num_created(talk.client) >= most), "the burst to be used up"
-        )  # noqa: B023
+        await await_until(partial(_has_created, talk.client, most), "the burst to be used up")
         for _ in range(100):
             await asyncio.sleep(0)
         assert _num_created(talk.client) <= most + 1
     flooding.cancel()
+
+
+async def _has_created(client: BoundedClient, num_events: float) -> bool:
+    return _num_created(client) >= num_events
 
 
 async def _is(condition: Callable[[], bool]) -> bool:

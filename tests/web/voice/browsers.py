@@ -43,7 +43,8 @@ TAP = """
 async (url) => {
   const { player } = window.fleetVoice;
   await player.context.audioWorklet.addModule(url);
-  const tap = new AudioWorkletNode(player.context, "fleet-mic", { numberOfInputs: 1, outputChannelCount: [1] });
+  const tap = new AudioWorkletNode(player.context, "fleet-mic", {
+    numberOfInputs: 1, outputChannelCount: [1] });
   window.tapped = [];
   tap.port.onmessage = ({ data }) => window.tapped.push(...new Int16Array(data.pcm));
   player.node.connect(tap).connect(player.context.destination);
@@ -151,7 +152,8 @@ def start(page: Page) -> None:
 PRESS_KEY = """
 () => {
   for (const type of ["keydown", "keyup"]) {
-    document.body.dispatchEvent(new KeyboardEvent(type, { key: " ", code: "Space", bubbles: true, cancelable: true }));
+    const settings = { key: " ", code: "Space", bubbles: true, cancelable: true };
+    document.body.dispatchEvent(new KeyboardEvent(type, settings));
   }
 }
 """

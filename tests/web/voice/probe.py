@@ -30,7 +30,8 @@ PREPARE = """
   };
   window.probe = async (context, source, name) => {
     await context.audioWorklet.addModule(`data:text/javascript,${encodeURIComponent(script)}`);
-    const node = new AudioWorkletNode(context, "probe", { numberOfInputs: 1, outputChannelCount: [1] });
+    const node = new AudioWorkletNode(context, "probe", {
+      numberOfInputs: 1, outputChannelCount: [1] });
     node.port.onmessage = ({ data }) => probed[name].push(data);
     source.connect(node);
     const mute = new GainNode(context, { gain: 0 });
@@ -57,8 +58,13 @@ TAKE = """
     at += pcm.byteLength;
   }
   let text = "";
-  for (let n = 0; n < bytes.length; n += 8192) text += String.fromCharCode(...bytes.subarray(n, n + 8192));
-  return { pcm: btoa(text), frames: blocks.map(({ frame }) => frame), walls: blocks.map(({ wall }) => wall) };
+  for (let n = 0; n < bytes.length; n += 8192)
+    text += String.fromCharCode(...bytes.subarray(n, n + 8192));
+  return {
+    pcm: btoa(text),
+    frames: blocks.map(({ frame }) => frame),
+    walls: blocks.map(({ wall }) => wall),
+  };
 }
 """
 

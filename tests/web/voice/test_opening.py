@@ -169,8 +169,9 @@ def test_typing_continues_conversation_after_idle_end(
         "the turns so far, and the message",
     )
     texts = [
-        event["item"]["content"][0]["text"] for event in server.of_type("conversation.item.create")
-    ]  # pyright: ignore
+        event["item"]["content"][0]["text"]  # pyright: ignore
+        for event in server.of_type("conversation.item.create")
+    ]
     assert texts == ["my name is Ada", "my name is Ada", TEXT, "hello"]
     assert len(server.connections) == 2 and "session" not in server.connections[1].query
     expect(page.locator(".turn")).to_have_count(4)

@@ -93,7 +93,10 @@ def test_voice_to_voice_latency_includes_leading_silence(
     )
     # it begins with the last voiced sample that was sent, and includes buffers
     audible_ms = float(str(js(page, "fleetVoice.conversation.current.audibleAt")))
-    ended = "fleetVoice.conversation.speech.sent.timeAt(fleetVoice.conversation.current.timing.voiced_end_ms)"
+    ended = (
+        "fleetVoice.conversation.speech.sent.timeAt("
+        "fleetVoice.conversation.current.timing.voiced_end_ms)"
+    )
     waited = audible_ms - float(str(js(page, ended)))
     total = int(latency.locator(".total").inner_text().removesuffix(" ms"))
     assert total >= waited + 1000 * LEAD_SAMPLES / RATE_HZ - 5
@@ -133,7 +136,9 @@ BARGE_IN_WATCH = """
     const first = samples.findIndex((sample) => Math.abs(sample) > 500);
     window.voicedAt = detail.at - (1000 * (samples.length - first)) / mic.rateHz;
   });
-  player.addEventListener("flushed", ({ detail }) => { if (window.voicedAt) window.quietAt = detail.at; });
+  player.addEventListener("flushed", ({ detail }) => {
+    if (window.voicedAt) window.quietAt = detail.at;
+  });
 }
 """
 
@@ -165,7 +170,8 @@ ECHO = """
   navigator.mediaDevices.getUserMedia = async () => {
     await player.opening;
     const { context, node } = player;
-    const [delay, gain, room] = [context.createDelay(), context.createGain(), context.createMediaStreamDestination()];
+    const [delay, gain] = [context.createDelay(), context.createGain()];
+    const room = context.createMediaStreamDestination();
     delay.delayTime.value = 0.08;
     gain.gain.value = 0.3;
     node.connect(delay).connect(gain).connect(room);
@@ -177,7 +183,8 @@ ECHO = """
 
 def test_quiet_input_at_first_answer_counts_as_echo(text_page: Page) -> None:
     """The browser's echo cancellation needs time to adapt."""
-    guarded = """({ rms, played, playing, pushToTalk }) => import("/static/voice/speech-input.js").then(({ SpeechInput }) => {
+    guarded = """({ rms, played, playing, pushToTalk }) =>
+      import("/static/voice/speech-input.js").then(({ SpeechInput }) => {
       const player = { playing, rms: 0.2, totalPlayed: played, rateHz: 24000 };
       return SpeechInput.prototype.isLikelyEcho.call({ player, settings: { pushToTalk } }, rms);
     })"""

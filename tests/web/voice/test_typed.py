@@ -130,8 +130,9 @@ def test_messages_before_first_answer_share_one_answer(
     )
     expect(text_page.locator(".reason")).to_have_count(0)
     created = [
-        event["item"]["content"][0]["text"] for event in server.of_type("conversation.item.create")
-    ]  # pyright: ignore
+        event["item"]["content"][0]["text"]  # pyright: ignore
+        for event in server.of_type("conversation.item.create")
+    ]
     assert created == ["one", "two", "three"] and len(server.of_type("response.create")) == 1
 
 

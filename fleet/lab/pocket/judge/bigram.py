@@ -36,11 +36,17 @@ def arpa(sentences: Iterable[str], vocabulary: Sequence[str]) -> str:
         word: num_kinds[word] / (num_after[word] + num_kinds[word]) if num_after[word] else 1.0
         for word in (START, *probability)
     }
+
+    def smoothed(first: str, second: str, count: int) -> float:
+        return (count + num_kinds[first] * probability[second]) / (
+            num_after[first] + num_kinds[first]
+        )
+
     lines = [
         f"{_log(probability.get(word, 0))} {word} {_log(backoff[word])}" for word in sorted(backoff)
     ]
     pairs = [
-        f"{_log((count + num_kinds[first] * probability[second]) / (num_after[first] + num_kinds[first]))} {first} {second}"
+        f"{_log(smoothed(first, second, count))} {first} {second}"
         for (first, second), count in sorted(bigrams.items())
     ]
     head = ["\\data\\", f"ngram 1={len(lines)}", f"ngram 2={len(pairs)}", ""]
