@@ -15,23 +15,25 @@ from web.gateway.metrics import Metrics
 from web.openapi import OPERATIONS
 from web.ports import FleetPort
 
-README, DECISIONS, MAP, DOCS = (
+README, HISTORY, MAP, DOCS = (
     REPO / "README.md",
-    REPO / "fleet/DECISIONS.md",
+    REPO / "fleet/HISTORY.md",
     REPO / "fleet/README.md",
     REPO / "fleet" / "docs",
 )
 PAGES = (
     README,
-    DECISIONS,
+    HISTORY,
     MAP,
+    *sorted((REPO / "fleet").glob("*/README.md")),
     REPO / "fleet/SECURITY.md",
     REPO / "deploy/README.md",
-    *sorted(DOCS.glob("*.md")),
+    *sorted(DOCS.rglob("*.md")),
 )
 FIELDS = DOCS / "fields.md"
 """Fields of requests, some of which look like configuration keys: `voice.id`."""
-MAX_README_LINES, MAX_DECISION_LINES, MAX_IMAGE_BYTES = 150, 10, 200_000
+MAX_README_LINES, MAX_IMAGE_BYTES = 150, 200_000
+MAX_DESIGN_PAGES, MAX_DESIGN_LINES, MAX_GLOSSARY_ROWS = 10, 150, 35
 LINK = re.compile(r"\]\(([^)#]*)(?:#([\w-]+))?\)")
 SPAN = re.compile(r"`([^`\n]+)`")
 ROUTE = re.compile(r"(GET|POST|DELETE) (/[\w/{}.-]+)")
@@ -144,11 +146,13 @@ def test_behaviours_of_split_stages_name_tests_that_exist() -> None:
         ), f"{file}::{name}"
 
 
-def test_decisions_are_numbered_and_short() -> None:
-    entries = re.split(r"^## ", DECISIONS.read_text(), flags=re.MULTILINE)[1:]
-    assert [int(entry.partition(".")[0]) for entry in entries] == list(range(1, len(entries) + 1))
-    assert [
-        entry.splitlines()[0]
-        for entry in entries
-        if len(entry.strip().splitlines()) - 1 > MAX_DECISION_LINES
-    ] == []
+def test_design_pages_are_short() -> None:
+    pages = sorted((DOCS / "design").glob("*.md"))
+    assert len(pages) - 1 <= MAX_DESIGN_PAGES
+    lengths = {page.name: len(page.read_text().splitlines()) for page in pages}
+    assert {name: length for name, length in lengths.items() if length >= MAX_DESIGN_LINES} == {}
+
+
+def test_glossary_is_short() -> None:
+    rows = MAP.read_text().partition("| term | meaning |")[2].splitlines()
+    assert len([row for row in rows if row.startswith("| ")]) <= MAX_GLOSSARY_ROWS
