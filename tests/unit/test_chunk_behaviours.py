@@ -1,4 +1,4 @@
-"""Behaviours of chunk streaming between stages, without processes. `fleet/docs/split.md` has a
+"""Behaviours of chunk streaming between stages, without processes. `tests/split_behaviours.md` has a
 table of these tests.
 """
 

@@ -29,6 +29,7 @@ PAGES = (
     REPO / "fleet/SECURITY.md",
     REPO / "deploy/README.md",
     *sorted(DOCS.rglob("*.md")),
+    REPO / "tests" / "split_behaviours.md",
 )
 FIELDS = DOCS / "fields.md"
 """Fields of requests, some of which look like configuration keys: `voice.id`."""
@@ -129,7 +130,7 @@ def test_paths_of_the_map_exist() -> None:
 def test_behaviours_of_split_stages_name_tests_that_exist() -> None:
     rows = [
         line.strip("|").split("|")
-        for line in (DOCS / "split.md").read_text().splitlines()
+        for line in (REPO / "tests" / "split_behaviours.md").read_text().splitlines()
         if line.startswith("| ")
     ]
     shown = [

@@ -1,4 +1,4 @@
-"""Behaviours of split prefill and decode, on doubles: roles and tickets. `fleet/docs/split.md` has
+"""Behaviours of split prefill and decode, on doubles: roles and tickets. `tests/split_behaviours.md` has
 a table of these tests.
 """
 

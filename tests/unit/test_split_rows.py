@@ -1,4 +1,4 @@
-"""Prompt and answer of a split Thinker as the Talker reads them, on doubles. `fleet/docs/split.md`
+"""Prompt and answer of a split Thinker as the Talker reads them, on doubles. `tests/split_behaviours.md`
 has a table of these tests.
 """
 
