@@ -1,5 +1,5 @@
-"""Behaviours of chunk streaming between stages, without processes. `tests/split_behaviours.md` has a
-table of these tests.
+"""Behaviours of chunk streaming between stages, without processes. `tests/split_behaviours.md` has
+a table of these tests.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""Behaviours of split prefill and decode, on doubles: roles and tickets. `tests/split_behaviours.md` has
-a table of these tests.
+"""Behaviours of split prefill and decode, on doubles: roles and tickets.
+`tests/split_behaviours.md` has a table of these tests.
 """
 
 from collections.abc import Sequence

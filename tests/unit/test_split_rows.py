@@ -1,5 +1,5 @@
-"""Prompt and answer of a split Thinker as the Talker reads them, on doubles. `tests/split_behaviours.md`
-has a table of these tests.
+"""Prompt and answer of a split Thinker as the Talker reads them, on doubles.
+`tests/split_behaviours.md` has a table of these tests.
 """
 
 from collections.abc import Sequence
