@@ -23,7 +23,7 @@ from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.log_labels import Labels
-from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, follow_heads
+from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, head_settings
 from fleet.drafts.exchange.records import RedisRecords
 from fleet.graphs import Stage
 from fleet.graphs.training import TRAINER
@@ -388,7 +388,14 @@ class WorkerProcess(RegisteredProcess):
 
     def _head_follower(self, loop: WorkerLoop, memory: HeadMemory) -> HeadFollower:
         assert self.built.heads is not None, "a stage without a draft head"
-        return follow_heads(self.config, self.built.heads, memory, loop)
+        return HeadFollower(
+            head_settings(self.config),
+            self.built.heads,
+            memory,
+            loop.transfer,
+            loop.link,
+            loop.receiver.peer,
+        )
 
     def _session_service(self, worker: WorkerId) -> SessionService | None:
         """Return the service to `fleet session`, of a worker that caches conversations and can copy
