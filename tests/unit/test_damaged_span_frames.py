@@ -25,6 +25,7 @@ from fleet.spans.net.frames import SpanFrame
 from fleet.spans.protocol.chain import SpanChain
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.protocol.messages import (
+    FROM_ANCHOR,
     AnySpanMessage,
     SpanExtent,
     SpanFetch,
@@ -40,7 +41,6 @@ from fleet.spans.protocol.messages import (
     decode_span_message,
     encode_span_message,
 )
-from fleet.spans.protocol.purposes import FROM_ANCHOR
 from fleet.spans.route.connections import ConnectedChain
 from fleet.spans.torch.model import SpanRows
 from fleet.stages.base import BuiltSpan

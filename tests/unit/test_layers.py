@@ -64,7 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "fleet.worker.process": (*BASE, "fleet.control", "fleet.transfer", "fleet.spans.net"),
     "fleet.spans.route": (
-        *BASE, "fleet.control", "fleet.transfer", "fleet.spans.net", "fleet.stages",
+        *BASE, *TORCH, "fleet.control", "fleet.transfer", "fleet.spans.net", "fleet.stages",
         "fleet.worker.process",
     ),
     "fleet.spans.host": (
