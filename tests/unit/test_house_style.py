@@ -23,8 +23,6 @@ LARGE = {
     "fleet/lab/faults/report.py: judge",
     "fleet/lab/faults/voice.py",
     "fleet/lab/measure/options.py: _parser",
-    "fleet/spans/anchor/passes.py",
-    "fleet/spans/net/connection.py",
     "fleet/worker/loop/loop.py: __init__",
     "fleet/worker/main.py",
     "fleet/worker/main.py: build_options",

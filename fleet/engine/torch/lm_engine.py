@@ -22,7 +22,6 @@ from fleet.core.errors import BadInput, FleetError, OutOfPages
 from fleet.core.ids import RequestId
 from fleet.core.pages import Memory
 from fleet.core.session_parts import SessionLimits
-from fleet.drafts.speculation import Speculation
 from fleet.engine.base import (
     NUM_POSITIONS,
     Engine,
@@ -38,6 +37,7 @@ from fleet.engine.base import (
 from fleet.engine.torch.attention_fast import batching_order
 from fleet.engine.torch.captures import Captures
 from fleet.engine.torch.device import check_device
+from fleet.engine.torch.drafting import Drafting
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
@@ -68,7 +68,7 @@ class LoopLimits:
 
 
 class LMEngine(Engine, Generic[TaskT]):
-    """One stage's batch loop. Not thread-safe. `speculation`: of a `DraftedProgram`."""
+    """One stage's batch loop. Not thread-safe. `speculation`: only for a `DraftedProgram`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class LMEngine(Engine, Generic[TaskT]):
         pool: KVPool,
         passes: PassQueue[TaskT],
         limits: LoopLimits,
-        speculation: Speculation | None = None,
+        speculation: Drafting | None = None,
     ) -> None:
         self.program, self.pool, self.limits, self._passes = program, pool, limits, passes
         self.speculation = speculation
