@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
+from fleet.config.placement import for_role
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, run
 from fleet.core.errors import FleetError
@@ -57,7 +58,7 @@ class SpanThreads:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_anchor(self) -> WorkerProcess:
-        config = self.config.for_role(self.config.role(STAGE))
+        config = for_role(self.config, self.config.role(STAGE))
         access = PeerAccess(secret=self.secret)
         built = build_stage(config, STAGE, self.checkpoint)
         sizes = layer_sizes(config, build_options(config, STAGE, self.checkpoint), built.route)
@@ -74,7 +75,7 @@ class SpanThreads:
         of the fleet's secret.
         """
         serves = self.config.role(SPAN_ROLE)
-        config = self.config.for_role(serves)
+        config = for_role(self.config, serves)
         options = build_options(config, STAGE, self.checkpoint)
         access = access or PeerAccess(secret=self.secret)
         process = SpanWorkerProcess(config, serves, self.url, options, access, "", build=build)

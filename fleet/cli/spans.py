@@ -13,7 +13,7 @@ from fleet.cli.checkpoint import resolve_configuration
 from fleet.cli.deployment import open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
-from fleet.config.schema import KV_PAGES, SpansConfig
+from fleet.config.stage_schema import KV_PAGES, SpansConfig
 from fleet.core.byte_sizes import parse_byte_size
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName

@@ -13,10 +13,15 @@ from pathlib import Path
 import redis
 
 from fleet.config import FleetConfig
-from fleet.config.placement import default_share, device_of
+from fleet.config.placement import default_share, device_of, for_role
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
 from fleet.config.rules import needed_positions
-from fleet.config.schema import KV_PAGES, MIN_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, StageConfig
+from fleet.config.stage_schema import (
+    KV_PAGES,
+    MIN_CHUNK_TOKENS,
+    PREFILL_CHUNK_TOKENS,
+    StageConfig,
+)
 from fleet.config.values import AUTO
 from fleet.control import scripts
 from fleet.control.connect import run
@@ -571,7 +576,7 @@ def run_worker(
     all are. `replica` chooses the device of a list.
     """
     serves = config.role(role)
-    config = config.for_role(serves, replica)
+    config = for_role(config, serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
     check_spans(config, serves.stage, folder)

@@ -108,8 +108,6 @@ EXCEPTIONS = {
 }
 """Imports of later rows. May only shrink."""
 IN_CIRCLES = {
-    "fleet.config.placement",
-    "fleet.config.schema",
     "fleet.drafts.exchange.follower",
     "fleet.worker.loop.loop",
     "fleet.worker.loop.maintenance",
