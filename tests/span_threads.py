@@ -21,8 +21,8 @@ from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.host.memory import layer_sizes
 from fleet.spans.host.process import SpanWorkerProcess
-from fleet.stages.base import SpanBuilder
-from fleet.worker.main import WorkerProcess, build_options, build_stage
+from fleet.stages.builders import SpanBuilder, build_options
+from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.registered_process import RegisteredProcess
 from tests.harness import EACH_TOKEN

@@ -24,8 +24,6 @@ LARGE = {
     "fleet/spans/anchor/passes.py",
     "fleet/spans/net/connection.py",
     "fleet/worker/loop/loop.py: __init__",
-    "fleet/worker/main.py",
-    "fleet/worker/main.py: build_options",
     "fleet/worker/main.py: live",
     "fleet/worker/main.py: run_worker",
     "tests/contract/test_engine.py",
