@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
+from fleet.config.placement import for_role
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, run
 from fleet.core.errors import FleetError
@@ -20,8 +21,8 @@ from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.host.process import SpanWorkerProcess, SpanWorkerSettings
 from fleet.spans.route.entry import AnchorRoute
-from fleet.stages.base import SpanBuilder
-from fleet.worker.main import WorkerProcess, build_options, build_stage
+from fleet.stages.builders import SpanBuilder, build_options
+from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.registered_process import RegisteredProcess
 from tests.harness import EACH_TOKEN
@@ -57,7 +58,7 @@ class SpanThreads:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_anchor(self) -> WorkerProcess:
-        config = self.config.for_role(self.config.role(STAGE))
+        config = for_role(self.config, self.config.role(STAGE))
         access = PeerAccess(secret=self.secret)
         built = build_stage(config, STAGE, self.checkpoint)
         options, slot = build_options(config, STAGE, self.checkpoint), built.route
@@ -75,7 +76,7 @@ class SpanThreads:
         of the fleet's secret.
         """
         serves = self.config.role(SPAN_ROLE)
-        config = self.config.for_role(serves)
+        config = for_role(self.config, serves)
         access = access or PeerAccess(secret=self.secret)
         settings = SpanWorkerSettings(
             config=config,

@@ -3,6 +3,7 @@ remedy. Knows no process.
 """
 
 from fleet.config.load import apply_overrides, load_config
-from fleet.config.schema import FleetConfig, StageConfig
+from fleet.config.schema import FleetConfig
+from fleet.config.stage_schema import StageConfig
 
 __all__ = ["FleetConfig", "StageConfig", "apply_overrides", "load_config"]

@@ -1,41 +1,24 @@
 """Schema of a deployment file. The defaults suit a laptop; unknown keys are refused.
 
-The limits of single values are here; rules over several values are in `rules.py`.
+Sections of a stage are in `stage_schema.py`, those of the gateway in `web_schema.py`; rules over
+several values are in `rules.py`.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from fleet.config import placement, values
-from fleet.config.fields import (
-    Device,
-    Devices,
-    Folder,
-    Items,
-    Mebibytes,
-    Port,
-    Share,
-    Span,
-    Strict,
-    Switch,
-    Text,
-)
+from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, Switch, Text
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
+from fleet.config.stage_schema import StageConfig
 from fleet.config.values import Number, Whole
 from fleet.config.web_schema import VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RoleName, StageName
-from fleet.drafts.figures.speculation import OFF
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
-from fleet.spans.protocol.layers import LayerSpan
 
-KV_PAGES = 1024
-"""KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
-PREFILL_CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
-MIN_CHUNK_TOKENS = 64
 ARENA_MIB, REQUEST_CAP_MIB = 64, 32
 """Defaults without a split stage."""
 MAX_ACK_STRIDE = 16
@@ -64,149 +47,6 @@ class PolicyConfig(Strict):
 class EdgeConfig(Strict):
     credits: Items | None = None
     policy: PolicyConfig | None = None
-
-
-class SamplingDefaults(Strict):
-    """Fields of `stages.NAME.sampling`, with the ranges of the API. Seed and stop strings are
-    parameters of each request.
-    """
-
-    temperature: Annotated[float, BeforeValidator(Number(0, 2))] = 0.0
-    top_p: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1.0
-    top_k: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 0
-    repetition_penalty: Annotated[float, BeforeValidator(Number(0, 10, above=True))] = 1.0
-    frequency_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
-    presence_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
-    max_tokens: Items = 256
-
-
-class HalfConfig(Strict):
-    """Workers of one half of a split stage; unset fields default to the stage's."""
-
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] | None = None
-    device: Devices | None = None
-    gpu_memory_utilization: Share | None = None
-
-
-class SplitConfig(Strict):
-    """Split of a stage into the roles STAGE.prefill and STAGE.decode, each with its own workers."""
-
-    prefill: HalfConfig = HalfConfig()
-    decode: HalfConfig = HalfConfig()
-
-
-class VllmConfig(Strict):
-    """A stage on vLLM. `kv_mib`: memory for keys and values, so that it does not depend on the
-    other processes of a device.
-
-    `tensor_parallel_size` devices share the model. `quantization`: a method of vLLM's, for a
-    checkpoint stored in it.
-    """
-
-    kv_mib: Annotated[int, BeforeValidator(Whole(16, 10_000_000))] = 1024
-    tensor_parallel_size: Annotated[int, BeforeValidator(Whole(1, 64))] = 1
-    quantization: Text | None = None
-
-
-class SpansConfig(Strict):
-    """Division of a stage's layers among an anchor, which is the stage's worker, and span workers;
-    see `spans/protocol/layers.py`.
-
-    `workers`: `[auto]`: all that there are share the layers that the anchor lacks. `replicas`: of
-    them then: those that `fleet up` starts, for each anchor, and for which the first division
-    waits. `anchor` auto: the first layers; as many as leave equal shares to one worker more than
-    `replicas`. `memory_mib`: that each of them may occupy; None: as far as the device or the host
-    has it.
-
-    `standby`: span workers beyond those of `workers`, each of which replaces one that is lost.
-    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of
-    rows between processes; auto: that of the stage. `keep_mib`: of sent rows that each process
-    keeps, from which a worker is fed that takes the place of a lost one. `nixl_kib`: rows of a pass
-    from this size on are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: none are.
-    """
-
-    anchor: Span = "0:output"
-    workers: Annotated[tuple[Span, ...], BeforeValidator(values.worker_spans)] = ()
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    memory_mib: Annotated[int, BeforeValidator(Whole(1, 16 * 1024 * 1024))] | None = None
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    window: Annotated[int, BeforeValidator(Whole(1, 64))] | None = None
-    wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    keep_mib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] = 256
-    nixl_kib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_auto(cls, given: object) -> object:
-        """Read `auto` as automatic spans of workers. Beside these, an anchor's span that is not
-        given is automatic too.
-        """
-        found = {"workers": values.AUTO} if given == values.AUTO else given
-        if isinstance(found, dict) and found.get("workers") in (
-            values.AUTO,
-            (values.AUTO,),
-            [values.AUTO],
-        ):
-            return {"anchor": values.AUTO, **found}
-        return found
-
-    @property
-    def is_auto(self) -> bool:
-        """True if the workers' spans follow from their number."""
-        return self.workers == (values.AUTO,)
-
-    @property
-    def num_workers(self) -> int:
-        """Number of the span workers of one anchor, without those that stand by."""
-        return self.replicas if self.is_auto else len(self.workers)
-
-    @property
-    def anchor_span(self) -> LayerSpan:
-        """The anchor's span, which must be known: see `of_model`."""
-        return LayerSpan.parse(self.anchor, "anchor")
-
-    @property
-    def worker_spans(self) -> tuple[LayerSpan, ...]:
-        """Return the workers' spans, if they are given, in the order of the layers."""
-        given = () if self.is_auto else self.workers
-        return tuple(
-            sorted(
-                (LayerSpan.parse(each, "workers") for each in given), key=lambda span: span.first
-            )
-        )
-
-    @property
-    def has_head_on_anchor(self) -> bool:
-        """True if given spans leave the output head to the anchor, wherever its layers are: the
-        workers then return rows.
-        """
-        return not self.is_auto and not any(span.has_output for span in self.worker_spans)
-
-    def of_model(self, num_layers: int) -> "SpansConfig":
-        """Return the division with the anchor's span for a model of so many layers."""
-        if self.anchor != values.AUTO:
-            return self
-        share = max(1, num_layers // (self.replicas + 2))
-        return self.model_copy(update={"anchor": str(LayerSpan(0, share - 1))})
-
-
-class SpeculationConfig(Strict):
-    """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers
-    stay the same, and come sooner.
-
-    `drafter`: see `drafts/drafters.py`. `num_drafts`: the most of them for one request in one
-    pass; measured times decide how many there are. `table_tokens`: of the answers from which
-    `suffix` guesses, in each worker. `head`: folder of the draft head with which `eagle3` guesses.
-    """
-
-    drafter: Annotated[
-        Literal["off", "ngram", "suffix", "eagle3", "auto"], BeforeValidator(values.drafter)
-    ] = OFF
-    num_drafts: Annotated[int, BeforeValidator(Whole(1, 15))] = 3
-    table_tokens: Annotated[int, BeforeValidator(Whole(1, 100_000_000))] = 200_000
-    head: Folder | None = None
 
 
 class TrainingConfig(Strict):
@@ -247,43 +87,6 @@ class TrainingConfig(Strict):
     promote: Literal["manual", "auto"] = "manual"
     margin: Annotated[float, BeforeValidator(Number(0, 15))] = 0.05
     floor: Annotated[float, BeforeValidator(Number(0, 1))] = 0.8
-
-
-class StageConfig(Strict):
-    """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's
-    cores.
-
-    `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby`
-    counts further workers that are loaded and receive no tasks until a worker of the stage is lost.
-    `sampling` holds `SamplingDefaults` fields. `engine`: the deployment's if it is not set; `vllm`
-    is refused with another engine.
-
-    `device`: of a list, replica N uses the Nth GPU, and the first again after the last.
-    `gpu_memory_utilization`: the share of its GPU that each worker may use, weights included; None:
-    an equal part of what other shares leave (`placement.py`).
-    `kv_pages`: None: on a GPU as many as that share holds, else `KV_PAGES`. `prefill_chunk_tokens`:
-    None: `PREFILL_CHUNK_TOKENS` of the kind of device, divided by the number of processes if layers
-    are divided.
-    """
-
-    engine: Literal["torch", "vllm"] | None = None
-    vllm: VllmConfig = VllmConfig()
-
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
-    prefill_chunk_tokens: Items | None = None
-    kv_pages: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] | None = None
-    page_size_tokens: Annotated[int, BeforeValidator(Whole(1, 1024))] = 16
-    threads: Annotated[int, BeforeValidator(Whole(1, 1024))] = 1
-    device: Devices | None = None
-    gpu_memory_utilization: Share | None = None
-    transition_source: Literal["producer", "conductor"] | None = None
-    split: SplitConfig | None = None
-    spans: SpansConfig | None = None
-    speculation: SpeculationConfig = SpeculationConfig()
-    sampling: dict[str, Annotated[float | int, BeforeValidator(values.number)]] = {}
-    extra: dict[str, Annotated[str | int | float | bool, BeforeValidator(values.scalar)]] = {}
 
 
 class Limits(Strict):
@@ -517,16 +320,6 @@ class FleetConfig(Strict):
             include={"max_batch", "device", "gpu_memory_utilization"}, exclude_none=True
         )
         return given.model_copy(update=own)
-
-    def for_role(self, role: Role, replica: int = 1) -> "FleetConfig":
-        """Return the configuration for one worker of a role: the settings of its half, its device
-        and its share of it.
-        """
-        own = self.of_role(role)
-        device = placement.device_of(self, own, placement.first_replica(own, role) + replica - 1)
-        share = own.gpu_memory_utilization or placement.default_share(self, device)
-        own = own.model_copy(update={"device": device, "gpu_memory_utilization": share})
-        return self.model_copy(update={"stages": {**self.stages, role.stage: own}})
 
     def transition_source_of(self, stage: StageName) -> str:
         return self.stage(stage).transition_source or self.transition_source

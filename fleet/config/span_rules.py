@@ -8,7 +8,8 @@ loads anything.
 from collections.abc import Iterator, Sequence
 
 from fleet.config.problems import Place, Problem
-from fleet.config.schema import FleetConfig, SpansConfig, StageConfig
+from fleet.config.schema import FleetConfig
+from fleet.config.stage_schema import SpansConfig, StageConfig
 from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId

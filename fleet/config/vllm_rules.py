@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from fleet.config.placement import device_of
 from fleet.config.problems import Problem
-from fleet.config.schema import FleetConfig, VllmConfig
+from fleet.config.schema import FleetConfig
+from fleet.config.stage_schema import VllmConfig
 from fleet.core.ids import StageName
 from fleet.graphs import Stage
 

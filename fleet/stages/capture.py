@@ -15,7 +15,8 @@ from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import CAPTURE, FEATURES, TRAINED
 from fleet.models.target_hash import hash_of_target
-from fleet.stages.base import NO_OUTPUT, BuildOptions, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import NO_OUTPUT, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.options import BuildOptions
 
 
 def capturing(

@@ -1,7 +1,6 @@
 """Contract of engines: the fake, the autoregressive loop and the codec loop must behave alike."""
 
 import ctypes
-import dataclasses
 import json
 import math
 import shutil
@@ -32,9 +31,9 @@ from fleet.engine.fake import FakeEngine
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
 from fleet.stages import text
-from fleet.stages.base import BuildOptions, VllmSettings
 from fleet.stages.qwen3_omni import code2wav
 from tests.contract.llm_double import LlmDouble, started
+from tests.stage_options import stage_options
 
 WALK = Walk("prefill")
 NUM_TOKENS = 6
@@ -81,11 +80,17 @@ def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
     def start(name: str) -> Engine:
         if name == "vllm double":
             return VllmEngine(started(LlmDouble()), frozenset())
-        vllm = VllmSettings(kv_bytes=16 << 20)
-        options = BuildOptions(
-            stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, engine="vllm", vllm=vllm
+        vllm = {"kv_mib": 16}
+        options = stage_options(
+            stage=StageName("lm"),
+            checkpoint=folders["text"],
+            max_batch=4,
+            engine="vllm",
+            vllm=vllm,
+            kv_pages=8,
+            page_size_tokens=32,
         )
-        return text.build(dataclasses.replace(options, kv_pages=8, page_size_tokens=32)).engine
+        return text.build(options).engine
 
     return start
 
@@ -110,12 +115,12 @@ def new_subject(name: str, folders: dict[str, Path]) -> Subject:
         case "fake codec":
             return Subject(engine=FakeEngine(max_batch=4, autoregressive=False), piece=codes)
         case "autoregressive":
-            options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
+            options = stage_options(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
             return Subject(
                 engine=text.build(options).engine, piece=ids, caches=True, caches_answer=True
             )
         case _:
-            options = BuildOptions(
+            options = stage_options(
                 stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4
             )
             return Subject(engine=code2wav.build(options).engine, piece=codes)
@@ -305,7 +310,7 @@ def ending(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path: P
 
 
 def lm_of(folder: Path) -> Engine:
-    return text.build(BuildOptions(stage=StageName("lm"), checkpoint=folder, max_batch=4)).engine
+    return text.build(stage_options(stage=StageName("lm"), checkpoint=folder, max_batch=4)).engine
 
 
 def run_lm(folder: Path) -> list[EngineOutput]:
@@ -438,7 +443,7 @@ def test_reserved_pages_without_import_can_be_freed(subject: Subject) -> None:
 
 
 def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]) -> None:
-    options = BuildOptions(
+    options = stage_options(
         stage=StageName("lm"),
         checkpoint=folders["text"],
         max_batch=4,

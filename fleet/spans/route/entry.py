@@ -1,5 +1,5 @@
-"""Entry of a worker process to its route: options of an anchor, checks, and the thread that keeps
-the route. A worker whose stage is not divided has no `AnchorRoute`.
+"""Entry of a worker process to its route: checks, and the thread that keeps the route. A worker
+whose stage is not divided has no `AnchorRoute`.
 """
 
 from collections.abc import Callable
@@ -8,20 +8,17 @@ from pathlib import Path
 from fleet.config import FleetConfig
 from fleet.config.roles import SPAN, part_role_name
 from fleet.config.span_rules import problems_of_spans
-from fleet.config.values import AUTO
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName, WorkerId
 from fleet.engine.torch.build import DTYPES
 from fleet.spans.net.ring import block_reads
 from fleet.spans.protocol.buffers import PassLimits
 from fleet.spans.protocol.chain import RouteSlot
-from fleet.spans.protocol.layers import Topology, topology_of
-from fleet.spans.protocol.messages import Returned
 from fleet.spans.protocol.plan import ModelSizes
 from fleet.spans.route.division import AutomaticDivision, GivenDivision
 from fleet.spans.route.keeper import RouteKeeper, RouteSettings
-from fleet.stages.base import AnchorOptions, BuildOptions
 from fleet.stages.builders import layer_counter
+from fleet.stages.options import BuildOptions
 from fleet.stages.span_sizes import process_sizes
 from fleet.worker.process.peers import PeerAccess
 
@@ -42,31 +39,6 @@ def check_spans(config: FleetConfig, stage: StageName, checkpoint: Path) -> None
         raise ConfigError(
             f"{problem.field}: {problem.message} (checkpoint {checkpoint})", param=problem.field
         )
-
-
-def anchor_options(
-    config: FleetConfig, stage: StageName, num_layers: Callable[[], int], dtype: str
-) -> AnchorOptions | None:
-    """Return the options of an anchor; None for a stage whose layers are not divided. `num_layers`
-    returns the number of layers of the stage's model.
-    """
-    spans = config.stage(stage).spans
-    if spans is None or not spans.workers:
-        return None
-    if spans.anchor == AUTO:
-        spans = spans.of_model(num_layers())
-    is_last = topology_of(spans.anchor_span, "anchor") is Topology.REVERSE
-    head_on_anchor = (
-        spans.has_head_on_anchor or not config.graph_declaration().stage(stage).span_head
-    )
-    from_workers: Returned = "last_rows" if head_on_anchor else "logits"
-    return AnchorOptions(
-        span=spans.anchor_span,
-        returned="rows" if is_last else from_workers,
-        window=spans.window,
-        wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
-        keep_bytes=spans.keep_mib << 20,
-    )
 
 
 class AnchorRoute:
@@ -129,7 +101,7 @@ def _layer_sizes(config: FleetConfig, options: BuildOptions, slot: RouteSlot) ->
     spans = config.stage(options.stage).spans
     assert spans is not None, "a stage without spans"
     limits = PassLimits(
-        max_batch=options.max_batch,
+        max_batch=options.own.max_batch,
         prefill_chunk_tokens=options.prefill_chunk_tokens,
         num_positions=slot.num_pages * slot.page_size,
         window=spans.window or spans.num_workers + 2,
