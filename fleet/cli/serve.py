@@ -118,31 +118,7 @@ def worker(
             _keep_fenced(["worker", role, *number, *passed_on(config, set_)], deployment, own_role)
         )
     _await_redis(deployment)
-    os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
-    from fleet.control.starting import StartAnnouncement
-
-    with StartAnnouncement(deployment.redis_url, own_role) as starting:
-        starting.end_by(signal.SIGTERM)  # until the worker is loaded and handles the signal itself
-        fake = deployment.config.engine == "fake"
-        checkpoint = None if fake else resolve_checkpoint(deployment.config)
-        # OpenMP reads these once, when torch is first imported; threads that spin while they wait
-        # starve Redis and NIXL.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(own_role.stage).threads)
-        from fleet.control.log_stream import shipping
-        from fleet.worker.main import run_worker
-
-        with shipping(deployment.redis_url, Labels("worker", stage=own_role.stage)) as labels:
-            run_worker(
-                deployment.config,
-                role,
-                deployment.redis_url,
-                checkpoint,
-                labels,
-                starting.joined,
-                starting.loaded,
-                replica,
-            )
+    _run_worker(deployment, own_role, replica)
 
 
 def web(
@@ -187,6 +163,35 @@ def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None
     fence = make_fence(deployment.redis_url, arguments[0], role.name if role else "")
     starter = make_starter(deployment.config, role) if role else None
     return asyncio.run(keep(arguments, when_dead=fence, starts=starts, starter=starter))
+
+
+def _run_worker(deployment: Deployment, role: Role, replica: int) -> None:
+    """Run one worker in this process, announced to waiting clients while it loads."""
+    os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
+    from fleet.control.starting import StartAnnouncement
+
+    with StartAnnouncement(deployment.redis_url, role) as starting:
+        starting.end_by(signal.SIGTERM)  # until the worker is loaded and handles the signal itself
+        fake = deployment.config.engine == "fake"
+        checkpoint = None if fake else resolve_checkpoint(deployment.config)
+        # OpenMP reads these once, when torch is first imported; threads that spin while they wait
+        # starve Redis and NIXL.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(role.stage).threads)
+        from fleet.control.log_stream import shipping
+        from fleet.worker.main import run_worker
+
+        with shipping(deployment.redis_url, Labels("worker", stage=role.stage)) as labels:
+            run_worker(
+                deployment.config,
+                role.name,
+                deployment.redis_url,
+                checkpoint,
+                labels,
+                starting.joined,
+                starting.loaded,
+                replica,
+            )
 
 
 def _await_redis(deployment: Deployment) -> None:
