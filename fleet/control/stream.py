@@ -31,7 +31,7 @@ from fleet.core.errors import (
 )
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.telemetry.receipts import RECEIVED, Receipts
+from fleet.telemetry.counts import RECEIVED, Receipts
 
 log = logging.getLogger(__name__)
 

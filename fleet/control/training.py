@@ -16,11 +16,11 @@ from fleet.core.ids import RoleName, WorkerId
 from fleet.drafts.figures.training import (
     DraftVersion,
     TrainingState,
-    decode_training,
     decode_version,
     encode_version,
 )
 from fleet.graphs.training import TRAINER
+from fleet.telemetry.vitals import Vitals
 
 Outcome = Literal["acknowledged", "shed", "failed"]
 PURGES = "purges"
@@ -94,13 +94,11 @@ class TrainingClient:
         pipe.hmget(keys.DRAFTERS, f"{self._main}:version", f"{self._main}:last_version")
         active, raw, (present, before) = await answer_of(pipe.execute())
         trainer, fields = WorkerId(text(active[0]) if active else ""), pairs(raw)
-        figures = (
-            await answer_of(self._redis.hget(keys.worker(trainer), "training")) if trainer else None
-        )
+        record = await answer_of(self._redis.hgetall(keys.worker(trainer))) if trainer else {}
         return TrainingState(
             enabled=self._enabled,
             trainer=trainer,
-            figures=decode_training(text(figures)),
+            figures=Vitals.decode(pairs(record)).training,
             checkpoint=text(fields.get("checkpoint")),
             saved_us=number(fields, "saved_us"),
             acknowledged=number(fields, "acknowledged"),

@@ -97,12 +97,12 @@ class Receipt(msgspec.Struct, kw_only=True):
     """
 
     edge: EdgeName
-    worker: str
-    num_chunks: int
-    first_us: int
-    last_us: int
-    hop_mean_us: int
-    hop_max_us: int
+    worker: str = ""
+    num_chunks: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    hop_mean_us: int = 0
+    hop_max_us: int = 0
     num_pulls: int = 0
     pull_bytes: int = 0
     pull_us: int = 0

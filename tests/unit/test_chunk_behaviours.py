@@ -27,7 +27,7 @@ from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import EdgeItem
 from fleet.stages.fake import FakeTask
 from fleet.stages.stop_strings import StopDetector
-from fleet.telemetry.pulls import PullTally
+from fleet.telemetry.counts import PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.main import build_options
 from fleet.worker.process.redis_link import RedisLink

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from itertools import chain
+from typing import Any
 
 from fleet.control.lua_source import source
 
 Arg = str | bytes | int
-Value = Arg | bool | None | tuple[Arg, ...] | list[str] | Mapping[str, Arg]
+Value = Arg | bool | None | tuple[Arg, ...] | list[str] | Mapping[Any, Arg]
 
 SCRIPTS = tuple(
     sorted(

@@ -15,7 +15,7 @@ from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec, decode_request
 from fleet.graphs import Graph, get_graph
-from fleet.telemetry.receipts import RECEIVED, decode_receipts
+from fleet.telemetry.counts import RECEIVED, decode_receipts
 from fleet.telemetry.trace import (
     AudioIn,
     EdgeTrace,
