@@ -310,30 +310,6 @@ def use_one_thread() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
 
-async def keep(
-    arguments: list[str],
-    alone: Callable[[], Awaitable[bool]] | None = None,
-    when_dead: WhenDead | None = None,
-    starts: StartAnnouncer | None = None,
-    starter: ProcessStarter | None = None,
-) -> int:
-    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with.
-    See `Keeper`.
-    """
-    use_one_thread()
-    stop = asyncio.Event()
-    for signum in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    return await Keeper(
-        arguments=arguments,
-        stop=stop,
-        alone=alone,
-        when_dead=when_dead,
-        starts=starts,
-        starter=starter or NewProcesses(),
-    ).run()
-
-
 def kill_all(pid: int) -> None:
     """Send SIGKILL to a process and all its descendants, also to those in sessions of their own."""
     with contextlib.suppress(psutil.NoSuchProcess):

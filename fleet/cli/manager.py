@@ -26,17 +26,11 @@ import psutil
 from honcho.colour import get_colours
 from honcho.printer import Message, Printer
 
-from fleet.cli.keeper import STOP_SIGNALS, Keeper, ProcessStarter, kill_all, use_one_thread
-from fleet.cli.supervise import WorkerStarts, make_alone_check, make_fence
-from fleet.core.ids import RoleName
+from fleet.cli.keeper import STOP_SIGNALS, ProcessStarter, kill_all, use_one_thread
+from fleet.cli.supervise import open_keeper
 
 SYSTEM = "system"
 """The name under which the manager prints lines of its own."""
-REDIS = "redis"
-"""The command that is stopped only once no other client is connected to Redis."""
-WORKER = "worker"
-REGISTERED = (WORKER, "web", "conductor")
-"""The commands that hold a right in Redis, which is fenced when they die."""
 PREDECESSOR_TIMEOUT_S = 5.0
 POLL_S = 0.1
 KILL_AFTER_S = 5.0
@@ -67,9 +61,10 @@ class KeeperProcess:
         self.name = name
         self.pid: int | None = None
         self.status: int | None = None
-        self._arguments, self._env, self._colour = arguments, env, colour
-        self._redis_url, (self._watched, self._held) = redis_url, pipe
-        self._starter = starter
+        self._arguments, self._env = arguments, env
+        self._colour = colour
+        self._redis_url, self._starter = redis_url, starter
+        self._watched, self._held = pipe
 
     def fork(self, messages: Any, predecessor: int | None = None) -> None:
         """Start the keeper. `predecessor`: pid of the command of a keeper that was lost, which is
@@ -105,23 +100,19 @@ class KeeperProcess:
             stop.set()
 
         loop.add_reader(self._watched, on_close)
-        command = self._arguments[0]
-        role = RoleName(self._arguments[1]) if command == WORKER else None
-        fence = make_fence(self._redis_url, command, role or "") if command in REGISTERED else None
-        if self._predecessor is not None:
-            await asyncio.to_thread(_end, self._predecessor)
-            if fence:
-                await fence(self._predecessor, "lost with its keeper")
-        return await Keeper(
-            arguments=self._arguments,
-            stop=stop,
+        keeper = open_keeper(
+            self._arguments,
+            stop,
+            self._redis_url,
+            starter=self._starter,
             output=self,
             env=self._env,
-            alone=make_alone_check(self._redis_url) if command == REDIS else None,
-            when_dead=fence,
-            starts=WorkerStarts(self._redis_url, role) if role else None,
-            starter=self._starter,
-        ).run()
+        )
+        if self._predecessor is not None:
+            await asyncio.to_thread(_end, self._predecessor)
+            if keeper.when_dead:
+                await keeper.when_dead(self._predecessor, "lost with its keeper")
+        return await keeper.run()
 
     def line(self, line: bytes) -> None:
         self._send("line", line)

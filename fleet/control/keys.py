@@ -25,7 +25,6 @@ WORKERS = PREFIX + "workers"
 LIVE = PREFIX + "live"
 EVENTS = PREFIX + "events"
 CONDUCTOR = PREFIX + "conductor"
-CONFIG = PREFIX + "config"
 DEAD = PREFIX + "dead_letters"
 REFUSED = PREFIX + "refused"
 RETAINED_AUDIO = PREFIX + "retained_audio"
@@ -453,7 +452,6 @@ TABLE: tuple[Row, ...] = (
         "last leader, until it resigns or its death is observed",
     ),
     Row("conductor", "string", "lease", "lead", "leader|term"),
-    Row("config", "string", "forever", "fleet up", "the resolved configuration"),
 )
 
 

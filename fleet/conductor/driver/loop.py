@@ -23,7 +23,7 @@ from fleet.conductor.driver.snapshot import lost_grants, missed_facts, read_live
 from fleet.conductor.invariants import violations
 from fleet.conductor.leases import ClockComparison, LeaseWatch
 from fleet.conductor.state import ConductorState, TaskState
-from fleet.conductor.step import granted_role, resume, step
+from fleet.conductor.step import granted_role, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
@@ -189,7 +189,6 @@ class Driver:
                 self.client, record, drives_walks=bool(self.state.conductor_driven)
             ):
                 self._apply(fact)
-            self._carry_out(resume(self.state, request))
         return len(live)
 
     def _read(self) -> list[ev.AnyEvent]:
@@ -317,11 +316,9 @@ class Driver:
                 abs(step_s),
             )
             self.took_over_at = answered_s
-        usual_us = int(self.config.lease.worker_ttl_s * 1e6)
         found = zip(listed[::3], listed[1::3], listed[2::3], strict=True)
         leases = {
-            WorkerId(worker): (int(deadline), int(duration or usual_us))
-            for worker, deadline, duration in found
+            WorkerId(worker): (int(deadline), int(duration)) for worker, deadline, duration in found
         }
         return self._leases.observe(answered_s, int(redis_us), leases)
 

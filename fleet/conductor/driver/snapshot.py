@@ -9,7 +9,7 @@ from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
 from fleet.control.connect import entry_order, exchange, pairs, stream_entries, text
 from fleet.core.chunk import decode_chunk
-from fleet.core.events import AnswerDelivered, ChunkAppended, Event, TaskFailed, TaskLost
+from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
@@ -59,8 +59,6 @@ def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bo
                     param=param or None,
                 )
             )
-        elif stage == CLIENT and state == TaskState.FINISHED:
-            facts.append(AnswerDelivered(request=record.id))
     return [*facts, *(_boundaries(client, record) if drives_walks else ())]
 
 

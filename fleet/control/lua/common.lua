@@ -12,8 +12,6 @@ local MAX_START_US, FENCE_SLICE, SWEEP_SLICE = 120000000, 50, 50
 local MAX_DEATHS = 2
 local REFUSING_S, VOICE_ENDED_MS = 10, 600000
 local REFUSED_KEPT_S, MAX_REFUSED = 3600, 100
--- Retention of a request that an older version submitted: its hash does not say.
-local USUAL_RETENTION_S, USUAL_AUDIO_RETENTION_S = 600, 60
 
 local function now_us()
   local t = call('TIME')
@@ -402,7 +400,7 @@ local function close(r, state, code, message, param)
   if call('SREM', P .. 'live', r) == 0 then return 'ended' end
   set_state(r, state)
   local of = call('HMGET', rk, 'stages', 'edges', 'brief', 'retention_s', 'audio_retention_s')
-  local brief, retention_s, brief_s = of[3] or '', of[4] or USUAL_RETENTION_S, of[5] or USUAL_AUDIO_RETENTION_S
+  local brief, retention_s, brief_s = of[3], of[4], of[5]
   call('HSET', rk, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', rk, retention_s)
   call('EXPIRE', rk .. ':blob', brief_s)

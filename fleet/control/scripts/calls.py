@@ -1,17 +1,19 @@
 """Script calls as data. `fleet.control.connect` loads the Lua and sends them."""
 
 import hashlib
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, wraps
 from importlib import resources
 from itertools import chain
-from typing import Any
+from typing import Any, ParamSpec, cast
 
 from fleet.control.lua_source import source
 
 Arg = str | bytes | int
-Value = Arg | bool | None | tuple[Arg, ...] | list[str] | Mapping[Any, Arg]
+Value = Arg | None | Sequence[object] | Mapping[Any, Arg]
+P = ParamSpec("P")
 
 SCRIPTS = tuple(
     sorted(
@@ -39,17 +41,30 @@ class Call:
     def of(cls, script: str, *values: Value) -> "Call":
         """Build a call from Python values, in the order of the script's ARGV.
 
-        True becomes "1", False and None "". A sequence or mapping becomes one argument per item,
-        or two per pair.
+        True becomes "1", False and None "". Sequences and mappings are flattened.
         """
         return cls(script, tuple(chain.from_iterable(map(_args, values))))
 
 
-def _args(value: Value) -> tuple[Arg, ...]:
+def script(declared: Callable[P, Call]) -> Callable[P, Call]:
+    """Return a function that calls the script of the same name. The parameters of the declaration
+    are the script's ARGV, in order.
+    """
+    parameters = inspect.signature(declared).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+
+    @wraps(declared)
+    def call(*args: P.args, **options: P.kwargs) -> Call:
+        values: dict[str, Any] = defaults | dict(zip(parameters, args, strict=False)) | options
+        return Call.of(declared.__name__, *values.values())
+
+    return call
+
+
+def _args(value: Any) -> Iterable[Arg]:
     if value is None or isinstance(value, bool):
         return ("1" if value else "",)
     if isinstance(value, str | bytes | int):
         return (value,)
-    if isinstance(value, Mapping):
-        return tuple(chain.from_iterable(value.items()))
-    return tuple(value)
+    parts = value.items() if isinstance(value, Mapping) else value
+    return chain.from_iterable(map(_args, cast("Iterable[object]", parts)))

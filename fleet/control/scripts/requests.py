@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fleet.control.scripts.calls import Arg, Call
+from fleet.control.scripts.calls import Arg, Call, script
 from fleet.core.events import RequestSubmitted, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import RequestSpec, encode_request
@@ -80,6 +80,7 @@ def admission(
     return Call.of("admission", bound, request, gateway, ",".join(roles), grace_us)
 
 
+@script
 def end_request(
     leader: str,
     request: RequestId,
@@ -91,11 +92,11 @@ def end_request(
     dead_stage: StageName | None = None,
 ) -> Call:
     """`dead_stage`: the stage whose workers died over the request, which becomes a dead letter."""
-    return Call.of("end_request", leader, request, state, code, message, param, dead_stage)
+    ...
 
 
-def abort(request: RequestId, right: str | Epoch, reason: str) -> Call:
-    return Call.of("abort", request, right, reason)
+@script
+def abort(request: RequestId, right: str | Epoch, reason: str) -> Call: ...
 
 
 def attach(request: RequestId, gateway: WorkerId, *, held: Epoch | None = None) -> Call:
@@ -112,11 +113,12 @@ def reattach(gateway: WorkerId, held: Mapping[RequestId, Epoch]) -> Call:
     return Call.of("attach", gateway, {request: epoch or "" for request, epoch in held.items()})
 
 
+@script
 def detach(request: RequestId, gateway: WorkerId, epoch: Epoch) -> Call:
     """Stop reading an answer at a gateway: another gateway may attach, or the conductor aborts the
     request.
     """
-    return Call.of("detach", request, gateway, epoch)
+    ...
 
 
 class EdgePosition(NamedTuple):
@@ -155,15 +157,16 @@ def stale_streams(streams: Sequence[StreamPosition]) -> Call:
     return Call("stale_streams", tuple(args))
 
 
+@script
 def sweep(leader: str, early: int = 0) -> Call:
     """Delete the audio of ended requests whose retention is over, and of at least the `early`
     oldest. The answer "more" means that others are due.
     """
-    return Call.of("sweep", leader, early)
+    ...
 
 
-def record_playback(request: RequestId, played_samples: int, underruns: int) -> Call:
-    return Call.of("record_playback", request, played_samples, underruns)
+@script
+def record_playback(request: RequestId, played_samples: int, underruns: int) -> Call: ...
 
 
 def record_metrics(counted: Mapping[str, int], seen: Mapping[str, int]) -> Call:

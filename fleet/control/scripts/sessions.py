@@ -2,17 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 
-from fleet.control.scripts.calls import Call
+from fleet.control.scripts.calls import Call, script
 from fleet.core.ids import StageName, WorkerId
 
 
+@script
 def hold_voice(
     session: str, holder: WorkerId, keep_ms: int, owner: str, *, new: bool, bound: int
 ) -> Call:
     """`new`: the session must not exist yet; else it must exist and be `owner`'s. `bound`: most
     open sessions of a client secret.
     """
-    return Call.of("hold_voice", session, holder, keep_ms, owner, new, bound)
+    ...
 
 
 def save_voice(
@@ -27,26 +28,30 @@ def save_voice(
     return Call.of("save_voice", session, epoch, ttl_ms, owner, removals, fields)
 
 
+@script
 def end_voice(session: str, epoch: int | None) -> Call:
     """`epoch` None: by right of the API, regardless of the holder."""
-    return Call.of("end_voice", session, epoch)
+    ...
 
 
+@script
 def note_checkpoint(trainer: WorkerId, name: str) -> Call:
     """Make a checkpoint the last durable one. Answers "ok", or "unlisted" once another trainer may
     be active.
     """
-    return Call.of("note_checkpoint", trainer, name)
+    ...
 
 
+@script
 def add_version(trainer: WorkerId, sha256: str, version: bytes) -> Call:
     """Add a version of the draft head, encoded with number 0. `trainer`: "" for an operator.
 
     Answers the version with its number, the known version of the same hash, or "unlisted".
     """
-    return Call.of("add_version", trainer, sha256, version)
+    ...
 
 
+@script
 def promote_version(
     worker: WorkerId, stage: StageName, expected: int | None, number: int, reason: str
 ) -> Call:
@@ -56,4 +61,4 @@ def promote_version(
     `expected`: the present version; None: any. Answers "ok", "stale" if another version is present,
     "unknown" or "unlisted".
     """
-    return Call.of("promote_version", worker, stage, expected, number, reason)
+    ...

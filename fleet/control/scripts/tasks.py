@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleet.control.scripts.calls import Arg, Call
+from fleet.control.scripts.calls import Arg, Call, script
 from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
 from fleet.core.events import ChunkAppended, TaskFailed, encode_event
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
@@ -58,6 +58,7 @@ class Ack:
     closed: bool = False
 
 
+@script
 def grant(
     leader: str,
     request: RequestId,
@@ -66,8 +67,7 @@ def grant(
     expected: Epoch,
     *,
     alone: bool = False,
-) -> Call:
-    return Call.of("grant", leader, request, stage, role, expected, alone)
+) -> Call: ...
 
 
 def claim(
@@ -92,13 +92,14 @@ def claim(
     return Call.of("claim", worker, role, entry, task, reads_prompt_audio, edges, outputs or {})
 
 
+@script
 def reserve(
     worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch
 ) -> Call:
     """Reserve a task that must run alone until the worker can claim it. A repeated call answers
     whether it still may.
     """
-    return Call.of("reserve", worker, role, entry, request, stage, epoch)
+    ...
 
 
 def append(items: Sequence[Append]) -> Call:
@@ -180,19 +181,20 @@ def hand_off(
     )
 
 
-def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
-    return Call.of("confirm", request, stage, epoch)
+@script
+def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call: ...
 
 
-def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call:
-    return Call.of("release", request, stage, worker)
+@script
+def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call: ...
 
 
+@script
 def set_task_metadata(
     request: RequestId, stage: StageName, epoch: Epoch, name: str, line: bytes
 ) -> Call:
     """Save `line` in the task's hash under `name`, for the trace."""
-    return Call.of("set_task_metadata", request, stage, epoch, name, line)
+    ...
 
 
 def cache_prefix(
@@ -219,34 +221,38 @@ def adopt_prefix(worker: WorkerId, stage: StageName, session: str, *, keep_s: fl
     return Call.of("adopt_prefix", worker, stage, session, int(keep_s * 1000))
 
 
+@script
 def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
     """Report that `stage` cannot pull the tensors that `producer` published: their holder is
     gone.
     """
-    return Call.of("lose_tensors", request, stage, epoch, producer)
+    ...
 
 
+@script
 def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
     """Report that a step failed as a whole, and the task with it: that counts as a death over the
     task, although the worker lives.
     """
-    return Call.of("lose_task", request, stage, epoch)
+    ...
 
 
+@script
 def suspect_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
     """Report that a process died while it computed a part of a step of the task. The answer "lost"
     means that the task has lost its owner.
     """
-    return Call.of("suspect_task", request, stage, epoch)
+    ...
 
 
+@script
 def report_idle(
     request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]
 ) -> Call:
     """Report that the task waits for input. `taken`: number of chunks by input edge, all of which
     it has processed.
     """
-    return Call.of("report_idle", request, stage, epoch, taken)
+    ...
 
 
 def fail(event: TaskFailed) -> Call:
@@ -254,12 +260,13 @@ def fail(event: TaskFailed) -> Call:
     return Call.of("fail", task, encode_event(event), event.code, event.message, event.param)
 
 
+@script
 def set_walk(
     leader: str, request: RequestId, stage: StageName, edge: EdgeName, from_index: int, walk: Walk
-) -> Call:
-    return Call.of("set_walk", leader, request, stage, edge, from_index, walk)
+) -> Call: ...
 
 
+@script
 def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
     """Revoke a task from its owner, by right of the API. `epoch` 0: from the present owner."""
-    return Call.of("redeliver", request, stage, epoch)
+    ...

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
-from fleet.control.scripts.calls import Call
+from fleet.control.scripts.calls import Call, script
 from fleet.core.events import WorkerJoined, WorkerLeft, encode_event
 from fleet.core.ids import RoleName, WorkerId
 from fleet.telemetry.views import WorkerOrder
@@ -26,20 +25,22 @@ def register(
     return Call.of("register", worker, role, lease_us, joined, replicas, standby, fields)
 
 
+@script
 def renew(worker: WorkerId, lease_us: int, vitals: Mapping[str, int | str]) -> Call:
     """Renew a lease. `vitals`: statistics for the console that changed since the last renewal."""
-    return Call.of("renew", worker, lease_us, vitals)
+    ...
 
 
+@script
 def leases() -> Call:
     """Read only: Redis's time (us), then for each listed process its id and the deadline and
     duration of its lease (us).
     """
-    return Call("leases", ())
+    ...
 
 
-def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call:
-    return Call.of("lead", candidate, held, lease_ms)
+@script
+def lead(candidate: WorkerId, held: str, lease_ms: int) -> Call: ...
 
 
 def fence_worker(
@@ -58,25 +59,29 @@ def fence_worker(
     return Call.of("fence_worker", leader, worker, encode_event(left), is_dead, deadline_us)
 
 
+@script
 def fence_tasks(leader: str, worker: WorkerId) -> Call:
     """Continue `fence_worker` with more of the tasks; the answer is "more" until none is left."""
-    return Call.of("fence_tasks", leader, worker)
+    ...
 
 
+@script
 def drain(worker: WorkerId) -> Call:
     """Let the worker leave: it claims no more grants, and deregisters (`fence_worker`) once its
     tasks have ended.
     """
-    return Call.of("drain", worker)
+    ...
 
 
+@script
 def order(worker: WorkerId, action: WorkerOrder) -> Call:
     """Send an operator's order, by right of the API. A worker that is leaving accepts no order but
     to leave.
     """
-    return Call.of("order", worker, action)
+    ...
 
 
+@script
 def announce_start(
     role: RoleName,
     place: str,
@@ -99,10 +104,10 @@ def announce_start(
     starts, `child` is the process once it runs, `instead_of` the process before, and `stopped`
     means that the process before was stopped and did not fail.
     """
-    places = (role, place, lease_us, instead_of, child)
-    return Call.of("announce_start", places, workers, begins_us, number, stopped, loaded_percent)
+    ...
 
 
+@script
 def end_start(
     role: RoleName, place: str, *, child: str = "", took_us: int | None = None, failed: bool = False
 ) -> Call:
@@ -111,43 +116,48 @@ def end_start(
     `failed`: it counts as a failed start; else it was stopped. From a keeper, `child` is the
     process that may continue it.
     """
-    return Call.of("end_start", role, place, child, took_us, failed)
+    ...
 
 
+@script
 def assume_served(since_us: int, roles: Sequence[RoleName]) -> Call:
     """Treat roles as served until `since_us`, when Redis restarted and may have lost their
     workers.
     """
-    return Call.of("assume_served", since_us, tuple(roles))
+    ...
 
 
+@script
 def availability(grace_us: int, roles: Sequence[str]) -> Call:
     """Read only: for each role, whether it admits new requests and retains running ones, its number
     of starting workers, and the percentage of its weights that the most advanced of them has loaded
     (nothing if unknown).
     """
-    return Call.of("availability", grace_us, tuple(roles))
+    ...
 
 
+@script
 def queues(roles: Sequence[str]) -> Call:
     """Read only: the pending grants of each role's stream."""
-    return Call.of("queues", tuple(roles))
+    ...
 
 
+@script
 def log_fact(level: str, process: str, worker: str, stage: str, message: str) -> Call:
     """Log a fact that no other script writes. `worker`, `stage`: labels of the line, "" for
     none.
     """
-    return Call.of("log_fact", level, process, worker, stage, message)
+    ...
 
 
+@script
 def set_route(anchor: WorkerId, hops: Sequence[tuple[WorkerId, str]]) -> Call:
     """`hops`: each span worker and its span, in the order of the layers; without any, the workers
     of the last route are released.
 
     Answers "ok" and the generation, or a refusal.
     """
-    return Call.of("set_route", anchor, tuple(chain.from_iterable(hops)))
+    ...
 
 
 def note_gap(anchor: WorkerId, gap: str, losses: Mapping[WorkerId, str] | None = None) -> Call:
@@ -159,6 +169,7 @@ def note_gap(anchor: WorkerId, gap: str, losses: Mapping[WorkerId, str] | None =
     return Call.of("note_gap", anchor, gap, None if losses is None else json.dumps(losses))
 
 
+@script
 def note_standby(anchor: WorkerId, worker: WorkerId, span: str) -> Call:
     """Record the span that an unused worker has loaded to stand by."""
-    return Call.of("note_standby", anchor, worker, span)
+    ...
