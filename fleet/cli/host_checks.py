@@ -136,8 +136,8 @@ def _check_pair(
 def _check_certificate(
     subject: str, file: Path, name: str, fix: str, *, is_bundle: bool = False
 ) -> Finding:
-    """Check the dates of the first certificate in a file; of a bundle of authorities, those of the
-    one that is valid longest.
+    """Check the dates of the first certificate in a file; in a bundle of authorities, the dates of
+    the certificate that is valid longest.
     """
     now = dt.datetime.now(dt.UTC)
     try:

@@ -99,10 +99,10 @@ class ChildProcess(Protocol):
 
 
 class ProcessStarter(Protocol):
-    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that it
-    dies with the keeper.
+    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that
+    the process dies with the keeper.
 
-    `env`: None for the keeper's own. Raises: OSError.
+    `env`: environment of the process; by default the keeper's. Raises: OSError.
     """
 
     async def start(
@@ -301,11 +301,11 @@ class Keeper:
 
 
 def use_one_thread() -> None:
-    """Make the blocking calls of the running event loop share one thread. Those of a keeper follow
-    one another.
+    """Make the blocking calls of the running event loop share one thread: the calls of a keeper
+    never overlap.
 
-    The default pool grows to its limit: it starts a thread for a call that comes before the last
-    thread is known to be idle.
+    The default pool would grow to its limit, since it starts a thread for a call that comes before
+    the last thread is known to be idle.
     """
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 

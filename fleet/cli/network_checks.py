@@ -102,8 +102,8 @@ def check_redis(
 
 
 def check_nixl(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check that NIXL reads memory on this host, and that of the listed workers which this host may
-    read.
+    """Check that NIXL reads memory on this host, and the memory of the listed workers that this
+    host may read.
     """
     if config.transfer.kind == "redis":
         return

@@ -49,7 +49,7 @@ async def keep(
     arguments: list[str], redis_url: str | None, starter: ProcessStarter | None = None
 ) -> int:
     """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with.
-    `redis_url`: None if the command uses no Redis.
+    `redis_url` is None for a command that uses no Redis.
     """
     use_one_thread()
     stop = asyncio.Event()
@@ -171,10 +171,12 @@ class WorkerStarts:
     """
 
     def __init__(self, redis_url: str, role: RoleName) -> None:
-        self._redis_url, self._role = redis_url, role
+        self._redis_url = redis_url
+        self._role = role
         self._place = place_here(os.getpid())
         self._child = self._predecessor = ""
-        self._number, self._stopped = 0, False
+        self._number = 0
+        self._stopped = False
         self._outage = Outage(f"the announcement of a start of {role}", quiet_s=REDIS_START_S)
         self._announcing: asyncio.Task[None] | None = None
         self._sender = ThreadPoolExecutor(1)

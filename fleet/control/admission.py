@@ -58,7 +58,9 @@ class RequestAdmission:
         membership: Membership,
         status: RedisStatus,
     ) -> None:
-        self._redis, self._config, self._membership = client, config, membership
+        self._redis = client
+        self._config = config
+        self._membership = membership
         self._status = status
         self.grace_us = int(config.lease.no_worker_timeout_s * 1e6)
         self._run_id = ""

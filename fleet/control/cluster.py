@@ -48,8 +48,8 @@ first, as host, port, id ...
 
 
 def cluster_pool(url: str, **options: object) -> redis.ConnectionPool:
-    """Return connections to the owner. `options`: as of `redis.Redis`. Raises: ValueError,
-    TypeError for bad ones in `url`.
+    """Return connections to the owner. `options`: options of `redis.Redis`. Raises: ValueError,
+    TypeError for bad options in `url`.
     """
     server = _options(url) | options
     nodes = _Nodes(url, {**server, **_QUICKLY, "retry": Retry(NoBackoff(), 0)})
@@ -82,8 +82,8 @@ def _options(url: str) -> dict[str, Any]:
 
 
 class _KnownNodes:
-    """Nodes of the cluster: those of the address first, then those that they named. `sentinels`:
-    none, for redis-py's pools.
+    """Nodes of the cluster: first the nodes in the address, then the nodes that they named.
+    `sentinels` is empty and exists for redis-py's pools.
     """
 
     def __init__(self, url: str, options: dict[str, Any]) -> None:

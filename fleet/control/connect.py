@@ -49,9 +49,9 @@ MAX_CONNECTIONS = 32
 def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False) -> redis.Redis:
     """Return a client whose server has answered and has Fleet's scripts loaded.
 
-    `one_connection`: for one thread that caches state of Redis. A pool silently replaces an idle
-    connection that broke, although the Redis behind the new one may have lost its last writes; here
-    the next call raises a ConnectionError.
+    `one_connection`: use a single connection, as a thread needs that caches state of Redis. A pool
+    silently replaces an idle connection that broke, although the Redis behind the new connection
+    may have lost its last writes; here the next call raises a ConnectionError.
     Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError
     immediately if Redis refuses access or scripts like Fleet's, or its certificate is refused.
     """
@@ -350,7 +350,7 @@ async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tu
     """Run a script as `run_async`, and a command behind it on the same connection, in one round
     trip.
 
-    Returns the reply of the script and that of the command, which may be an error. Raises: redis
+    Returns the replies of the script and of the command; the latter may be an error. Raises: redis
     errors of the connection and the script.
     """
     commands = ("EVALSHA", sha(call.script)), ("EVAL", source(call.script))

@@ -158,8 +158,8 @@ def secret(name: str) -> str:
 
 
 class Row(NamedTuple):
-    """One kind of key. `life` is forever, lease (ends with a worker), index (ends with the last
-    listed process), live (ends with the request) or retention (has a TTL).
+    """Kind of key. `life` is forever, lease (ends with a worker), index (ends with the last listed
+    process), live (ends with the request) or retention (has a TTL).
     """
 
     pattern: str

@@ -13,8 +13,8 @@ MAX_LOGINS = 1000
 
 
 class LoginStore:
-    """One sorted set for all gateways, scored by the expiry of each login, us. Any method may raise
-    RedisUnreachable.
+    """Sorted set of console logins, shared by all gateways and scored by expiry in microseconds.
+    Any method may raise RedisUnreachable.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:

@@ -72,7 +72,9 @@ class GatewayRequests:
         membership: Membership,
         status: RedisStatus,
     ) -> None:
-        self._redis, self._config, self._membership = client, config, membership
+        self._redis = client
+        self._config = config
+        self._membership = membership
         self._admission = RequestAdmission(client, config, membership, status)
         self._streams: dict[RequestId, ClientStream] = {}
         self._submitting: set[RequestId] = set()
@@ -150,8 +152,8 @@ class GatewayRequests:
         """Take over the client edges of a request from the stream that held them, here or
         elsewhere, to read from the first chunk on. That stream ends with ResumedElsewhere.
 
-        Returns None if the request is unknown. One that has ended can be read while its client
-        edges are retained.
+        Returns None if the request is unknown. A request that has ended can be read while its
+        client edges are retained.
         Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not;
         ResumedElsewhere if another resumption has overtaken this one.
         """

@@ -2,9 +2,9 @@
 the primary now.
 
 `redis+sentinel://[USER:PASSWORD@]HOST[:PORT][,HOST...]/SERVICE[/DATABASE][?OPTIONS]`, with
-`rediss+sentinel` for TLS to servers and sentinels. User and password are those of the servers;
-those of the sentinels are the options `sentinel_username` and `sentinel_password`. Other options
-are redis-py's, for example `ssl_ca_certs`.
+`rediss+sentinel` for TLS to servers and sentinels. User and password are for the servers; the
+options `sentinel_username` and `sentinel_password` are for the sentinels. Other options are
+redis-py's, for example `ssl_ca_certs`.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,9 @@ SENTINEL_PORT, SENTINEL_TIMEOUT_S = 26379, 1.0
 
 
 class _Address(NamedTuple):
-    """`server`: options of connections to the primary; `sentinel`: of those to the sentinels."""
+    """Parsed address. `server`: options of connections to the primary. `sentinel`: options of
+    connections to the sentinels.
+    """
 
     sentinels: list[tuple[str, int]]
     service: str
@@ -46,8 +48,8 @@ class _Address(NamedTuple):
 
 
 def sentinel_pool(url: str, **options: object) -> redis.ConnectionPool:
-    """Return connections to the primary. `options`: as of `redis.Redis`. Raises: ValueError,
-    TypeError for bad ones in `url`.
+    """Return connections to the primary. `options`: options of `redis.Redis`. Raises: ValueError,
+    TypeError for bad options in `url`.
     """
     at = _parse(url, options)
     sentinel = _Sentinel(

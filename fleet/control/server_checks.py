@@ -1,8 +1,8 @@
 """Checks of a running Redis: version, durability, memory, replicas, clock, latency, scripts and
 rights of the user.
 
-Each yields a finding with the remedy. They leave no key behind, and every call has a time limit.
-Starts nothing.
+Each check yields a finding with the remedy, leaves no key behind, and has a time limit for every
+call. Starts nothing.
 """
 
 import re

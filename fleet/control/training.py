@@ -31,7 +31,8 @@ class TrainingClient:
     """Any method may raise RedisUnreachable."""
 
     def __init__(self, client: redis.asyncio.Redis, config: FleetConfig) -> None:
-        self._redis, self._enabled = client, config.training.enabled
+        self._redis = client
+        self._enabled = config.training.enabled
         self._main = config.graph_declaration().main_stage.name
         self._main_role = config.roles_of(self._main)[0].name
 
@@ -55,9 +56,9 @@ class TrainingClient:
         return decode_version(cast(bytes, await answer_of(run_async(self._redis, call))))
 
     async def promote(self, number: int) -> None:
-        """Let the main stage's workers draft with a version of the draft head; 0: the one of their
-        start. They follow within two seconds, and read its bytes from any worker that has them.
-        Raises: NotFound for a version that does not exist.
+        """Let the main stage's workers draft with a version of the draft head; 0 is the version of
+        their start. Workers follow within two seconds, and read the bytes from any worker that has
+        them. Raises: NotFound for a version that does not exist.
         """
         call = scripts.promote_version(
             WorkerId(""), self._main, None, number, "by order of an operator"

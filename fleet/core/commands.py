@@ -12,7 +12,7 @@ class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class GrantTask(Command, frozen=True, kw_only=True):
     """Offer the task to a role again. Refused unless the task's epoch is still `expected_epoch`.
 
-    `alone`: the worker must run nothing beside the task.
+    `alone`: the task must run without others on its worker.
     """
 
     request: RequestId

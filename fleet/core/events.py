@@ -1,5 +1,5 @@
-"""Events, in the past tense. They wake the conductor and feed the console; the hashes in Redis are
-authoritative, not these.
+"""Events, named in the past tense. Events wake the conductor and feed the console; the hashes in
+Redis are authoritative.
 """
 
 import msgspec

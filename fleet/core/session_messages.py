@@ -54,8 +54,8 @@ class SessionPart(SessionMessage, frozen=True, kw_only=True):
 
 
 class SessionEnd(SessionMessage, frozen=True, kw_only=True):
-    """End of the parts, or of the operation. `error`: why it failed, "" if it did not; `code`: of
-    that error.
+    """End of the parts, or of the operation. `error`, `code`: cause of a failure, "" if it
+    succeeded.
     """
 
     error: str = ""

@@ -24,7 +24,7 @@ _LAYOUT = re.compile(r"(\w{1,16}), ([1-9]\d{0,5}) heads of ([1-9]\d{0,5})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLayout:
-    """Layout of one row's keys and values in one layer. `dtype`: its name in torch."""
+    """Layout of one position's keys and values in one layer. `dtype`: name of the type in torch."""
 
     dtype: str
     num_kv_heads: int

@@ -18,10 +18,10 @@ class Vitals(msgspec.Struct, frozen=True, kw_only=True):
     """Statistics of one worker. A field that is None is not published.
 
     `running`: number of tasks. `pages_kept`: pages of `pages_used` cached for later turns.
-    `rows_reused`: positions whose KV was taken from that cache. `slots_used`, `used_bytes`: of the
-    transfer arena. `hops`: chunk latencies since the worker joined. `pulls`: by edge.
-    `held_head`: draft head in the worker's memory; "" withdraws it.
-    `cpu_percent` of one core; `gpu` is the name of the GPU.
+    `rows_reused`: positions whose KV was taken from that cache. `slots_used`, `used_bytes`: use of
+    the transfer arena. `hops`: chunk latencies since the worker joined. `pulls`: counts by edge.
+    `held_head`: draft head in the worker's memory; "" withdraws it. `cpu_percent` of one core;
+    `gpu`: name of the GPU.
     """
 
     running: int | None = None

@@ -3,8 +3,9 @@ Checks the interface.
 
 UCX has no authentication: a peer that can connect to an agent can read and write the memory of its
 process. So the agent of a local-only worker opens no network socket: its peers open its shared
-memory through `/proc`, which the kernel permits to processes of the same user alone. It listens, on
-the loopback interface, only where the kernel permits no copies between processes. Knows no NIXL.
+memory through `/proc`, which the kernel permits to processes of the same user alone. Only where the
+kernel permits no copies between processes does the agent listen, on the loopback interface. Knows
+no NIXL.
 """
 
 import ctypes
@@ -77,10 +78,10 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on
-    this host as this user.
+    """Peers that may connect to a worker. `devices`: UCX names of the network devices that peers
+    connect to; empty if peers run on this host as this user.
 
-    `gpu`: the memory of a GPU is read too. `address`: of this host, to its peers.
+    `gpu`: GPU memory is read too. `address`: address of this host, as peers see it.
     """
 
     devices: tuple[str, ...] = ()

@@ -63,8 +63,8 @@ ones.
 
 
 class Driver:
-    """One conductor process. `turn()` is one pass; `run()` repeats it until `stopping` is set.
-    `clock`: monotonic, in seconds.
+    """Conductor process. `turn()` reads, decides and acts once; `run()` repeats it until `stopping`
+    is set. `clock`: monotonic, in seconds.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class Driver:
         me: WorkerId,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.client, self.me, self._clock = config, client, me, clock
+        self.config = config
+        self.client = client
+        self.me = me
+        self._clock = clock
         self.leader = ""
         self.last_id = "0-0"
         self.state = self.checked = self._empty()
@@ -86,7 +89,8 @@ class Driver:
         """
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: time of the loss, and the epoch of the client edges."""
-        self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
+        self._leases = LeaseWatch()
+        self._redis_clock = ClockComparison()
         self.led_at = clock()
         self.next_watch = self._next_sweep = 0.0
         self.stopping = False
@@ -144,7 +148,8 @@ class Driver:
         value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
         self.led_at = self._clock()
         if value and (value != self.leader or self._must_read):
-            self.leader, self._must_read = value, False
+            self.leader = value
+            self._must_read = False
             self._take_over()
         elif not value:
             self.leader = ""
@@ -160,8 +165,10 @@ class Driver:
         return self._lead() and self.leader == leader
 
     def _take_over(self) -> None:
-        self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
-        self.orphans, self.took_over_at = {}, self._clock()
+        self._leases = LeaseWatch()
+        self._redis_clock = ClockComparison()
+        self.orphans = {}
+        self.took_over_at = self._clock()
         live = self._read_state()
         log.info("conductor %s leads now; %d live requests", self.me, live)
 
@@ -173,7 +180,8 @@ class Driver:
         """
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else BEFORE_ALL
-        self.state, self.granted_at = self._empty(), {}
+        self.state = self._empty()
+        self.granted_at = {}
         live = read_live(self.client)
         for request in live:
             if not self._still_leads():

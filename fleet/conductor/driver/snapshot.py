@@ -111,10 +111,10 @@ def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
     """Return those unclaimed grants that may be lost: no worker holds them, and they have left
     their role's queue.
 
-    A grant that still waits in the queue is not lost: the role is merely busy. One that is reserved
-    for a worker had a free slot there, so it is overdue. But a worker that has reserved a task to
-    run alone accepts nothing else until it is idle; that task is granted again only if another
-    worker of the role is idle, or one worker after another would stop accepting tasks.
+    A grant that still waits in the queue is not lost: the role is merely busy. A grant that is
+    reserved for a worker had a free slot there, so it is overdue. But a worker that has reserved a
+    task to run alone accepts nothing else until it is idle; that task is granted again only if
+    another worker of the role is idle, or one worker after another would stop accepting tasks.
 
     The number of round trips does not depend on the number of grants.
     """

@@ -32,7 +32,7 @@ def sha(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of a script, ready to send."""
+    """Call of a script, ready to send."""
 
     script: str
     args: tuple[Arg, ...]

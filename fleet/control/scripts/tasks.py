@@ -13,8 +13,8 @@ from fleet.core.pages import PagesRef, encode_pages
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True):
-    """One chunk to append. `event` is set for the first chunk, boundaries and the last. `finish`
-    ends the producing task.
+    """Chunk to append. `event` is set for the first chunk, boundaries and the last. `finish` ends
+    the producing task.
     """
 
     stage: StageName

@@ -74,9 +74,12 @@ class Telemetry:
         config: FleetConfig,
         status: RedisStatus,
     ) -> None:
-        self._redis, self._config, self._status = client, config, status
+        self._redis = client
+        self._config = config
+        self._status = status
         self._graph = config.graph_declaration()
-        self._events, self._lines = Feed(reader, keys.EVENTS), Feed(reader, keys.LOGS)
+        self._events = Feed(reader, keys.EVENTS)
+        self._lines = Feed(reader, keys.LOGS)
         self._series = SeriesReader(client, self._graph)
         self._tally = Tally()
 

@@ -51,7 +51,8 @@ class SeriesReader:
     """Reader of the last quarter of an hour; steps that can no longer change are cached."""
 
     def __init__(self, client: redis.asyncio.Redis, graph: Graph) -> None:
-        self._client, self._media = client, graph.media
+        self._client = client
+        self._media = graph.media
         self._over: dict[int, Step] = {}
 
     async def read(self) -> list[tuple[int, Step]]:
