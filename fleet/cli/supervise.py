@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import psutil
 from redis.exceptions import RedisError
@@ -24,7 +23,7 @@ from fleet.cli.keeper import (
     use_one_thread,
 )
 from fleet.control import keys, scripts
-from fleet.control.connect import connect_async, connect_for_a_call, exchange, text
+from fleet.control.connect import connect_async, connect_for_a_call, exchange, text, worker_ids
 from fleet.control.log_stream import add_line
 from fleet.control.outage import Outage
 from fleet.control.starting import place_here
@@ -156,8 +155,7 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
 
 def _of_process(workers: object, place: tuple[str, int]) -> list[WorkerId]:
     """Return the worker ids in a reply of Redis that belong to the process."""
-    ids = [WorkerId(text(name)) for name in cast("list[bytes]", workers)]
-    return [worker for worker in ids if place_of(worker) == place]
+    return [worker for worker in worker_ids(workers) if place_of(worker) == place]
 
 
 class WorkerStarts:

@@ -27,16 +27,16 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from fleet.config.settings import has_password
+from fleet.config.settings import has_password, is_cluster, is_sentinel
 from fleet.control import keys
-from fleet.control.cluster import cluster_pool, cluster_pool_async, is_cluster
 from fleet.control.embedded import read_password
 from fleet.control.outage import cause_of, code_of
+from fleet.control.primary import primary_pool, primary_pool_async
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
-from fleet.control.sentinel import is_sentinel, sentinel_pool, sentinel_pool_async
 from fleet.control.tls_refusals import client_certificate_hint, tls_refusal
 from fleet.control.undeclared_keys import find_script_refusal
 from fleet.core.errors import ConfigError, RedisUnreachable
+from fleet.core.ids import WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _client(
 ) -> redis.Redis:
     options |= {"socket_timeout": socket_timeout, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
     if is_sentinel(url) or is_cluster(url):
-        pool = (cluster_pool if is_cluster(url) else sentinel_pool)(url, **options)
+        pool = primary_pool(url, **options)
         client = redis.Redis(connection_pool=pool, single_connection_client=one_connection)
         client.auto_close_connection_pool = True
         return client
@@ -164,9 +164,7 @@ def connect_async(url: str) -> redis.asyncio.Redis:
         "protocol": 2,
     }
     if is_sentinel(url) or is_cluster(url):
-        return redis.asyncio.Redis.from_pool(
-            (cluster_pool_async if is_cluster(url) else sentinel_pool_async)(url, **options)
-        )
+        return redis.asyncio.Redis.from_pool(primary_pool_async(url, **options))
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url, credential_provider=_credentials(url), **options
     )
@@ -395,6 +393,11 @@ def texts(value: Reply) -> list[str]:
     return [
         text(part) for part in cast("list[Reply]", value if isinstance(value, list) else [value])
     ]
+
+
+def worker_ids(value: Reply) -> list[WorkerId]:
+    """Return the members of a list of processes as ids."""
+    return [WorkerId(name) for name in texts(value)]
 
 
 def pairs(value: Reply) -> dict[str, bytes]:

@@ -36,6 +36,7 @@ from fleet.control.connect import (
     stream_entries,
     text,
     texts,
+    worker_ids,
 )
 from fleet.control.outage import Outage, cause_of, is_away
 from fleet.control.redis_status import memory_of
@@ -334,10 +335,8 @@ class Driver:
         """Revoke one more slice of the tasks of each fenced worker and gateway; the next slice in
         the next turn.
         """
-        for worker in cast("list[bytes]", self.client.hkeys(keys.FENCING)):
-            answer = text(
-                run(self.client, scripts.fence_tasks(self.leader, WorkerId(text(worker))))
-            )
+        for worker in worker_ids(self.client.hkeys(keys.FENCING)):
+            answer = text(run(self.client, scripts.fence_tasks(self.leader, worker)))
             if answer == "not_leader":
                 self.leader = ""
                 return

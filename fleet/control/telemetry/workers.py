@@ -11,7 +11,7 @@ import msgspec
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import number, pairs, slices, text
+from fleet.control.connect import number, pairs, slices, text, texts, worker_ids
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
 from fleet.drafts.figures.speculation import WorkerDrafts
 from fleet.spans.protocol.figures import SpanFigures, SpanPart
@@ -41,7 +41,7 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
         tuple(await pipe.execute()),
     )
     present = [WorkerId(text(name)) for name, _ in listed]
-    departed = [WorkerId(text(name)) for name in gone] if with_gone else []
+    departed = worker_ids(gone) if with_gone else []
     for worker in present:
         pipe.hgetall(keys.worker(worker))
         pipe.smembers(keys.worker_tasks(worker))
@@ -78,9 +78,9 @@ async def read_gaps(client: redis.asyncio.Redis, role: RoleName) -> list[str]:
     none.
     """
     pipe = client.pipeline(transaction=False)
-    for worker in await client.zrange(keys.role_workers(role, "accepting"), 0, -1):
-        pipe.hget(keys.worker(WorkerId(text(worker))), "gap")
-    return [text(gap) for gap in cast("list[bytes | None]", await pipe.execute())]
+    for worker in worker_ids(await client.zrange(keys.role_workers(role, "accepting"), 0, -1)):
+        pipe.hget(keys.worker(worker), "gap")
+    return texts(await pipe.execute())
 
 
 def _state(fields: Fields, lease_left_s: float) -> str:
@@ -192,10 +192,10 @@ async def read_load(client: redis.asyncio.Redis, *names: str) -> FleetLoad:
     running: Counter[RoleName] = Counter()
     pulls: dict[str, PullCounts] = {}
     hops = LatencyCounts()
-    for workers in slices(cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1)), SLICE):
+    for workers in slices(worker_ids(await client.zrange(keys.WORKERS, 0, -1)), SLICE):
         pipe = client.pipeline(transaction=False)
         for worker in workers:
-            pipe.hmget(keys.worker(WorkerId(text(worker))), ("role", *names))
+            pipe.hmget(keys.worker(worker), ("role", *names))
         for values in cast("list[list[bytes | None]]", await pipe.execute()):
             role, *statistics = (value or b"" for value in values)
             vitals = Vitals.decode(dict(zip(names, statistics, strict=True)))
