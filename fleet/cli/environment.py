@@ -1,4 +1,4 @@
-"""Secrets in a command's environment: each process of a fleet has only those that it uses.
+"""Secrets in a command's environment: each process of a fleet has only the secrets that it uses.
 
 A flaw in a worker's transport may expose its memory, and the environment of a process stays in its
 memory and in `/proc/PID/environ` while it runs. Imports nothing heavy, since a command with too

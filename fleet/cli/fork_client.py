@@ -216,7 +216,7 @@ class ForkStarter:
         try:
             self._connection = await self._greet(environment)
         except EOFError:
-            # The server was ending, or was killed; another one is started.
+            # The server was ending, or was killed; a new server is started.
             self._connection = await self._greet(environment)
 
     async def _greet(self, environment: Mapping[str, str]) -> socket.socket:

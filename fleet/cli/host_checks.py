@@ -67,7 +67,7 @@ def _find_listener(port: int) -> tuple[int | None, list[str]]:
 
 
 def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check the certificates of the gateway and those that REDIS_URL names."""
+    """Check the certificates of the gateway and the certificates that REDIS_URL names."""
     web = config.web
     if web.tls_cert is not None and web.tls_key is not None:
         fix = "renew it, and start the gateway again"

@@ -248,4 +248,4 @@ NETWORK_CHECKS: tuple[Check, ...] = (
 QUICK_REDIS_CHECK: Check = limited(
     partial(check_redis, measured=False), "Redis server", REDIS_LIMIT_S
 )
-"""Those of a Redis that is there before the fleet is started."""
+"""Checks of a Redis that is there before the fleet is started, without the latency."""

@@ -34,8 +34,8 @@ class ClientEdge:
         return not self.ended and index >= self.next and index not in self._early
 
     def put(self, chunk: Chunk) -> list[Chunk]:
-        """Add a chunk, and return those that are now next in order. Repeated chunks are dropped: if
-        Redis lost the first copy, the new epoch of the producing task reveals that.
+        """Add a chunk, and return the chunks that are now next in order. Repeated chunks are
+        dropped: if Redis lost the first copy, the new epoch of the producing task reveals that.
         """
         if self.diverged or self.ended or chunk.index < self.next:
             return []

@@ -282,8 +282,8 @@ def exchange_each(
 def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list[Reply]:
     """Return the replies, errors included.
 
-    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice in every
-    hop.
+    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice for every
+    chunk.
     """
     connection = client.connection or client.connection_pool.get_connection()
     try:

@@ -56,7 +56,7 @@ def read_blob(client: redis.Redis, letter: DeadLetter) -> bytes | None:
 
 
 def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
-    """Delete the letters; return the number of those that were still there."""
+    """Delete the letters; return the number of letters that were still there."""
     if not letters:
         return 0
     client.unlink(*(keys.dead_letter_blob(letter.request) for letter in letters))

@@ -34,7 +34,7 @@ PLACES = PREFIX + "places"
 FENCING = PREFIX + "fencing"
 SETTINGS_GROUPS = PREFIX + "settings_groups"
 STATUSES = ("accepting", "leaving", "ordered_off", "standby")
-"""Statuses by which the workers of a role are indexed; those of `STATUSES` in `common.lua`."""
+"""Statuses by which the workers of a role are indexed, as in `STATUSES` of `common.lua`."""
 LOGS = PREFIX + "logs"
 FACTS = PREFIX + "logs:facts"
 LOGS_DROPPED = PREFIX + "logs:dropped"
@@ -177,7 +177,7 @@ workers | zset | forever | register
 worker:{id} | hash | lease | register
     role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an
     operator's order; of an anchor its route, what it lacks and which workers it needs, of a
-    span worker its anchor, span and memory; of both the figures of their passes
+    span worker its anchor, span and memory; of both the stats of their steps
 worker:{id}:tasks | set | lease | claim
     request|stage that it owns, or that is reserved for it
 role_workers:{role}:{status} | zset | index | register, renew, drain, order, fence_worker
@@ -232,7 +232,7 @@ req:{r}:loc:{edge} | hash | live | append
 req:{r}:kv:{stage} | hash | live | hand_off
     KV blocks offered in a hand-off: state, epoch, source, rows, location; epoch of the import
 cached_prefix:{session} | hash | retention | cache_prefix
-    stage -> worker that caches the KV rows of the conversation's last turn
+    stage -> worker that caches the KV of the conversation's last turn
 transcript:{audio} | hash | retention | gateway
     text of a spoken answer, for turns that name the answer by its audio id, and the expiry that
     clients were sent
@@ -269,8 +269,8 @@ route_generation | string | forever | set_route
 drafters | hash | forever | gateway, fleet draft, promote_version
     stage -> drafter that an operator chose; its version of the draft head, and the one before
 training | hash | forever | note_checkpoint, gateway, fleet train
-    name, time and trainer of the last durable checkpoint; counts of captures by outcome; orders
-    to forget samples
+    name, time and trainer of the last durable checkpoint; counts of hidden-state samples by
+    outcome; orders to forget samples
 draft_versions | hash | forever | add_version, promote_version
     number -> version of the draft head; last number; hash -> number; why a worker replaced it
 refusal_logged | string | retention | submit, admission

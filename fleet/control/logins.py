@@ -9,7 +9,7 @@ from fleet.control.connect import answer_of
 from fleet.core.clock import now_us
 
 MAX_LOGINS = 1000
-"""Beyond them the least recently used login ends."""
+"""Beyond this number, the least recently used login ends."""
 
 
 class LoginStore:
@@ -21,7 +21,7 @@ class LoginStore:
         self._redis = client
 
     async def add(self, name: str, keep_s: int) -> None:
-        """Save a new login, and delete those that have expired and those beyond the bound."""
+        """Save a new login, and delete logins that have expired or exceed the bound."""
         now = now_us()
         pipe = self._redis.pipeline()
         pipe.zremrangebyscore(keys.LOGINS, "-inf", now)

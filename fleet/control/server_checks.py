@@ -32,7 +32,7 @@ TESTED = {"Redis": (8, 0), "Valkey": (9, 1)}
 AUDIO_BYTES_PER_S = 48_000
 """16-bit samples at 24 kHz, as they are in the log of an answer."""
 MIN_MEMORY_BYTES = 16 * 2**20
-"""Less does not hold one long answer beside the scripts and the fleet's log."""
+"""A smaller memory does not hold one long answer beside the scripts and the fleet's log."""
 MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = (
     1.0,
     5.0,
@@ -413,4 +413,4 @@ CHECKS: tuple[Callable[[CheckedServer], Finding], ...] = (
     check_scripts,
     check_rights,
 )
-"""Checks beside that of the version, in the order of the output."""
+"""Checks beside the version check, in the order of the output."""

@@ -41,8 +41,8 @@ class TrainingClient:
         return bool(await answer_of(self._redis.xlen(keys.role(self._main_role))))
 
     async def count(self, outcome: Outcome) -> None:
-        """Count a capture of the fleet: trained on, not submitted since others waited, or
-        failed.
+        """Count a hidden-state sample of the fleet: trained on, not submitted since requests
+        waited, or failed.
         """
         await answer_of(self._redis.hincrby(keys.TRAINING, outcome, 1))
 

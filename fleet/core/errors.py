@@ -244,8 +244,8 @@ class SampleRefused(FleetError):
 
 
 class SpanPrefixMismatch(EngineError):
-    """A span worker does not have the rows before those that it was to compute; they are computed
-    again.
+    """A span worker lacks the keys and values of positions before the ones that it was to compute,
+    which are computed again.
     """
 
     code = "span_prefix_mismatch"

@@ -48,10 +48,11 @@ class SessionLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """Sessions that an engine can cache: the layout of a row, the model's layers, and the rows that
-    its KV pool holds.
+    """Sessions that an engine can cache: layout of a position, number of layers, and number of
+    positions that the KV pool holds.
 
-    `tapped_width`: values of one tapped row; 0 for a model without tapped rows.
+    `tapped_width`: values in the hidden states of the tapped layers at one position; 0 for a model
+    without tapped layers.
     """
 
     layout: SessionLayout

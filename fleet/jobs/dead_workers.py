@@ -67,7 +67,7 @@ def is_known_dead(place: JobWorkerProcess) -> bool:
 
 
 def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
-    """Fail every job that a dead worker had begun, and put those that it had taken and not begun
+    """Fail every job that a dead worker had begun, and put the jobs that it had taken and not begun
     back at the queue's head.
 
     `worker` must not run a job meanwhile. Returns the ids of the failed jobs. Raises: RedisError.

@@ -1,4 +1,4 @@
-"""A worker's end of NIXL: one arena holds the tensors that it publishes and receives those that it
+"""A worker's end of NIXL: one arena holds the tensors that it publishes and the tensors that it
 pulls.
 
 NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and

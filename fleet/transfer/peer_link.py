@@ -119,7 +119,7 @@ class PeerLink:
     connect. A peer that receives that request after this end is closed crashes: UCX 1.23 handles
     the error by a configuration that the endpoint does not have.
 
-    Invariants: `reads` are those that NIXL may still be writing for; none after `close`.
+    Invariants: NIXL may still be writing for `reads`, which is empty after `close`.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class PeerLink:
         read.on_abandoned()
 
     def reap(self) -> None:
-        """Settle abandoned reads that have completed; abandon those that were not polled before the
+        """Settle abandoned reads that have completed; abandon reads that were not polled before the
         deadline.
         """
         now_s = time.monotonic()

@@ -35,8 +35,8 @@ stopped while it copies into the segment leaves an incomplete entry, and closing
 never returns (after 3 of 100 interrupted reads, with UCX 1.23).
 """
 GPU_TRANSPORTS = "cuda_copy,cuda_ipc"
-"""Copies of a GPU's memory, within a process and between those of one host; neither opens a network
-socket.
+"""Copies of a GPU's memory, within a process and between processes of one host; neither opens a
+network socket.
 """
 SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
 """With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of
@@ -58,8 +58,8 @@ NO_DEVICES_USED = "all"
 
 
 def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the UCX settings of an operator, without those that a parent process of Fleet set for
-    itself.
+    """Return the UCX settings of an operator, without the settings that a parent process of Fleet
+    made for itself.
     """
     given = {name: value for name, value in environment.items() if name.startswith("UCX_")}
     own = (LOCAL_TRANSPORTS, f"{LOCAL_TRANSPORTS},{GPU_TRANSPORTS}")

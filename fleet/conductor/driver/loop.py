@@ -54,12 +54,11 @@ BEFORE_ALL = "0-0"
 """Position before every event, of a leader that found `events` empty."""
 SWEEP_S = 1.0
 EARLY_PERCENT, SWEPT_EARLY = 5.0, 20
-"""Retained audio is deleted early from this far below `limits.max_redis_memory_percent` on: so much
-of it at a time.
+"""Early deletion of retained audio: its distance below `limits.max_redis_memory_percent`, and the
+number of requests at a time.
 """
 WATCH_SLICE = 500
-"""Overdue grants that one turn handles; the lead is renewed and events are read before the next
-ones.
+"""Overdue grants that one turn handles. Between two turns the lead is renewed and events are read.
 """
 
 

@@ -157,7 +157,7 @@ class Telemetry:
             raise
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
-        """Return workers by role, then gateways; `with_gone`: then those that ended in the last
+        """Return workers by role, then gateways; `with_gone`: then processes that ended in the last
         minutes, the latest first.
         """
         return await answer_of(read_workers(self._redis, with_gone=with_gone))

@@ -29,8 +29,8 @@ SHOWN = set(WorkerView.__struct_fields__) & set(Vitals.__struct_fields__)
 
 
 async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) -> list[WorkerView]:
-    """Read workers by role, then gateways, late ones included; `with_gone`: then those that ended
-    lately, the latest first.
+    """Read workers by role, then gateways, late ones included; `with_gone`: then processes that
+    ended lately, the latest first.
     """
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
