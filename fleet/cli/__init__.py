@@ -1,5 +1,5 @@
-"""The `fleet` command. Each subcommand imports its implementation when it runs. Knows no model,
-only its declaration.
+"""The `fleet` command. Subcommands import their implementations when they run. Knows no model, only
+its declaration.
 """
 
 import sys

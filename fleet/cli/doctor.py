@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 def check_redis_access(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     url = settings.redis_url
     if placeholder := _refusal(lambda: check_redis_placeholder(url)):
-        yield Finding(subject="Redis", value="", refusal=placeholder, param="REDIS_URL")
+        yield Finding("Redis", "", refusal=placeholder, param="REDIS_URL")
         return
     if url is None:
         port = config.redis.port
         also = f", and 127.0.0.1:{port} with a generated password" if port is not None else ""
-        yield Finding(subject="Redis", value=f"embedded: a Unix socket of this user{also}")
+        yield Finding("Redis", f"embedded: a Unix socket of this user{also}")
         return
     refusal = _refusal(lambda: check_redis_password(url))
     permitted = (
@@ -47,14 +47,12 @@ def check_redis_access(config: FleetConfig, settings: EnvironmentSettings) -> It
         else ""
     )
     value = f"REDIS_URL, {'with' if has_password(url) else 'without'} a password"
-    yield Finding(
-        subject="Redis", value=value, refusal=refusal, permitted_by=permitted, param="REDIS_URL"
-    )
+    yield Finding("Redis", value, refusal=refusal, permitted_by=permitted, param="REDIS_URL")
 
 
 def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
     if config.transfer.kind == "redis":
-        yield Finding(subject="transfers", value="tensors are sent through Redis")
+        yield Finding("transfers", "tensors are sent through Redis")
         return
     interface = config.transfer.interface
     refusal = _refusal(lambda: reach_of(interface, allow_public=False))
@@ -68,8 +66,8 @@ def check_transfers(config: FleetConfig, _settings: EnvironmentSettings) -> Iter
         else "tensors are readable on this host only"
     )
     yield Finding(
-        subject="transfers",
-        value=value,
+        "transfers",
+        value,
         refusal=refusal,
         permitted_by=permitted,
         param="transfer.interface",
@@ -99,7 +97,7 @@ def check_hand_offs(config: FleetConfig, _settings: EnvironmentSettings) -> Iter
         if wanted == "cuda" and not can
         else ""
     )
-    yield Finding(subject="hand-offs", value=value, refusal=refusal, param=param)
+    yield Finding("hand-offs", value, refusal=refusal, param=param)
 
 
 def check_fleet_secret(config: FleetConfig, _settings: EnvironmentSettings) -> Iterator[Finding]:
@@ -110,15 +108,13 @@ def check_fleet_secret(config: FleetConfig, _settings: EnvironmentSettings) -> I
         else "records of workers are not signed"
     )
     refusal = _refusal(lambda: read_fleet_secret(file)) if file else ""
-    yield Finding(
-        subject="fleet secret", value=value, refusal=refusal, param="security.fleet_secret"
-    )
+    yield Finding("fleet secret", value, refusal=refusal, param="security.fleet_secret")
 
 
 def check_data_folder(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
     folder = config.data_dir.absolute()
     if not folder.is_dir():
-        yield Finding(subject="data folder", value=f"{folder} will be created for this user alone")
+        yield Finding("data folder", f"{folder} will be created for this user alone")
         return
     mode = stat.S_IMODE(folder.stat().st_mode)
     access = (
@@ -128,8 +124,8 @@ def check_data_folder(config: FleetConfig, settings: EnvironmentSettings) -> Ite
     )
     refusal = _refusal(lambda: check_data_dir(folder)) if settings.redis_url is None else ""
     yield Finding(
-        subject="data folder",
-        value=f"{folder} (mode {mode:04o}): {access}",
+        "data folder",
+        f"{folder} (mode {mode:04o}): {access}",
         refusal=refusal,
         param="data_dir",
     )

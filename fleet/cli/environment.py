@@ -1,4 +1,4 @@
-"""Secrets in a command's environment: each process of a fleet has only those that it uses.
+"""Secrets in a command's environment: each process of a fleet has only the secrets that it uses.
 
 A flaw in a worker's transport may expose its memory, and the environment of a process stays in its
 memory and in `/proc/PID/environ` while it runs. Imports nothing heavy, since a command with too
@@ -35,9 +35,7 @@ _PASSWORD_IN_ADDRESS = re.compile(r"[^/]*://[^/@]*:[^/@]+@.*", re.DOTALL)
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True for a variable whose name is that of a secret, and for an address with a
-    password.
-    """
+    """Return True for a variable with the name of a secret, and for an address with a password."""
     if name == REDIS_URL or _SECRET_NAME.fullmatch(name):
         return True
     return _PASSWORD_IN_ADDRESS.fullmatch(value) is not None
@@ -51,11 +49,11 @@ def without_secrets(env: Mapping[str, str], used: frozenset[str]) -> dict[str, s
 
 
 def restart_without_secrets(arguments: list[str]) -> None:
-    """Execute the same command without the secrets that it does not use, if it is redis, conductor
-    or worker.
+    """Execute the same command without the secrets that it does not use, if the command is redis,
+    conductor or worker.
 
-    `arguments`: those of `fleet`. A variable that is merely unset stays in the memory of the
-    process.
+    `arguments`: the arguments of `fleet`. Unsetting a variable is not enough, since its value stays
+    in the memory of the process.
     """
     command = arguments[0] if arguments else ""
     if command not in ("redis", "conductor", "worker"):

@@ -1,8 +1,8 @@
-"""Starts of workers from the fork server, as a keeper calls for them. A start that it cannot do is
-that of a new process.
+"""Starts of workers by the fork server, for keepers. If the fork server cannot start a worker, a
+new process is started instead.
 
-The first keeper that needs a server starts it; all keepers of a deployment whose children would
-inherit the same share it.
+The first keeper that needs a server starts it. All keepers of a deployment whose children would
+inherit the same share one server.
 """
 
 import asyncio
@@ -65,7 +65,8 @@ class ServerUnavailable(Exception):
 
     def __init__(self, reason: str, *, final: bool = False, late: bool = False) -> None:
         super().__init__(reason)
-        self.final, self.late = final, late
+        self.final = final
+        self.late = late
 
 
 def make_starter(config: FleetConfig, role: Role) -> ProcessStarter:
@@ -215,7 +216,7 @@ class ForkStarter:
         try:
             self._connection = await self._greet(environment)
         except EOFError:
-            # The server was ending, or was killed; another one is started.
+            # The server was ending, or was killed; a new server is started.
             self._connection = await self._greet(environment)
 
     async def _greet(self, environment: Mapping[str, str]) -> socket.socket:

@@ -2,9 +2,9 @@
 a keeper asks for one.
 
 `python -m fleet.cli.fork_server LISTENER FOLDER NAME MODULE...` serves on the inherited descriptor
-LISTENER, whose socket is NAME in FOLDER. It runs while a keeper is connected. It has one thread,
-and opens no GPU and no transfer: where an import does, it refuses to fork, and keepers start
-workers as new processes. A worker outlives it, and is tied to its keeper by a pipe
+LISTENER, whose socket is NAME in FOLDER, while a keeper is connected. The server has one thread,
+and opens no GPU and no transfer: if an import does, the server refuses to fork, and keepers start
+workers as new processes. A worker outlives the server, and is tied to its keeper by a pipe
 (`die_with_pipe`).
 """
 

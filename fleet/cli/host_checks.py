@@ -45,11 +45,9 @@ def _check_port(subject: str, host: str, port: int, key: str, own: str) -> Findi
             f"process {pid} ({' '.join(words)[:MAX_SHOWN]})" if pid else "a process of another user"
         )
         if own in words or own in Path(words[0]).name:
-            return Finding(subject=subject, value=f"{port} is served by {holder}")
-        return Finding(
-            subject=subject, value="", refusal=f"{error.message}; {holder} listens on it", param=key
-        )
-    return Finding(subject=subject, value=f"{port} is free")
+            return Finding(subject, f"{port} is served by {holder}")
+        return Finding(subject, "", refusal=f"{error.message}; {holder} listens on it", param=key)
+    return Finding(subject, f"{port} is free")
 
 
 def _find_listener(port: int) -> tuple[int | None, list[str]]:
@@ -69,7 +67,7 @@ def _find_listener(port: int) -> tuple[int | None, list[str]]:
 
 
 def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check the certificates of the gateway and those that REDIS_URL names."""
+    """Check the certificates of the gateway and the certificates that REDIS_URL names."""
     web = config.web
     if web.tls_cert is not None and web.tls_key is not None:
         fix = "renew it, and start the gateway again"
@@ -122,11 +120,11 @@ def _check_pair(
             f"{key_name}: {key} is not the key of {certificate} "
             f"({error.reason or error}); name the one it was made with"
         )
-        return Finding(subject=subject, value="", refusal=refusal, param=key_name)
+        return Finding(subject, "", refusal=refusal, param=key_name)
     except OSError as error:
         return Finding(
-            subject=subject,
-            value="",
+            subject,
+            "",
             refusal=f"{key_name}: {key} cannot be read ({error.strerror}); correct it",
             param=key_name,
         )
@@ -136,8 +134,8 @@ def _check_pair(
 def _check_certificate(
     subject: str, file: Path, name: str, fix: str, *, is_bundle: bool = False
 ) -> Finding:
-    """Check the dates of the first certificate in a file; of a bundle of authorities, those of the
-    one that is valid longest.
+    """Check the dates of the first certificate in a file; in a bundle of authorities, the dates of
+    the certificate that is valid longest.
     """
     now = dt.datetime.now(dt.UTC)
     try:
@@ -152,10 +150,10 @@ def _check_certificate(
             f"{name}: {file} cannot be read ({error.strerror}); name a PEM file that this "
             "user may read"
         )
-        return Finding(subject=subject, value="", refusal=refusal, param=name)
+        return Finding(subject, "", refusal=refusal, param=name)
     except ValueError:
         refusal = f"{name}: {file} contains no certificate; name a PEM file"
-        return Finding(subject=subject, value="", refusal=refusal, param=name)
+        return Finding(subject, "", refusal=refusal, param=name)
     days = (first.not_valid_after_utc - now).days
     until = f"{first.not_valid_after_utc:%Y-%m-%d}"
     refusal = f"{name}: {file} expired on {until}; {fix}" if days < 0 else ""
@@ -165,8 +163,8 @@ def _check_certificate(
             f"correct this host's clock, or {fix}"
         )
     return Finding(
-        subject=subject,
-        value=f"{file}, valid for {days} more days",
+        subject,
+        f"{file}, valid for {days} more days",
         refusal=refusal,
         param=name,
         warning=f"{file} expires in {days} days, on {until}; {fix}" if days < MIN_DAYS else "",
@@ -191,8 +189,8 @@ def check_disk(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[F
     refusal = f"redis.data_dir: {shown}; {fix}" if free < MIN_FREE_BYTES else ""
     warning = f"{shown}, and {need}: {fix}" if free < needed else ""
     yield Finding(
-        subject="disk",
-        value=f"{shown}; {need}",
+        "disk",
+        f"{shown}; {need}",
         refusal=refusal,
         warning=warning,
         param="redis.data_dir",
@@ -205,9 +203,9 @@ def check_checkpoint(config: FleetConfig, _settings: EnvironmentSettings) -> Ite
     try:
         folder, later = find_checkpoint(config)
     except ConfigError as error:
-        yield Finding(subject="checkpoint", value="", refusal=error.message, param="checkpoint")
+        yield Finding("checkpoint", "", refusal=error.message, param="checkpoint")
         return
-    yield Finding(subject="checkpoint", value=later or str(folder))
+    yield Finding("checkpoint", later or str(folder))
 
 
 FILE_CHECKS: tuple[Check, ...] = (check_certificates, check_disk)

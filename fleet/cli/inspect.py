@@ -1,4 +1,4 @@
-"""The commands status, config and checkpoint. They start no process of the fleet."""
+"""The commands status, config and checkpoint, which start no process of the fleet."""
 
 import asyncio
 import json

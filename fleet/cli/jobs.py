@@ -14,7 +14,6 @@ from fleet.cli.deployment import (
     open_serving_deployment,
     secure_data_dir,
 )
-from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, passed_on
 from fleet.cli.serve import idle
 from fleet.cli.up import reachable
@@ -64,8 +63,10 @@ def jobs(
         return
     deployment = open_serving_deployment(config, set_)
     if kept:
+        from fleet.cli.supervise import keep
+
         named = ["--url", url] if url else []
-        raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named])))
+        raise typer.Exit(asyncio.run(keep(["jobs", *passed_on(config, set_), *named], None)))
     if is_cluster(deployment.redis_url):
         idle(f"jobs: {NO_JOBS}")
     from fleet.control.log_stream import shipping
@@ -82,7 +83,6 @@ def jobs(
         )
 
 
-@app.command("add", hidden=True)
 @app.command()
 def submit(
     kind: Annotated[str, typer.Argument(help="The kind of job: bench or train.")],

@@ -99,10 +99,10 @@ class ChildProcess(Protocol):
 
 
 class ProcessStarter(Protocol):
-    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that it
-    dies with the keeper.
+    """Starts `fleet ARGUMENTS` with its output in a descriptor, in a session of its own, so that
+    the process dies with the keeper.
 
-    `env`: None for the keeper's own. Raises: OSError.
+    `env`: environment of the process; by default the keeper's. Raises: OSError.
     """
 
     async def start(
@@ -301,37 +301,13 @@ class Keeper:
 
 
 def use_one_thread() -> None:
-    """Make the blocking calls of the running event loop share one thread. Those of a keeper follow
-    one another.
+    """Make the blocking calls of the running event loop share one thread: the calls of a keeper
+    never overlap.
 
-    The default pool grows to its limit: it starts a thread for a call that comes before the last
-    thread is known to be idle.
+    The default pool would grow to its limit, since it starts a thread for a call that comes before
+    the last thread is known to be idle.
     """
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-
-
-async def keep(
-    arguments: list[str],
-    alone: Callable[[], Awaitable[bool]] | None = None,
-    when_dead: WhenDead | None = None,
-    starts: StartAnnouncer | None = None,
-    starter: ProcessStarter | None = None,
-) -> int:
-    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with.
-    See `Keeper`.
-    """
-    use_one_thread()
-    stop = asyncio.Event()
-    for signum in STOP_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
-    return await Keeper(
-        arguments=arguments,
-        stop=stop,
-        alone=alone,
-        when_dead=when_dead,
-        starts=starts,
-        starter=starter or NewProcesses(),
-    ).run()
 
 
 def kill_all(pid: int) -> None:

@@ -1,13 +1,13 @@
 """The processes of `fleet up`: one keeper for each command, their output on one terminal, and their
 common end.
 
-A keeper is a fork of `fleet up` that starts and restarts one command. It watches a pipe whose other
-end only `fleet up` holds; nothing is ever written to it. The pipe closes when `fleet up` stops its
-fleet, and also when `fleet up` is killed; in both cases the keepers stop their commands in order:
-workers leave, Redis stops last, and a command that does not end in time is killed, frozen or not. A
-pipe does this on every system. Linux's parent-death signal alone would not: it kills all of them at
-the same moment, and Redis cannot watch a pipe itself. The signal covers the case of a killed
-keeper.
+A keeper is a fork of `fleet up` that starts and restarts one command. Keepers watch a pipe whose
+other end only `fleet up` holds; nothing is ever written to it. The pipe closes when `fleet up`
+stops its fleet, and also when `fleet up` is killed; in both cases the keepers stop their commands
+in order: workers leave, Redis stops last, and a command that does not end in time is killed, frozen
+or not. A pipe does this on every system. Linux's parent-death signal alone would not: it kills all
+commands at the same moment, and Redis cannot watch a pipe itself. The signal covers the case of a
+killed keeper.
 """
 
 import asyncio
@@ -26,17 +26,11 @@ import psutil
 from honcho.colour import get_colours
 from honcho.printer import Message, Printer
 
-from fleet.cli.keeper import STOP_SIGNALS, Keeper, ProcessStarter, kill_all, use_one_thread
-from fleet.cli.supervise import WorkerStarts, make_alone_check, make_fence
-from fleet.core.ids import RoleName
+from fleet.cli.keeper import STOP_SIGNALS, ProcessStarter, kill_all, use_one_thread
+from fleet.cli.supervise import open_keeper
 
 SYSTEM = "system"
 """The name under which the manager prints lines of its own."""
-REDIS = "redis"
-"""The command that is stopped only once no other client is connected to Redis."""
-WORKER = "worker"
-REGISTERED = (WORKER, "web", "conductor")
-"""The commands that hold a right in Redis, which is fenced when they die."""
 PREDECESSOR_TIMEOUT_S = 5.0
 POLL_S = 0.1
 KILL_AFTER_S = 5.0
@@ -48,9 +42,9 @@ _fork = multiprocessing.get_context("fork")
 
 
 class KeeperProcess:
-    """One keeper: its forked process, and its state as its messages report it to the manager.
+    """Keeper in a forked process, and its state as its messages report it to the manager.
 
-    `pid`: of the command. `status`: the exit status of the keeper, once it has ended.
+    `pid`: process of the command. `status`: exit status of the keeper, once it has ended.
     """
 
     def __init__(
@@ -67,15 +61,19 @@ class KeeperProcess:
         self.name = name
         self.pid: int | None = None
         self.status: int | None = None
-        self._arguments, self._env, self._colour = arguments, env, colour
-        self._redis_url, (self._watched, self._held) = redis_url, pipe
+        self._arguments = arguments
+        self._env = env
+        self._colour = colour
+        self._redis_url = redis_url
         self._starter = starter
+        self._watched, self._held = pipe
 
     def fork(self, messages: Any, predecessor: int | None = None) -> None:
         """Start the keeper. `predecessor`: pid of the command of a keeper that was lost, which is
         ended first.
         """
-        self._messages, self._predecessor = messages, predecessor
+        self._messages = messages
+        self._predecessor = predecessor
         self._process = _fork.Process(name=self.name, target=self._run)
         self._process.start()
 
@@ -105,23 +103,19 @@ class KeeperProcess:
             stop.set()
 
         loop.add_reader(self._watched, on_close)
-        command = self._arguments[0]
-        role = RoleName(self._arguments[1]) if command == WORKER else None
-        fence = make_fence(self._redis_url, command, role or "") if command in REGISTERED else None
-        if self._predecessor is not None:
-            await asyncio.to_thread(_end, self._predecessor)
-            if fence:
-                await fence(self._predecessor, "lost with its keeper")
-        return await Keeper(
-            arguments=self._arguments,
-            stop=stop,
+        keeper = open_keeper(
+            self._arguments,
+            stop,
+            self._redis_url,
+            starter=self._starter,
             output=self,
             env=self._env,
-            alone=make_alone_check(self._redis_url) if command == REDIS else None,
-            when_dead=fence,
-            starts=WorkerStarts(self._redis_url, role) if role else None,
-            starter=self._starter,
-        ).run()
+        )
+        if self._predecessor is not None:
+            await asyncio.to_thread(_end, self._predecessor)
+            if keeper.when_dead:
+                await keeper.when_dead(self._predecessor, "lost with its keeper")
+        return await keeper.run()
 
     def line(self, line: bytes) -> None:
         self._send("line", line)
@@ -149,7 +143,7 @@ def _end(pid: int) -> None:
 
 
 class FleetManager:
-    """Runs commands, each with a keeper, until a signal arrives or one of them ends for good; then
+    """Runs commands, each with a keeper, until a signal arrives or a command ends for good; then
     all are stopped.
 
     `culprit`: name of the process whose end stopped the fleet; None after a signal. `when_started`:
@@ -158,7 +152,8 @@ class FleetManager:
 
     def __init__(self, redis_url: str, when_started: Callable[[], None]) -> None:
         self.culprit: str | None = None
-        self._redis_url, self._when_started = redis_url, when_started
+        self._redis_url = redis_url
+        self._when_started = when_started
         self._keepers: dict[str, KeeperProcess] = {}
         self._messages: Any = _fork.Queue()
         self._colours = get_colours()

@@ -19,7 +19,7 @@ from fleet.config import FleetConfig
 from fleet.config.safety import Check, Finding
 from fleet.config.settings import EnvironmentSettings
 from fleet.control import keys
-from fleet.control.connect import connect_for_a_call, number, text
+from fleet.control.connect import connect_for_a_call, number, text, worker_ids
 from fleet.control.embedded import embedded_url
 from fleet.control.server import find_server
 from fleet.control.server_checks import TIMEOUT_S, check_server
@@ -67,7 +67,7 @@ def limited(check: Check, subject: str, limit_s: float) -> Check:
                 f"{subject}: no result within {limit_s:g} s; look for a firewall that "
                 "drops packets, or a name server"
             )
-            yield Finding(subject=subject, value="", refusal=refusal)
+            yield Finding(subject, "", refusal=refusal)
 
     return run
 
@@ -98,12 +98,12 @@ def check_redis(
         value, refusal = f"not running; `fleet up` and `honcho start` start {find_server()}", ""
     except ConfigError as error:
         value, refusal = "", error.message
-    yield Finding(subject="Redis server", value=value, refusal=refusal, param="redis")
+    yield Finding("Redis server", value, refusal=refusal, param="redis")
 
 
 def check_nixl(config: FleetConfig, settings: EnvironmentSettings) -> Iterator[Finding]:
-    """Check that NIXL reads memory on this host, and that of the listed workers which this host may
-    read.
+    """Check that NIXL reads memory on this host, and the memory of the listed workers that this
+    host may read.
     """
     if config.transfer.kind == "redis":
         return
@@ -125,32 +125,30 @@ def _describe_own_read(result: ProbeResult, config: FleetConfig) -> Finding:
     failure = result.failures.get(SELF)
     if failure is None:
         return Finding(
-            subject="NIXL",
-            value=f"an agent of this host reads from another one in {result.read_us / 1000:.1f} ms",
+            "NIXL",
+            f"an agent of this host reads from another one in {result.read_us / 1000:.1f} ms",
         )
     if config.transfer.kind == "nixl":
         return Finding(
-            subject="NIXL",
-            value="",
+            "NIXL",
+            "",
             refusal=f"transfer.kind: {failure}; {NIXL_FIX}",
             param="transfer.kind",
         )
     warning = f"workers would send tensors through Redis, which is slower: {failure}; {NIXL_FIX}"
-    return Finding(subject="NIXL", value="", warning=warning)
+    return Finding("NIXL", "", warning=warning)
 
 
 def _describe_peers(result: ProbeResult, hosts: dict[str, str]) -> Iterator[Finding]:
     for worker, failure in result.failures.items():
         yield Finding(
-            subject=f"worker {worker}",
-            value="",
+            f"worker {worker}",
+            "",
             warning=f"this host cannot read its tensors at {hosts[worker]}: {failure}; {READ_FIX}",
         )
     num_read = len(hosts) - len(result.failures)
     if num_read:
-        yield Finding(
-            subject="workers", value=f"this host reads the tensors of {num_read} listed workers"
-        )
+        yield Finding("workers", f"this host reads the tensors of {num_read} listed workers")
 
 
 def _check_bind(address: str) -> Finding:
@@ -162,10 +160,8 @@ def _check_bind(address: str) -> Finding:
             f"transfer.interface: {address} cannot be listened on ({error.strerror}); "
             "name another interface of this host"
         )
-        return Finding(
-            subject="transfer address", value="", refusal=refusal, param="transfer.interface"
-        )
-    return Finding(subject="transfer address", value=f"workers of this host listen at {address}")
+        return Finding("transfer address", "", refusal=refusal, param="transfer.interface")
+    return Finding("transfer address", f"workers of this host listen at {address}")
 
 
 def _read_peers(
@@ -178,10 +174,7 @@ def _read_peers(
         return {}, {}
     try:
         with connect_for_a_call(redis_url(config, settings), TIMEOUT_S) as client:
-            listed = [
-                WorkerId(text(name))
-                for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, MAX_PEERS - 1))
-            ]
+            listed = worker_ids(client.zrange(keys.WORKERS, 0, MAX_PEERS - 1))
             pipe = client.pipeline(transaction=False)
             for worker in listed:
                 pipe.hgetall(keys.worker(worker))
@@ -206,10 +199,7 @@ def check_listeners(config: FleetConfig, settings: EnvironmentSettings) -> Itera
         return
     try:
         with connect_for_a_call(redis_url(config, settings), TIMEOUT_S) as client:
-            members = [
-                WorkerId(text(name))
-                for name in cast("list[bytes]", client.zrange(keys.WORKERS, 0, -1))
-            ]
+            members = worker_ids(client.zrange(keys.WORKERS, 0, -1))
     except RedisError:
         return  # its own check shows it
     num_silent, host = 0, socket.gethostname()
@@ -219,11 +209,11 @@ def check_listeners(config: FleetConfig, settings: EnvironmentSettings) -> Itera
         num_silent += addresses == []
         if addresses:
             who = f"{role_of(worker)} (process {pid})"
-            yield Finding(subject="listeners", value=f"{who}: {', '.join(addresses)}")
+            yield Finding("listeners", f"{who}: {', '.join(addresses)}")
     if num_silent:
         yield Finding(
-            subject="listeners",
-            value=f"{num_silent} listed processes of this host: no network socket",
+            "listeners",
+            f"{num_silent} listed processes of this host: no network socket",
         )
 
 
@@ -258,4 +248,4 @@ NETWORK_CHECKS: tuple[Check, ...] = (
 QUICK_REDIS_CHECK: Check = limited(
     partial(check_redis, measured=False), "Redis server", REDIS_LIMIT_S
 )
-"""Those of a Redis that is there before the fleet is started."""
+"""Checks of a Redis that is there before the fleet is started, without the latency."""

@@ -1,6 +1,4 @@
-"""The commands that run one process each: redis, conductor, worker, web. Each runs until
-SIGTERM.
-"""
+"""The commands that run one process until SIGTERM: redis, conductor, worker, web."""
 
 import asyncio
 import os
@@ -18,7 +16,6 @@ from fleet.cli.deployment import (
     secure_data_dir,
 )
 from fleet.cli.doctor import log_redis_findings
-from fleet.cli.keeper import keep
 from fleet.cli.options import ConfigFile, Keep, Overrides, ReadOnly, passed_on, with_read_only
 from fleet.config.roles import Role
 from fleet.config.safety import refuse_unsafe
@@ -40,10 +37,10 @@ def redis(config: ConfigFile = None, set_: Overrides = None, kept: Keep = False)
     """
     deployment = open_deployment(config, set_)
     if kept:
-        from fleet.cli.supervise import make_alone_check
+        from fleet.cli.supervise import keep
 
-        alone = make_alone_check(deployment.redis_url) if deployment.embedded_redis else None
-        raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], alone)))
+        url = deployment.redis_url if deployment.embedded_redis else None
+        raise typer.Exit(asyncio.run(keep(["redis", *passed_on(config, set_)], url)))
     if not deployment.embedded_redis:
         idle("redis: REDIS_URL names a server; there is nothing to run here")
     from fleet.control.server import ServerOptions, exec_server
@@ -118,31 +115,7 @@ def worker(
             _keep_fenced(["worker", role, *number, *passed_on(config, set_)], deployment, own_role)
         )
     _await_redis(deployment)
-    os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
-    from fleet.control.starting import StartAnnouncement
-
-    with StartAnnouncement(deployment.redis_url, own_role) as starting:
-        starting.end_by(signal.SIGTERM)  # until the worker is loaded and handles the signal itself
-        fake = deployment.config.engine == "fake"
-        checkpoint = None if fake else resolve_checkpoint(deployment.config)
-        # OpenMP reads these once, when torch is first imported; threads that spin while they wait
-        # starve Redis and NIXL.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(own_role.stage).threads)
-        from fleet.control.log_stream import shipping
-        from fleet.worker.main import run_worker
-
-        with shipping(deployment.redis_url, Labels("worker", stage=own_role.stage)) as labels:
-            run_worker(
-                deployment.config,
-                role,
-                deployment.redis_url,
-                checkpoint,
-                labels,
-                starting.joined,
-                starting.loaded,
-                replica,
-            )
+    _run_worker(deployment, own_role, replica)
 
 
 def web(
@@ -178,15 +151,42 @@ def web(
 def _keep_fenced(arguments: list[str], deployment: Deployment, role: Role | None = None) -> int:
     """Keep a registered command running, and fence it when it dies, before its lease lapses.
 
-    `role`: the role of a worker, whose requests wait while it is restarted.
+    `role`: role of a worker, whose requests wait while it is restarted.
     """
     from fleet.cli.fork_client import make_starter
-    from fleet.cli.supervise import WorkerStarts, make_fence
+    from fleet.cli.supervise import keep
 
-    starts = WorkerStarts(deployment.redis_url, role.name) if role else None
-    fence = make_fence(deployment.redis_url, arguments[0], role.name if role else "")
     starter = make_starter(deployment.config, role) if role else None
-    return asyncio.run(keep(arguments, when_dead=fence, starts=starts, starter=starter))
+    return asyncio.run(keep(arguments, deployment.redis_url, starter))
+
+
+def _run_worker(deployment: Deployment, role: Role, replica: int) -> None:
+    """Run one worker in this process, announced to waiting clients while it loads."""
+    os.nice(deployment.config.worker_nice)  # before there are threads: each has its own
+    from fleet.control.starting import StartAnnouncement
+
+    with StartAnnouncement(deployment.redis_url, role) as starting:
+        starting.end_by(signal.SIGTERM)  # until the worker is loaded and handles the signal itself
+        fake = deployment.config.engine == "fake"
+        checkpoint = None if fake else resolve_checkpoint(deployment.config)
+        # OpenMP reads these once, when torch is first imported; threads that spin while they wait
+        # starve Redis and NIXL.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.environ["OMP_NUM_THREADS"] = str(deployment.config.stage(role.stage).threads)
+        from fleet.control.log_stream import shipping
+        from fleet.worker.main import run_worker
+
+        with shipping(deployment.redis_url, Labels("worker", stage=role.stage)) as labels:
+            run_worker(
+                deployment.config,
+                role.name,
+                deployment.redis_url,
+                checkpoint,
+                labels,
+                starting.joined,
+                starting.loaded,
+                replica,
+            )
 
 
 def _await_redis(deployment: Deployment) -> None:

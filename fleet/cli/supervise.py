@@ -1,21 +1,29 @@
-"""Calls of a keeper to Redis: fence a process that died, announce one that is being started, count
-other clients. Starts none.
+"""Keepers of the fleet's commands, and what they call in Redis: fence a process that died, announce
+a starting process, count other clients.
 """
 
 import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
 
 import psutil
 from redis.exceptions import RedisError
 
-from fleet.cli.keeper import WhenDead
+from fleet.cli.keeper import (
+    STOP_SIGNALS,
+    Keeper,
+    KeeperOutput,
+    NewProcesses,
+    ProcessStarter,
+    TerminalOutput,
+    WhenDead,
+    use_one_thread,
+)
 from fleet.control import keys, scripts
-from fleet.control.connect import connect_async, connect_for_a_call, exchange, text
+from fleet.control.connect import connect_async, connect_for_a_call, exchange, text, worker_ids
 from fleet.control.log_stream import add_line
 from fleet.control.outage import Outage
 from fleet.control.starting import place_here
@@ -29,7 +37,52 @@ REDIS_START_S = 5.0
 machine.
 """
 
+REDIS, WORKER = "redis", "worker"
+REGISTERED = (WORKER, "web", "conductor")
+"""Commands that hold a right in Redis, which is fenced when they die."""
+
 log = logging.getLogger(__name__)
+
+
+async def keep(
+    arguments: list[str], redis_url: str | None, starter: ProcessStarter | None = None
+) -> int:
+    """Keep `fleet ARGUMENTS` running until SIGTERM or SIGINT; return the exit status to end with.
+    `redis_url` is None for a command that uses no Redis.
+    """
+    use_one_thread()
+    stop = asyncio.Event()
+    for signum in STOP_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+    return await open_keeper(arguments, stop, redis_url, starter=starter or NewProcesses()).run()
+
+
+def open_keeper(
+    arguments: list[str],
+    stop: asyncio.Event,
+    redis_url: str | None,
+    *,
+    starter: ProcessStarter,
+    output: KeeperOutput | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Keeper:
+    """Return the keeper of `fleet ARGUMENTS`, with the calls to Redis that the command needs: Redis
+    itself stops last, a registered process is fenced, and starts of workers are announced.
+    """
+    keeper = Keeper(
+        arguments=arguments, stop=stop, output=output or TerminalOutput(), env=env, starter=starter
+    )
+    command = arguments[0]
+    if redis_url is None:
+        return keeper
+    if command == REDIS:
+        keeper.alone = make_alone_check(redis_url)
+    role = arguments[1] if command == WORKER else ""
+    if command in REGISTERED:
+        keeper.when_dead = make_fence(redis_url, command, role)
+    if role:
+        keeper.starts = WorkerStarts(redis_url, RoleName(role))
+    return keeper
 
 
 def make_fence(redis_url: str, process: str, role: str = "") -> WhenDead:
@@ -101,9 +154,8 @@ def fence_process(redis_url: str, pid: int, process: str, cause: str, role: str 
 
 
 def _of_process(workers: object, place: tuple[str, int]) -> list[WorkerId]:
-    """Return those of the worker ids in a reply of Redis that belong to the process."""
-    ids = [WorkerId(text(name)) for name in cast("list[bytes]", workers)]
-    return [worker for worker in ids if place_of(worker) == place]
+    """Return the worker ids in a reply of Redis that belong to the process."""
+    return [worker for worker in worker_ids(workers) if place_of(worker) == place]
 
 
 class WorkerStarts:
@@ -117,9 +169,12 @@ class WorkerStarts:
     """
 
     def __init__(self, redis_url: str, role: RoleName) -> None:
-        self._redis_url, self._role = redis_url, role
-        self._place, self._child, self._predecessor = place_here(os.getpid()), "", ""
-        self._number, self._stopped = 0, False
+        self._redis_url = redis_url
+        self._role = role
+        self._place = place_here(os.getpid())
+        self._child = self._predecessor = ""
+        self._number = 0
+        self._stopped = False
         self._outage = Outage(f"the announcement of a start of {role}", quiet_s=REDIS_START_S)
         self._announcing: asyncio.Task[None] | None = None
         self._sender = ThreadPoolExecutor(1)

@@ -202,8 +202,8 @@ def _url_elsewhere(web: WebConfig) -> str:
 
 
 def _report_ready(url: str, elsewhere: str) -> None:
-    """Print when the gateway is ready at `url`. `elsewhere`: its address for other devices; "" if
-    they cannot reach it.
+    """Print when the gateway is ready at `url`. `elsewhere`: gateway address for other devices; ""
+    if they cannot reach it.
     """
     pause = threading.Event()
     while not _is_ready(url):

@@ -24,10 +24,10 @@ ENDED = frozenset({TaskState.FINISHED, TaskState.FAILED, TaskState.LOST, TaskSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRecord:
-    """One stage's work for one request. Invariant: RUNNING has an owner; PENDING has epoch 0.
-    `alone`: nothing runs beside it.
+    """Work of one stage for one request. `alone`: nothing runs beside it. `role`: role to which it
+    was last granted; None before.
 
-    `role` is the one that it was last granted to; None before.
+    Invariants: a RUNNING task has an owner; a PENDING task has epoch 0.
     """
 
     stage: StageName
@@ -40,7 +40,7 @@ class TaskRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestRecord:
-    """One live request. `ending`: EndRequest was issued; it must not be repeated."""
+    """Live request. `ending`: EndRequest was issued, and must not be repeated."""
 
     id: RequestId
     graph: str

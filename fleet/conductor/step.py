@@ -1,7 +1,7 @@
 """`step(state, event) -> (state, commands)`: every decision of the conductor. No Redis, clock or
 sleep; idempotent.
 
-Events of a task with an older epoch than its record's are late and change nothing.
+Events of a task with a lower epoch than its record's are late and change nothing.
 """
 
 from dataclasses import replace
@@ -26,19 +26,6 @@ Decision = tuple[ConductorState, tuple[Command, ...]]
 def step(state: ConductorState, event: ev.Event) -> Decision:
     """Apply one event. Raises: TransitionError if the table has no row for it."""
     return _decide(event, state)
-
-
-def resume(state: ConductorState, request: RequestId) -> tuple[Command, ...]:
-    """Take over a live request, as read from its hashes, after its missed facts: grant the tasks
-    that an older version left pending or lost, which the scripts of this one grant themselves.
-    """
-    record = state.requests.get(request)
-    if record is None or record.ending:
-        return ()
-    ungranted = (
-        task for task in record.tasks.values() if task.state in (TaskState.PENDING, TaskState.LOST)
-    )
-    return tuple(_grant(state, request, task) for task in ungranted)
 
 
 @singledispatch
@@ -85,7 +72,7 @@ def _(event: ev.TaskFinished, state: ConductorState) -> Decision:
 @_decide.register
 def _(event: ev.TaskFailed, state: ConductorState) -> Decision:
     state = _move(state, event, Happened.FAILED)
-    return _end(state, event.request, "failed", event.code, event.message, event.param)
+    return _fail(state, event.request, event.code, event.message, event.param)
 
 
 @_decide.register
@@ -102,7 +89,7 @@ def _(event: ev.TaskLost, state: ConductorState) -> Decision:
             f"{event.deaths} workers of stage {event.stage} died over this request, the "
             "last one with no other task"
         )
-        return _end(state, event.request, "failed", "worker_lost", message, dead_stage=event.stage)
+        return _fail(state, event.request, "worker_lost", message, dead_stage=event.stage)
     lost = replace(
         state.requests[event.request].tasks[event.stage], alone=event.deaths >= MAX_DEATHS
     )
@@ -132,17 +119,6 @@ def _(event: ev.ChunkAppended, state: ConductorState) -> Decision:
 
 
 @_decide.register
-def _(event: ev.AnswerDelivered, state: ConductorState) -> Decision:
-    """End the request if every task has finished: an older version left it open."""
-    record = state.requests.get(event.request)
-    if record is None or any(
-        task.state is not TaskState.FINISHED for task in record.tasks.values()
-    ):
-        return state, ()
-    return _end(state, event.request, "finished")
-
-
-@_decide.register
 def _(event: ev.RequestEnded, state: ConductorState) -> Decision:
     return state.without(event.request), ()
 
@@ -162,7 +138,7 @@ def _(event: ev.RoleDeserted, state: ConductorState) -> Decision:
         return state, ()
     role = granted_role(state, task)
     message = f"no worker serves the role {role}; start one with `fleet worker {role}`"
-    return _end(state, event.request, "failed", "overloaded", message)
+    return _fail(state, event.request, "overloaded", message)
 
 
 @_decide.register
@@ -202,26 +178,23 @@ def _move(
     return state.with_task(event.request, moved)
 
 
-def _end(
+def _fail(
     state: ConductorState,
     request: RequestId,
-    how: str,
-    code: str = "",
-    message: str = "",
+    code: str,
+    message: str,
     param: str | None = None,
     dead_stage: StageName | None = None,
 ) -> Decision:
     record = state.requests.get(request)
     if record is None or record.ending:
         return state, ()
-    state = state.with_request(replace(record, ending=True))
-    return state, (
-        EndRequest(
-            request=request,
-            state=how,
-            code=code,
-            message=message,
-            param=param,
-            dead_stage=dead_stage,
-        ),
+    end = EndRequest(
+        request=request,
+        state="failed",
+        code=code,
+        message=message,
+        param=param,
+        dead_stage=dead_stage,
     )
+    return state.with_request(replace(record, ending=True)), (end,)

@@ -43,7 +43,7 @@ PLACEHOLDERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """Result of one check: `value` of `subject` as it is configured.
 

@@ -1,14 +1,20 @@
-"""Errors of refused requests, from the answers of the scripts `submit` and `admission`. Sends
-nothing.
-"""
+"""Admission of requests at a gateway, and the errors of refused requests. Holds no stream."""
 
 import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
+import redis.asyncio
+
+from fleet.config import FleetConfig
+from fleet.control import scripts
+from fleet.control.connect import answer_of, run_async
+from fleet.control.membership import Membership, Run
+from fleet.control.redis_status import RedisStatus
 from fleet.core.errors import AlreadySubmitted, FleetError, NoWorker, Overloaded, RedisUnreachable
-from fleet.core.ids import RequestId
+from fleet.core.ids import RequestId, RoleName, WorkerId
 
 log = logging.getLogger("fleet.control.client")
 
@@ -38,20 +44,92 @@ def refusal_of(answer: Sequence[str], max_requests: int) -> FleetError:
             return RedisUnreachable(f"the request was not admitted ({answer[0]}); try again")
 
 
-class NoWorkerLog:
-    """Log of refusals for lack of a worker: one line per `REFUSAL_PAUSE_S`, so that many requests
-    do not fill the log.
+class RequestAdmission:
+    """Runs the scripts `submit` and `admission` for one gateway.
+
+    Refusals for lack of a worker are logged once per `REFUSAL_PAUSE_S`, so that many requests do
+    not fill the log.
     """
 
-    def __init__(self) -> None:
-        self._unlogged_until = 0.0
+    def __init__(
+        self,
+        client: redis.asyncio.Redis,
+        config: FleetConfig,
+        membership: Membership,
+        status: RedisStatus,
+    ) -> None:
+        self._redis = client
+        self._config = config
+        self._membership = membership
+        self._status = status
+        self.grace_us = int(config.lease.no_worker_timeout_s * 1e6)
+        self._run_id = ""
+        self._unlogged_until_s = 0.0
 
-    def note(self, request: RequestId, error: NoWorker) -> None:
-        if time.monotonic() < self._unlogged_until:
+    async def start(self) -> None:
+        """Note which Redis process this gateway has joined. Raises: redis's errors."""
+        self._run_id, _ = await self._server()
+
+    async def check(self, request: RequestId, roles: Sequence[RoleName]) -> int:
+        """Return the number of further requests that would be admitted now, this one included.
+        Raises: as `admit`.
+        """
+
+        def admission(me: WorkerId) -> scripts.Call:
+            bound = self._config.limits.max_requests
+            return scripts.admission(
+                request, bound=bound, gateway=me, roles=roles, grace_us=self.grace_us
+            )
+
+        _, answer = await self.admit(request, admission)
+        return int(answer[1])
+
+    async def admit(
+        self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run | None = None
+    ) -> tuple[WorkerId, list[str]]:
+        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded,
+        RedisUnreachable, and the errors of `run`.
+        """
+        self._status.check_memory()
+        gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
+        if answer[0] == "no_worker" and await self._assume_served():
+            gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
+        if answer[0] != "ok":
+            error = refusal_of(answer, self._config.limits.max_requests)
+            if isinstance(error, NoWorker):
+                self._log(request, error)
+            raise error
+        return gateway, answer
+
+    async def _assume_served(self) -> bool:
+        """If Redis restarted recently, treat every role as served until then: it may have lost the
+        workers' registrations.
+
+        Return True if it restarted since this gateway joined.
+        """
+        run_id, up_s = await answer_of(self._server())
+        if run_id == self._run_id or up_s > self._config.lease.no_worker_timeout_s:
+            return False
+        seconds, _ = await answer_of(self._redis.time())
+        roles = [role.name for role in self._config.roles()]
+        call = scripts.assume_served((seconds - up_s) * 1_000_000, roles)
+        await answer_of(run_async(self._redis, call))
+        return True
+
+    async def _server(self) -> tuple[str, int]:
+        """Return the run id of the Redis process and its uptime in seconds."""
+        info = cast("dict[str, str | int]", await self._redis.info("server"))
+        return str(info["run_id"]), int(info["uptime_in_seconds"])
+
+    def _log(self, request: RequestId, error: NoWorker) -> None:
+        if time.monotonic() < self._unlogged_until_s:
             return
-        self._unlogged_until = time.monotonic() + REFUSAL_PAUSE_S
-        line = (
+        self._unlogged_until_s = time.monotonic() + REFUSAL_PAUSE_S
+        log.warning(
             "request %s is refused: %s; more such refusals at this gateway within %.0f s are "
-            "not logged"
+            "not logged",
+            request,
+            error.message,
+            REFUSAL_PAUSE_S,
+            extra={"request_id": request},
         )
-        log.warning(line, request, error.message, REFUSAL_PAUSE_S, extra={"request_id": request})

@@ -1,5 +1,5 @@
-"""A gateway's connection to the fleet. It holds a lease like any worker, and consumes the client
-edges of its requests.
+"""A gateway's connection to the fleet: a lease like a worker has, and the client edges of its
+requests.
 """
 
 import asyncio
@@ -70,7 +70,9 @@ class FleetClient:
     """
 
     def __init__(self, url: str, config: FleetConfig) -> None:
-        self._redis, self._reader, self.config = connect_async(url), connect_async(url), config
+        self._redis = connect_async(url)
+        self._reader = connect_async(url)
+        self.config = config
         self._membership = Membership(self._redis, self._reader, config)
         self._status = RedisStatus(self._reader, config.limits.max_redis_memory_percent)
         self.requests = GatewayRequests(self._redis, config, self._membership, self._status)

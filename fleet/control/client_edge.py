@@ -12,16 +12,18 @@ from fleet.core.ids import EdgeName, Epoch, StageName
 
 
 class ClientEdge:
-    """`next` counts the chunks received in order, `epoch` is that of the last of them. `consumed`
-    counts the chunks delivered or skipped, `acked` those acknowledged in Redis. `diverged`: the log
-    is no longer the one that was read so far. `checked`: epoch of the producing task at the last
-    check for that.
+    """Position in one client edge. `next` counts the chunks received in order, and `epoch` is the
+    epoch of the last such chunk. `consumed` counts the chunks delivered or skipped, `acked` the
+    chunks acknowledged in Redis. `diverged`: the log is no longer the one that was read so far.
+    `checked`: epoch of the producing task at the last check for that.
 
     Invariants: rows are delivered in order, each once, and none after the final chunk.
     """
 
     def __init__(self, name: EdgeName, source: StageName, stride: int) -> None:
-        self.name, self.source, self.stride = name, source, stride
+        self.name = name
+        self.source = source
+        self.stride = stride
         self.next = self.consumed = self.acked = self.rows_delivered = 0
         self.epoch = self.checked = Epoch(0)
         self.ended = self.diverged = False
@@ -32,8 +34,8 @@ class ClientEdge:
         return not self.ended and index >= self.next and index not in self._early
 
     def put(self, chunk: Chunk) -> list[Chunk]:
-        """Add a chunk, and return those that are now next in order. Repeated chunks are dropped: if
-        Redis lost the first copy, the new epoch of the producing task reveals that.
+        """Add a chunk, and return the chunks that are now next in order. Repeated chunks are
+        dropped: if Redis lost the first copy, the new epoch of the producing task reveals that.
         """
         if self.diverged or self.ended or chunk.index < self.next:
             return []
@@ -57,7 +59,8 @@ class ClientEdge:
         or will be recomputed.
         """
         self.next = self.consumed = self.acked = self._num_rows = 0
-        self.epoch, self.diverged = Epoch(0), False
+        self.epoch = Epoch(0)
+        self.diverged = False
         self.drop_early()
 
     def consume(self, chunk: Chunk) -> Chunk | None:
@@ -75,6 +78,7 @@ class ClientEdge:
         new_part = chunk if not num_repeated else None
         if num_repeated and (num_repeated < chunk.num_rows or chunk.final):
             new_part = chunk.without(num_repeated)
-        self.consumed, self.ended = chunk.index + 1, chunk.final
+        self.consumed = chunk.index + 1
+        self.ended = chunk.final
         self.rows_delivered = max(self.rows_delivered, chunk.first_row + chunk.num_rows)
         return new_part

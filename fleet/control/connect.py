@@ -27,16 +27,16 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from fleet.config.settings import has_password
+from fleet.config.settings import has_password, is_cluster, is_sentinel
 from fleet.control import keys
-from fleet.control.cluster import cluster_pool, cluster_pool_async, is_cluster
 from fleet.control.embedded import read_password
 from fleet.control.outage import cause_of, code_of
+from fleet.control.primary import primary_pool, primary_pool_async
 from fleet.control.scripts import SCRIPTS, Arg, Call, sha, source
-from fleet.control.sentinel import is_sentinel, sentinel_pool, sentinel_pool_async
 from fleet.control.tls_refusals import client_certificate_hint, tls_refusal
 from fleet.control.undeclared_keys import find_script_refusal
 from fleet.core.errors import ConfigError, RedisUnreachable
+from fleet.core.ids import WorkerId
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +49,9 @@ MAX_CONNECTIONS = 32
 def connect(url: str, *, patience_s: float = 10.0, one_connection: bool = False) -> redis.Redis:
     """Return a client whose server has answered and has Fleet's scripts loaded.
 
-    `one_connection`: for one thread that caches state of Redis. A pool silently replaces an idle
-    connection that broke, although the Redis behind the new one may have lost its last writes; here
-    the next call raises a ConnectionError.
+    `one_connection`: use a single connection, as a thread needs that caches state of Redis. A pool
+    silently replaces an idle connection that broke, although the Redis behind the new connection
+    may have lost its last writes; here the next call raises a ConnectionError.
     Raises: RedisUnreachable after `patience_s`, not while Redis loads its data; ConfigError
     immediately if Redis refuses access or scripts like Fleet's, or its certificate is refused.
     """
@@ -110,7 +110,7 @@ def _client(
 ) -> redis.Redis:
     options |= {"socket_timeout": socket_timeout, "protocol": 2, "retry": Retry(NoBackoff(), 0)}
     if is_sentinel(url) or is_cluster(url):
-        pool = (cluster_pool if is_cluster(url) else sentinel_pool)(url, **options)
+        pool = primary_pool(url, **options)
         client = redis.Redis(connection_pool=pool, single_connection_client=one_connection)
         client.auto_close_connection_pool = True
         return client
@@ -164,9 +164,7 @@ def connect_async(url: str) -> redis.asyncio.Redis:
         "protocol": 2,
     }
     if is_sentinel(url) or is_cluster(url):
-        return redis.asyncio.Redis.from_pool(
-            (cluster_pool_async if is_cluster(url) else sentinel_pool_async)(url, **options)
-        )
+        return redis.asyncio.Redis.from_pool(primary_pool_async(url, **options))
     pool = redis.asyncio.BlockingConnectionPool.from_url(
         url, credential_provider=_credentials(url), **options
     )
@@ -284,8 +282,8 @@ def exchange_each(
 def _pipelined(client: redis.Redis, commands: Sequence[tuple[Arg, ...]]) -> list[Reply]:
     """Return the replies, errors included.
 
-    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice in every
-    hop.
+    Sent directly on a connection: `client.pipeline()` costs 70 us more of CPU time, twice for every
+    chunk.
     """
     connection = client.connection or client.connection_pool.get_connection()
     try:
@@ -350,7 +348,7 @@ async def run_with(client: redis.asyncio.Redis, call: Call, *command: Arg) -> tu
     """Run a script as `run_async`, and a command behind it on the same connection, in one round
     trip.
 
-    Returns the reply of the script and that of the command, which may be an error. Raises: redis
+    Returns the replies of the script and of the command; the latter may be an error. Raises: redis
     errors of the connection and the script.
     """
     commands = ("EVALSHA", sha(call.script)), ("EVAL", source(call.script))
@@ -395,6 +393,11 @@ def texts(value: Reply) -> list[str]:
     return [
         text(part) for part in cast("list[Reply]", value if isinstance(value, list) else [value])
     ]
+
+
+def worker_ids(value: Reply) -> list[WorkerId]:
+    """Return the members of a list of processes as ids."""
+    return [WorkerId(name) for name in texts(value)]
 
 
 def pairs(value: Reply) -> dict[str, bytes]:

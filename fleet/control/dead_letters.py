@@ -21,12 +21,11 @@ from fleet.core.request import RequestSpec, decode_request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """One request that was given up. `entry` is its id in the stream; `stage` is the one whose
-    workers died over it.
+    """Request that was given up. `entry`: id in the stream. `stage`: stage whose workers died over
+    the request.
 
     Units: `died_us` since 1970 on Redis's clock. `size_bytes` includes the audio of the prompt,
-    which stays in Redis (`keys.dead_letter_blob`). `raw_spec` may be a newer version's: only
-    `spec_of` reads it.
+    which stays in Redis (`keys.dead_letter_blob`). Only `spec_of` reads `raw_spec`.
     """
 
     entry: str
@@ -57,7 +56,7 @@ def read_blob(client: redis.Redis, letter: DeadLetter) -> bytes | None:
 
 
 def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
-    """Delete the letters; return the number of those that were still there."""
+    """Delete the letters; return the number of letters that were still there."""
     if not letters:
         return 0
     client.unlink(*(keys.dead_letter_blob(letter.request) for letter in letters))

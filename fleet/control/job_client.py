@@ -25,7 +25,8 @@ class JobClient:
     """
 
     def __init__(self, url: str, data_dir: Path) -> None:
-        self._url, self._data_dir = url, data_dir
+        self._url = url
+        self._data_dir = data_dir
 
     async def list_jobs(self) -> Sequence[Job]:
         """Return the jobs, the newest first."""

@@ -85,8 +85,8 @@ def remove_folder(data_dir: Path, job_id: str) -> None:
 def remove_old_folders(data_dir: Path, kept: Callable[[list[str]], set[str]]) -> None:
     """Remove the folders of jobs that are no longer stored, and the oldest beyond `MAX_FOLDERS`.
 
-    `kept` returns those of the given ids whose jobs are stored.
-    Raises: OSError for the first that cannot be removed, after the others were.
+    `kept` returns the given ids whose jobs are stored.
+    Raises: OSError for the first folder that cannot be removed, after the others were.
     """
     root = data_dir.absolute() / FOLDER
     folders = (

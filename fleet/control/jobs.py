@@ -218,8 +218,8 @@ def _find(connection: Redis, job_id: str) -> RqJob:
 
 
 def _read(connection: Redis, job_ids: list[str]) -> list[Job]:
-    """Return those of the jobs that are stored. The state is `UNREADABLE` if the record or the
-    result is damaged.
+    """Return the stored jobs among `job_ids`. The state is `UNREADABLE` if the record or the result
+    is damaged.
     """
     pipe = connection.pipeline(transaction=False)
     for job_id in job_ids:

@@ -1,6 +1,7 @@
 """Table of all keys in Redis: a leak check in the tests fails for a key without a row here."""
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from fleet.core.errors import NotFound
@@ -16,16 +17,15 @@ one read to block on both.
 """
 
 NONE = PREFIX + "none"
-"""A key that never exists between two calls."""
+"""Key that scripts declare so that a cluster can route them. It never holds data."""
 DECLARED = (1, NONE)
-"""The keys that a script declares, by which a cluster decides where it runs. It computes the
-others, which are on that server.
+"""Number and names of the keys that every script declares. A script computes the other names, whose
+keys are on the same server.
 """
 WORKERS = PREFIX + "workers"
 LIVE = PREFIX + "live"
 EVENTS = PREFIX + "events"
 CONDUCTOR = PREFIX + "conductor"
-CONFIG = PREFIX + "config"
 DEAD = PREFIX + "dead_letters"
 REFUSED = PREFIX + "refused"
 RETAINED_AUDIO = PREFIX + "retained_audio"
@@ -34,7 +34,7 @@ PLACES = PREFIX + "places"
 FENCING = PREFIX + "fencing"
 SETTINGS_GROUPS = PREFIX + "settings_groups"
 STATUSES = ("accepting", "leaving", "ordered_off", "standby")
-"""Statuses by which the workers of a role are indexed; those of `STATUSES` in `common.lua`."""
+"""Statuses by which the workers of a role are indexed, as in `STATUSES` of `common.lua`."""
 LOGS = PREFIX + "logs"
 FACTS = PREFIX + "logs:facts"
 LOGS_DROPPED = PREFIX + "logs:dropped"
@@ -159,8 +159,8 @@ def secret(name: str) -> str:
 
 
 class Row(NamedTuple):
-    """One kind of key. `life` is forever, lease (ends with a worker), index (ends with the last
-    listed process), live (ends with the request) or retention (has a TTL).
+    """Kind of key. `life` is forever, lease (ends with a worker), index (ends with the last listed
+    process), live (ends with the request) or retention (has a TTL).
     """
 
     pattern: str
@@ -170,291 +170,125 @@ class Row(NamedTuple):
     meaning: str
 
 
-TABLE: tuple[Row, ...] = (
-    Row(
-        "workers",
-        "zset",
-        "forever",
-        "register",
-        "incarnation -> lease deadline, us; the leader fences one that it saw unrenewed for the "
-        "lease's duration",
-    ),
-    Row(
-        "worker:{id}",
-        "hash",
-        "lease",
-        "register",
-        "role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, "
-        "load, an operator's order; of an "
-        "anchor its route, what it lacks and which workers it needs, of a span worker its "
-        "anchor, span and memory; of both the "
-        "figures of their passes",
-    ),
-    Row(
-        "worker:{id}:tasks",
-        "set",
-        "lease",
-        "claim",
-        "request|stage that it owns, or that is reserved for it",
-    ),
-    Row(
-        "role_workers:{role}:{status}",
-        "zset",
-        "index",
-        "register, renew, drain, order, fence_worker",
-        "index: listed workers of a role that accept tasks, leave, were ordered off or stand by "
-        "-> lease deadline, us",
-    ),
-    Row(
-        "settings_groups",
-        "set",
-        "index",
-        "register",
-        "index: the compared settings that listed processes have, encoded",
-    ),
-    Row(
-        "settings_group:{group}",
-        "zset",
-        "index",
-        "register, renew, fence_worker",
-        "index: listed processes with these compared settings -> lease deadline, us",
-    ),
-    Row(
-        "places",
-        "hash",
-        "index",
-        "register",
-        "index: host:pid of a process -> its listed worker or gateway",
-    ),
-    Row(
-        "fencing",
-        "hash",
-        "lease",
-        "fence_worker",
-        "fenced worker or gateway of which tasks are left to revoke -> 1 if it died",
-    ),
-    Row("role:{role}", "stream", "forever", "submit", "grants waiting for a claim"),
-    Row(
-        "availability:{role}",
-        "hash",
-        "forever",
-        "register",
-        "times of the last loss and leaving; announced starts -> deadline and loaded %; "
-        "attempts, last attempt, duration; us",
-    ),
-    Row(
-        "inbox:{id}",
-        "stream",
-        "lease",
-        "append",
-        "notices: small chunks, indices of large ones, credit, ends, walks, orders, revoked tasks",
-    ),
-    Row("live", "set", "forever", "submit", "requests that have not ended"),
-    Row(
-        "req:{r}",
-        "hash",
-        "retention",
-        "submit",
-        "request, state, error, durations of its retention",
-    ),
-    Row(
-        "req:{r}:blob",
-        "string",
-        "retention",
-        "submit",
-        "audio prompt, float32; retained for a minute after its request, for a retry",
-    ),
-    Row(
-        "req:{r}:trace", "list", "retention", "all scripts", "trace events, one line each; bounded"
-    ),
-    Row(
-        "index:{which}",
-        "zset",
-        "forever",
-        "submit",
-        "ids of retained requests: all, by state, and by expiry, us; bounded, pruned when "
-        "requests end",
-    ),
-    Row(
-        "series:{step}",
-        "hash",
-        "retention",
-        "all scripts",
-        "counts of five seconds, durations by bucket; and numbers of running and waiting tasks",
-    ),
-    Row("gone", "zset", "forever", "fence_worker", "former workers -> time of the end, us"),
-    Row("gone:{id}", "hash", "retention", "fence_worker", "last content of worker:{id}"),
-    Row("logs", "stream", "forever", "all processes", "log lines, trimmed"),
-    Row(
-        "logs:facts",
-        "stream",
-        "forever",
-        "scripts that log a fact",
-        "deaths, dead letters, drains and refused workers under their ids in `logs`, which "
-        "keeps them "
-        "for less long; trimmed",
-    ),
-    Row("logs:dropped", "string", "forever", "all processes", "number of lost log lines"),
-    Row(
-        "req:{r}:task:{stage}",
-        "hash",
-        "retention",
-        "submit",
-        "state, role, owner, epoch, walks, inputs; per edge: chunks produced, consumed and "
-        "processed, items and bytes written; "
-        "metadata for the trace",
-    ),
-    Row("req:{r}:edge:{edge}", "stream", "retention", "append", "chunk headers"),
-    Row("req:{r}:loc:{edge}", "hash", "live", "append", "index -> location of its tensors"),
-    Row(
-        "req:{r}:kv:{stage}",
-        "hash",
-        "live",
-        "hand_off",
-        "KV blocks offered in a hand-off: state, epoch, source, rows, location; epoch of the "
-        "import",
-    ),
-    Row(
-        "cached_prefix:{session}",
-        "hash",
-        "retention",
-        "cache_prefix",
-        "stage -> worker that caches the KV rows of the conversation's last turn",
-    ),
-    Row(
-        "transcript:{audio}",
-        "hash",
-        "retention",
-        "gateway",
-        "text of a spoken answer, for turns that name the answer by its audio id, and the "
-        "expiry that clients were sent",
-    ),
-    Row(
-        "voice:{session}",
-        "hash",
-        "retention",
-        "hold_voice",
-        "a voice session: holder, epoch, the credential that opened it, time of its start, time "
-        "of its client's disconnect, the "
-        "view for operators, and the state that another gateway needs to continue it",
-    ),
-    Row(
-        "voice_ended:{session}",
-        "string",
-        "retention",
-        "end_voice",
-        "the voice session has ended: 1 and the credential that opened it if an operator ended "
-        "it, else 0",
-    ),
-    Row("voices", "zset", "forever", "hold_voice", "voice session -> time of expiry, us"),
-    Row(
-        "voices_of:{owner}",
-        "zset",
-        "retention",
-        "hold_voice",
-        "sessions of one client secret, open or queued -> time of expiry, us; the secret is "
-        "named by its hash",
-    ),
-    Row(
-        "secret:{name}",
-        "string",
-        "retention",
-        "gateway",
-        "settings of the session that a short-lived client secret opens; the secret is named by "
-        "its hash",
-    ),
-    Row(
-        "logins",
-        "zset",
-        "retention",
-        "gateway",
-        "MAC of a console login's cookie under the API key -> time of expiry, us; bounded",
-    ),
-    Row(
-        "events",
-        "stream",
-        "forever",
-        "all scripts",
-        "events of the fleet, trimmed; a conductor that missed any reads hashes",
-    ),
-    Row(
-        "dead_letters",
-        "stream",
-        "forever",
-        "end_request",
-        "requests that were given up: stage, cause, request, size with its audio; bounded in "
-        "number and bytes",
-    ),
-    Row(
-        "dead_letter:{r}:blob",
-        "string",
-        "forever",
-        "end_request",
-        "audio prompt of a dead letter, float32; deleted with its entry",
-    ),
-    Row(
-        "retained_audio",
-        "zset",
-        "forever",
-        "append, ack, end_request, abort",
-        "ended request|its audio edges -> time at which that audio and its prompt's are "
-        "deleted, us",
-    ),
-    Row(
-        "refused",
-        "zset",
-        "forever",
-        "register",
-        "worker and cause of refusal -> time, us; of the last hour, bounded",
-    ),
-    Row(
-        "route_generation",
-        "string",
-        "forever",
-        "set_route",
-        "the generation of the newest route; grows",
-    ),
-    Row(
-        "drafters",
-        "hash",
-        "forever",
-        "gateway, fleet draft, promote_version",
-        "stage -> drafter that an operator chose; its version of the draft head, and the one "
-        "before",
-    ),
-    Row(
-        "training",
-        "hash",
-        "forever",
-        "note_checkpoint, gateway, fleet train",
-        "name, time and trainer of the last durable checkpoint; counts of captures by outcome; "
-        "orders to forget samples",
-    ),
-    Row(
-        "draft_versions",
-        "hash",
-        "forever",
-        "add_version, promote_version",
-        "number -> version of the draft head; last number; hash -> number; why a worker "
-        "replaced it",
-    ),
-    Row(
-        "refusal_logged",
-        "string",
-        "retention",
-        "submit, admission",
-        "request whose refusal for the queue bound was logged within the last seconds",
-    ),
-    Row(
-        "conductor:last",
-        "string",
-        "forever",
-        "lead",
-        "last leader, until it resigns or its death is observed",
-    ),
-    Row("conductor", "string", "lease", "lead", "leader|term"),
-    Row("config", "string", "forever", "fleet up", "the resolved configuration"),
-)
+_TABLE = """
+workers | zset | forever | register
+    incarnation -> lease deadline, us; the leader fences one that it saw unrenewed for the
+    lease's duration
+worker:{id} | hash | lease | register
+    role, lease's duration, host, pid, metadata, hosts that can read its memory, MAC, load, an
+    operator's order; of an anchor its route, what it lacks and which workers it needs, of a
+    span worker its anchor, span and memory; of both the stats of their steps
+worker:{id}:tasks | set | lease | claim
+    request|stage that it owns, or that is reserved for it
+role_workers:{role}:{status} | zset | index | register, renew, drain, order, fence_worker
+    index: listed workers of a role that accept tasks, leave, were ordered off or stand by ->
+    lease deadline, us
+settings_groups | set | index | register
+    index: the compared settings that listed processes have, encoded
+settings_group:{group} | zset | index | register, renew, fence_worker
+    index: listed processes with these compared settings -> lease deadline, us
+places | hash | index | register
+    index: host:pid of a process -> its listed worker or gateway
+fencing | hash | lease | fence_worker
+    fenced worker or gateway of which tasks are left to revoke -> 1 if it died
+role:{role} | stream | forever | submit
+    grants waiting for a claim
+availability:{role} | hash | forever | register
+    times of the last loss and leaving; announced starts -> deadline and loaded %; attempts,
+    last attempt, duration; us
+inbox:{id} | stream | lease | append
+    notices: small chunks, indices of large ones, credit, ends, walks, orders, revoked tasks
+live | set | forever | submit
+    requests that have not ended
+req:{r} | hash | retention | submit
+    request, state, error, durations of its retention
+req:{r}:blob | string | retention | submit
+    audio prompt, float32; retained for a minute after its request, for a retry
+req:{r}:trace | list | retention | all scripts
+    trace events, one line each; bounded
+index:{which} | zset | forever | submit
+    ids of retained requests: all, by state, and by expiry, us; bounded, pruned when requests
+    end
+series:{step} | hash | retention | all scripts
+    counts of five seconds, durations by bucket; and numbers of running and waiting tasks
+gone | zset | forever | fence_worker
+    former workers -> time of the end, us
+gone:{id} | hash | retention | fence_worker
+    last content of worker:{id}
+logs | stream | forever | all processes
+    log lines, trimmed
+logs:facts | stream | forever | scripts that log a fact
+    deaths, dead letters, drains and refused workers under their ids in `logs`, which keeps them
+    for less long; trimmed
+logs:dropped | string | forever | all processes
+    number of lost log lines
+req:{r}:task:{stage} | hash | retention | submit
+    state, role, owner, epoch, walks, inputs; per edge: chunks produced, consumed and processed,
+    items and bytes written; metadata for the trace
+req:{r}:edge:{edge} | stream | retention | append
+    chunk headers
+req:{r}:loc:{edge} | hash | live | append
+    index -> location of its tensors
+req:{r}:kv:{stage} | hash | live | hand_off
+    KV blocks offered in a hand-off: state, epoch, source, rows, location; epoch of the import
+cached_prefix:{session} | hash | retention | cache_prefix
+    stage -> worker that caches the KV of the conversation's last turn
+transcript:{audio} | hash | retention | gateway
+    text of a spoken answer, for turns that name the answer by its audio id, and the expiry that
+    clients were sent
+voice:{session} | hash | retention | hold_voice
+    a voice session: holder, epoch, the credential that opened it, time of its start, time of
+    its client's disconnect, the view for operators, and the state that another gateway needs to
+    continue it
+voice_ended:{session} | string | retention | end_voice
+    the voice session has ended: 1 and the credential that opened it if an operator ended it,
+    else 0
+voices | zset | forever | hold_voice
+    voice session -> time of expiry, us
+voices_of:{owner} | zset | retention | hold_voice
+    sessions of one client secret, open or queued -> time of expiry, us; the secret is named by
+    its hash
+secret:{name} | string | retention | gateway
+    settings of the session that a short-lived client secret opens; the secret is named by its
+    hash
+logins | zset | retention | gateway
+    MAC of a console login's cookie under the API key -> time of expiry, us; bounded
+events | stream | forever | all scripts
+    events of the fleet, trimmed; a conductor that missed any reads hashes
+dead_letters | stream | forever | end_request
+    requests that were given up: stage, cause, request, size with its audio; bounded in number
+    and bytes
+dead_letter:{r}:blob | string | forever | end_request
+    audio prompt of a dead letter, float32; deleted with its entry
+retained_audio | zset | forever | append, ack, end_request, abort
+    ended request|its audio edges -> time at which that audio and its prompt's are deleted, us
+refused | zset | forever | register
+    worker and cause of refusal -> time, us; of the last hour, bounded
+route_generation | string | forever | set_route
+    the generation of the newest route; grows
+drafters | hash | forever | gateway, fleet draft, promote_version
+    stage -> drafter that an operator chose; its version of the draft head, and the one before
+training | hash | forever | note_checkpoint, gateway, fleet train
+    name, time and trainer of the last durable checkpoint; counts of hidden-state samples by
+    outcome; orders to forget samples
+draft_versions | hash | forever | add_version, promote_version
+    number -> version of the draft head; last number; hash -> number; why a worker replaced it
+refusal_logged | string | retention | submit, admission
+    request whose refusal for the queue bound was logged within the last seconds
+conductor:last | string | forever | lead
+    last leader, until it resigns or its death is observed
+conductor | string | lease | lead
+    leader|term
+"""
+"""Pattern of the key, type in Redis, life and writer of each kind of key; then its meaning."""
+
+
+def _rows() -> Iterator[Row]:
+    for head, meaning in re.findall(r"^(\S.*)\n((?: .*\n)+)", _TABLE, re.MULTILINE):
+        yield Row._make([*head.split(" | "), " ".join(meaning.split())])
+
+
+TABLE = tuple(_rows())
 
 
 def row_of(key: str) -> Row | None:

@@ -1,4 +1,5 @@
-"""Bound of the lines that one process adds to the fleet's log: a number of each kind, then counts.
+"""Bound of the lines that one process adds to the fleet's log: a number of lines of each kind,
+further lines are counted.
 
 What a client can cause at each of its requests would otherwise fill the log. Knows no Redis.
 """

@@ -41,7 +41,8 @@ class LogShipper(logging.Handler):
 
     def __init__(self, client: redis.Redis, labels: Labels) -> None:
         super().__init__(logging.INFO)
-        self._client, self._labels = client, labels
+        self._client = client
+        self._labels = labels
         self._waiting: deque[Fields] = deque()
         self._dropped = 0
         self._budget = LineBudget()
@@ -110,8 +111,8 @@ class LogShipper(logging.Handler):
 
 
 def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
-    """Return the stream fields of a record. The request is that of `extra`, which may have an epoch
-    too, or of the message.
+    """Return the stream fields of a record. The request id is taken from `extra`, which may have an
+    epoch too, or from the message.
     """
     message = record.getMessage()
     about = getattr(record, "request_id", "") or next(iter(REQUEST.findall(message)), "")

@@ -39,7 +39,7 @@ class LogReads:
 
     def resolve(self, replies: Sequence[Reply]) -> list[AnyNotice]:
         """Return the notices in order, with an edge's chunks in place of its first notice.
-        `replies`: those of `commands`.
+        `replies`: the replies to `commands`.
         """
         read = dict(zip(self._locations, replies, strict=True))
         resolved: list[AnyNotice] = []

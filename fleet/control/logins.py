@@ -9,19 +9,19 @@ from fleet.control.connect import answer_of
 from fleet.core.clock import now_us
 
 MAX_LOGINS = 1000
-"""Beyond them the least recently used login ends."""
+"""Beyond this number, the least recently used login ends."""
 
 
 class LoginStore:
-    """One sorted set for all gateways, scored by the expiry of each login, us. Any method may raise
-    RedisUnreachable.
+    """Sorted set of console logins, shared by all gateways and scored by expiry in microseconds.
+    Any method may raise RedisUnreachable.
     """
 
     def __init__(self, client: redis.asyncio.Redis) -> None:
         self._redis = client
 
     async def add(self, name: str, keep_s: int) -> None:
-        """Save a new login, and delete those that have expired and those beyond the bound."""
+        """Save a new login, and delete logins that have expired or exceed the bound."""
         now = now_us()
         pipe = self._redis.pipeline()
         pipe.zremrangebyscore(keys.LOGINS, "-inf", now)

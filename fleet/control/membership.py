@@ -28,7 +28,8 @@ class Membership:
     def __init__(
         self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig
     ) -> None:
-        self._redis, self._reader = client, reader
+        self._redis = client
+        self._reader = reader
         self._lease_us = int(config.lease.worker_ttl_s * 1e6)
         self._capacity = config.limits.max_requests
         self.id: WorkerId = _new_id()

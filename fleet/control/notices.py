@@ -10,7 +10,7 @@ from fleet.control.connect import text
 from fleet.core.chunk import Chunk, Location, decode_chunk, decode_location
 from fleet.core.errors import UnknownWireVersion
 from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, Walk
-from fleet.telemetry.views import WORKER_ORDERS, WorkerOrder
+from fleet.telemetry.views import WorkerOrder
 
 
 class ChunkNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +28,7 @@ class LoggedNotice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UnreadableNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A chunk of another version: it concerns one request only."""
+    """A damaged chunk, which concerns one request only."""
 
     error: UnknownWireVersion
 
@@ -37,40 +37,6 @@ class CreditNotice(msgspec.Struct, frozen=True, kw_only=True):
     request: RequestId
     edge: EdgeName
     consumed: int
-
-
-class EndNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """The request has ended, in any state; memory held for it can be freed."""
-
-    request: RequestId
-    state: str
-    code: str
-    message: str
-    param: str
-
-
-class TakenNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator revoked a task: an owner at an epoch below this one must drop it."""
-
-    request: RequestId
-    stage: StageName
-    epoch: Epoch
-
-
-class MovedNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """Another gateway holds the client edges of a request, from this epoch on."""
-
-    request: RequestId
-    epoch: Epoch
-
-
-class WalkNotice(msgspec.Struct, frozen=True, kw_only=True):
-    """A transition that the conductor decided."""
-
-    request: RequestId
-    edge: EdgeName
-    from_index: int
-    walk: Walk
 
 
 class RelocationNotice(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,13 +48,70 @@ class RelocationNotice(msgspec.Struct, frozen=True, kw_only=True):
     location: Location
 
 
-class FreeNotice(msgspec.Struct, frozen=True, kw_only=True):
+class _Entry(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    tag_field="k",
+    rename={
+        "request": "r",
+        "stage": "s",
+        "state": "s",
+        "epoch": "e",
+        "edge": "e",
+        "code": "c",
+        "message": "m",
+        "param": "p",
+        "from_index": "i",
+        "walk": "w",
+        "order": "o",
+        "alone": "a",
+    },
+):
+    """Base of the notices that are a whole inbox entry, with the names of the fields in Redis."""
+
+
+class EndNotice(_Entry, frozen=True, kw_only=True, tag="x"):
+    """The request has ended, in any state; memory held for it can be freed."""
+
+    request: RequestId
+    state: str
+    code: str
+    message: str
+    param: str
+
+
+class TakenNotice(_Entry, frozen=True, kw_only=True, tag="y"):
+    """An operator revoked a task: an owner at an epoch below this one must drop it."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+
+
+class MovedNotice(_Entry, frozen=True, kw_only=True, tag="m"):
+    """Another gateway holds the client edges of a request, from this epoch on."""
+
+    request: RequestId
+    epoch: Epoch
+
+
+class WalkNotice(_Entry, frozen=True, kw_only=True, tag="w"):
+    """A transition that the conductor decided."""
+
+    request: RequestId
+    edge: EdgeName
+    from_index: int
+    walk: Walk
+
+
+class FreeNotice(_Entry, frozen=True, kw_only=True, tag="f"):
     """The blocks that this worker offered were imported; their memory can be freed."""
 
     request: RequestId
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class Grant(_Entry, frozen=True, kw_only=True, tag="g"):
     """A task is offered to this worker, which caches the prefix of the task's session, or by
     `entry` of its role's stream.
 
@@ -102,39 +125,29 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     alone: bool = False
 
 
-class PromotionNotice(msgspec.Struct, frozen=True, kw_only=True):
+class PromotionNotice(_Entry, frozen=True, kw_only=True, tag="p"):
     """A standby worker accepts tasks from now on, because a worker of its role is gone."""
 
 
-class OrderNotice(msgspec.Struct, frozen=True, kw_only=True):
+class OrderNotice(_Entry, frozen=True, kw_only=True, tag="o"):
     """An operator's order to this worker."""
 
     order: WorkerOrder
 
 
-Notice = (
-    OrderNotice
-    | PromotionNotice
-    | FreeNotice
-    | RelocationNotice
-    | ChunkNotice
-    | LoggedNotice
-    | UnreadableNotice
-    | CreditNotice
-    | EndNotice
-    | TakenNotice
-    | MovedNotice
-    | WalkNotice
+Entry = (
+    OrderNotice | PromotionNotice | FreeNotice | EndNotice | TakenNotice | MovedNotice | WalkNotice
 )
+AnyEntry = Entry | Grant
+Notice = RelocationNotice | ChunkNotice | LoggedNotice | UnreadableNotice | CreditNotice | Entry
 AnyNotice = Grant | Notice
 
 
 def parse_notices(fields: dict[str, bytes]) -> list[AnyNotice]:
-    """Parse one inbox entry; none for a kind that this version does not have (a newer peer's)."""
+    """Parse one inbox entry."""
     if fields["k"] == b"n":
         return list(_news(fields))
-    notice = _notice(fields)
-    return [notice] if notice is not None else []
+    return [_notice(fields)]
 
 
 def _news(fields: dict[str, bytes]) -> Iterator[AnyNotice]:
@@ -170,47 +183,22 @@ def chunk_notice(header: bytes, location: Location) -> ChunkNotice | UnreadableN
         return UnreadableNotice(error=error)
 
 
-def _notice(fields: dict[str, bytes]) -> AnyNotice | None:
-    kind = text(fields["k"])
-    if kind == "p":
-        return PromotionNotice()
-    if kind == "o":
-        return next(
-            (OrderNotice(order=order) for order in WORKER_ORDERS if order == text(fields["o"])),
-            None,
-        )
-    request = RequestId(text(fields.get("r")))
-    if kind == "g":
-        return parse_grant(fields)
-    if kind == "y":
-        return TakenNotice(
-            request=request, stage=StageName(text(fields["s"])), epoch=Epoch(int(fields["e"]))
-        )
-    if kind == "m":
-        return MovedNotice(request=request, epoch=Epoch(int(fields["e"])))
-    if kind == "x":
-        state, code, message, param = (text(fields[name]) for name in ("s", "c", "m", "p"))
-        return EndNotice(request=request, state=state, code=code, message=message, param=param)
-    if kind == "f":
-        return FreeNotice(request=request)
-    if kind == "l":
-        edge, location = EdgeName(text(fields["e"])), decode_location(fields["l"])
+def _notice(fields: dict[str, bytes]) -> AnyNotice:
+    if fields["k"] == b"l":
         return RelocationNotice(
-            request=request, edge=edge, index=int(fields["i"]), location=location
+            request=RequestId(text(fields["r"])),
+            edge=EdgeName(text(fields["e"])),
+            index=int(fields["i"]),
+            location=decode_location(fields["l"]),
         )
-    if kind == "w":
-        edge, index, walk = EdgeName(text(fields["e"])), int(fields["i"]), Walk(text(fields["w"]))
-        return WalkNotice(request=request, edge=edge, from_index=index, walk=walk)
-    return None
+    return msgspec.convert(_texts(fields), AnyEntry, strict=False)
 
 
 def parse_grant(fields: dict[str, bytes], entry: str = "") -> Grant:
     """Parse a grant of an inbox, or `entry` of a role's stream."""
-    request, stage, epoch = (
-        RequestId(text(fields["r"])),
-        StageName(text(fields["s"])),
-        Epoch(int(fields["e"])),
-    )
-    return Grant(
-        request=request, stage=stage, epoch=epoch, entry=entry, alone=fields.get("a") == b"1"
-    )
+    return msgspec.convert({**_texts(fields), "entry": entry}, Grant, strict=False)
+
+
+def _texts(fields: dict[str, bytes]) -> dict[str, str]:
+    """Return the fields as text, without the empty text that means False."""
+    return {name: text(value) for name, value in fields.items() if value or name != "a"}

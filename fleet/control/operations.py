@@ -15,7 +15,7 @@ from fleet.control.connect import answer_of, run_async, text, texts
 from fleet.control.dead_letters import DeadLetter, spec_of
 from fleet.control.telemetry.queues import find_letter
 from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, Conflict, NotFound, quoted
+from fleet.core.errors import BadInput, Conflict, FleetError, NotFound, quoted
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId, new_request_id, role_of
 from fleet.core.request import RequestSpec, decode_request
 from fleet.drafts.figures.speculation import CONFIGURED, ORDERS
@@ -27,6 +27,37 @@ Submit = Callable[[RequestSpec, bytes | None], Awaitable[None]]
 """Submits a request without a client; its answer is read to its end, so that its log is
 complete.
 """
+
+ORDER_REFUSALS = {
+    "gateway": "is a gateway: it has no tasks, and accepts no orders",
+    "leaving": "is leaving already; start another with `fleet worker`",
+    "needed": "computes layers of a model, and {why}; start one with `fleet worker {role}`",
+    "gone": "is gone; start another with `fleet worker`",
+}
+UNKNOWN_REQUEST = "no request {request!r}; it never was, or its retention time is over"
+REDELIVERY_REFUSALS: dict[str, tuple[type[FleetError], str, str]] = {
+    "unknown": (NotFound, "request_id", UNKNOWN_REQUEST),
+    "no_task": (
+        NotFound,
+        "stage",
+        "request {request} has no task of stage {shown!r} with a worker",
+    ),
+    "ended": (
+        Conflict,
+        "request_id",
+        "request {request} has ended; send it again with POST .../retry",
+    ),
+    "stale": (
+        Conflict,
+        "epoch",
+        "stage {stage} of {request} has been granted again since it was seen; look again",
+    ),
+}
+NOT_REDELIVERED = (
+    Conflict,
+    "stage",
+    "stage {stage} of {request} is {state}: no worker has it, so it cannot be revoked",
+)
 
 
 def check_drafter(graph: Graph, stage: str, drafter: str) -> None:
@@ -50,7 +81,8 @@ class Operations:
     """
 
     def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, submit: Submit) -> None:
-        self._redis, self._submit = client, submit
+        self._redis = client
+        self._submit = submit
         self._graph = config.graph_declaration()
 
     async def retry(self, request: RequestId) -> RequestId:
@@ -59,10 +91,7 @@ class Operations:
         """
         raw = cast("bytes | None", await answer_of(self._redis.hget(keys.request(request), "spec")))
         if raw is None:
-            raise NotFound(
-                f"no request {request!r}; it never was, or its retention time is over",
-                param="request_id",
-            )
+            raise NotFound(UNKNOWN_REQUEST.format(request=request), param="request_id")
         spec = decode_request(raw)
         blob = (
             cast("bytes | None", await answer_of(self._redis.get(keys.blob(request))))
@@ -96,36 +125,17 @@ class Operations:
         """
         raw = await answer_of(run_async(self._redis, scripts.order(WorkerId(worker), order)))
         answer, *reasons = texts(raw) if isinstance(raw, list) else [text(cast(bytes, raw))]
-        match answer:
-            case "ok":
-                return
-            case "gateway":
-                raise Conflict(
-                    f"{worker} is a gateway: it has no tasks, and accepts no orders",
-                    param="worker_id",
-                )
-            case "leaving":
-                raise Conflict(
-                    f"{worker} is leaving already; start another with `fleet worker`",
-                    param="worker_id",
-                )
-            case "needed":
-                role = role_of(WorkerId(worker))
-                why = "".join(reasons) or f"no other worker of {role} is free to replace it"
-                raise Conflict(
-                    f"{worker} computes layers of a model, and {why}; start one with `fleet "
-                    f"worker {role}`",
-                    param="worker_id",
-                )
-            case "gone":
-                raise Conflict(
-                    f"{worker} is gone; start another with `fleet worker`", param="worker_id"
-                )
-            case _:
-                raise NotFound(
-                    f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are",
-                    param="worker_id",
-                )
+        if answer == "ok":
+            return
+        if answer not in ORDER_REFUSALS:
+            raise NotFound(
+                f"no worker {worker[:80]!r}; GET /v1/fleet/workers lists those there are",
+                param="worker_id",
+            )
+        role = role_of(WorkerId(worker))
+        why = "".join(reasons) or f"no other worker of {role} is free to replace it"
+        refusal = ORDER_REFUSALS[answer].format(role=role, why=why)
+        raise Conflict(f"{worker} {refusal}", param="worker_id")
 
     async def choose_drafter(self, stage: str, drafter: str) -> None:
         """Let the workers of a stage draft with `drafter`, from their next half second on."""
@@ -142,40 +152,18 @@ class Operations:
         has_worker = stage != CLIENT
         call = scripts.redeliver(request, stage, epoch)
         answer = text(await answer_of(run_async(self._redis, call))) if has_worker else "no_task"
-        match answer:
-            case "ok":
-                log.info(
-                    "request %s, stage %s is revoked from its owner, to be granted again",
-                    request,
-                    stage,
-                )
-            case "unknown":
-                raise NotFound(
-                    f"no request {request!r}; it never was, or its retention time is over",
-                    param="request_id",
-                )
-            case "no_task":
-                raise NotFound(
-                    f"request {request} has no task of stage {stage[:80]!r} with a worker",
-                    param="stage",
-                )
-            case "ended":
-                raise Conflict(
-                    f"request {request} has ended; send it again with POST .../retry",
-                    param="request_id",
-                )
-            case "stale":
-                raise Conflict(
-                    f"stage {stage} of {request} has been granted again since it was seen; look "
-                    "again",
-                    param="epoch",
-                )
-            case state:
-                raise Conflict(
-                    f"stage {stage} of {request} is {state}: no worker has it, so it cannot be "
-                    "revoked",
-                    param="stage",
-                )
+        if answer == "ok":
+            log.info(
+                "request %s, stage %s is revoked from its owner, to be granted again",
+                request,
+                stage,
+            )
+            return
+        error, param, message = REDELIVERY_REFUSALS.get(answer, NOT_REDELIVERED)
+        raise error(
+            message.format(request=request, stage=stage, shown=stage[:80], state=answer),
+            param=param,
+        )
 
     async def retry_dead_letter(self, request: RequestId) -> RequestId:
         """Send the request again, as `retry`, and drop the letter: if workers die over it again,

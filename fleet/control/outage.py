@@ -104,9 +104,12 @@ class Outage:
     def __init__(
         self, user: str, *, quiet_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._user, self._quiet_s, self._clock = user, quiet_s, clock
+        self._user = user
+        self._quiet_s = quiet_s
+        self._clock = clock
         self._backoff = EqualJitterBackoff(cap=MAX_PAUSE_S, base=FIRST_PAUSE_S)
-        self._num_failures, self._began_s = 0, 0.0
+        self._num_failures = 0
+        self._began_s = 0.0
         self._logged: str | None = None
         """Code of the error that was logged last; None before the first line of an outage."""
         self.cause = ""
@@ -131,7 +134,8 @@ class Outage:
 
     def end(self) -> None:
         """Record a success."""
-        self._num_failures, self.cause = 0, ""
+        self._num_failures = 0
+        self.cause = ""
         if self._logged is not None:
             self._logged = None
             log.warning(

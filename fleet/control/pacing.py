@@ -7,9 +7,9 @@ PACED_ANSWERS, PACE_S = 32, 0.004
 
 
 class Pacing:
-    """With `PACED_ANSWERS` or more in progress, round trips begin at least `PACE_S` apart. Each
-    then carries writes and notices of several answers, and not only the first that arrives: Redis
-    and the process itself need less time per chunk.
+    """With `PACED_ANSWERS` or more in progress, round trips begin at least `PACE_S` apart. So each
+    round trip carries writes and notices of several answers, and Redis and the process need less
+    time per chunk.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -27,7 +27,8 @@ class RedisStatus:
     """`writes`: the outage of this gateway's writes, kept by the renewal of its lease."""
 
     def __init__(self, client: redis.asyncio.Redis, max_memory_percent: float) -> None:
-        self._redis, self._max_percent = client, max_memory_percent
+        self._redis = client
+        self._max_percent = max_memory_percent
         self.writes = Outage("this gateway")
         self._full = ""
 

@@ -1,10 +1,10 @@
-"""Requests held by a gateway: submitted, resumed, reattached after a lapsed lease, aborted. Their
-chunks arrive by notices.
+"""Requests held by a gateway: submitted, resumed, reattached after a lapsed lease, aborted. Chunks
+of their answers arrive by notices.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import redis.asyncio
@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
-from fleet.control.admission import NoWorkerLog, refusal_of
+from fleet.control.admission import RequestAdmission
 from fleet.control.connect import (
     Reply,
     answer_of,
@@ -23,7 +23,7 @@ from fleet.control.connect import (
     text,
     texts,
 )
-from fleet.control.membership import Membership, Run
+from fleet.control.membership import Membership
 from fleet.control.notices import (
     AnyNotice,
     ChunkNotice,
@@ -38,7 +38,6 @@ from fleet.control.stream import ClientStream
 from fleet.core.errors import (
     GatewayStopping,
     NotReplicated,
-    NoWorker,
     RedisUnreachable,
     ResumedElsewhere,
 )
@@ -48,16 +47,16 @@ from fleet.core.request import RequestSpec, decode_request
 log = logging.getLogger(__name__)
 
 SLICE = 100
-"""Streams that are handled in one call of Redis: others, renewals of leases too, wait for a few
-milliseconds at most.
+"""Streams per Redis call. The limit bounds the time for which other calls wait, such as lease
+renewals, to a few milliseconds.
 """
 MAX_DELIVERED = 4096
-"""Delivered answers that are remembered: more than a gateway delivers within the second of writes
-that Redis may lose.
+"""Delivered answers that are remembered: more than a gateway delivers in a second, the time whose
+writes Redis may lose.
 """
 MAX_REPLICATING = 8
-"""Submissions that wait for replicas together, each on a connection of its own: acknowledgements
-need the others of the pool.
+"""Concurrent submissions that wait for replicas, each on a connection of its own. The rest of the
+pool is for acknowledgements.
 """
 
 
@@ -73,13 +72,10 @@ class GatewayRequests:
         membership: Membership,
         status: RedisStatus,
     ) -> None:
-        self._redis, self._config, self._membership, self._status = (
-            client,
-            config,
-            membership,
-            status,
-        )
-        self._grace_us = int(config.lease.no_worker_timeout_s * 1e6)
+        self._redis = client
+        self._config = config
+        self._membership = membership
+        self._admission = RequestAdmission(client, config, membership, status)
         self._streams: dict[RequestId, ClientStream] = {}
         self._submitting: set[RequestId] = set()
         """Requests that Redis may not have yet: their streams are held already, since notices may
@@ -95,14 +91,12 @@ class GatewayRequests:
         """Chunks of the latest answers that clients have received whole: Redis may lose the last
         acknowledgement of one.
         """
-        self._refusals = NoWorkerLog()
         self._replicating = asyncio.Semaphore(MAX_REPLICATING)
-        self._run_id = ""
         membership.rejoined = self.reattach
 
     async def start(self) -> None:
         """Raises: redis's errors."""
-        self._run_id, _ = await self._server()
+        await self._admission.start()
 
     async def stop(self) -> None:
         tasks = list(self._draining.values())
@@ -128,7 +122,7 @@ class GatewayRequests:
         self._submitting.add(spec.id)
         stream.on_lost = lambda: self._resubmit(stream)
         try:
-            gateway, answer = await self._admit(
+            gateway, answer = await self._admission.admit(
                 spec.id, lambda me: self._submission(spec, blob, me, checked=True), self._replicate
             )
         # a cancellation too: a stream without a reader would be held indefinitely
@@ -152,22 +146,14 @@ class GatewayRequests:
         """Return the number of further requests that `submit` would admit now, this one included.
         Raises: as `submit`.
         """
-        bound, roles = self._config.limits.max_requests, self._roles_of(outputs)
-
-        def admission(me: WorkerId) -> scripts.Call:
-            return scripts.admission(
-                request, bound=bound, gateway=me, roles=roles, grace_us=self._grace_us
-            )
-
-        _, answer = await self._admit(request, admission)
-        return int(answer[1])
+        return await self._admission.check(request, self._roles_of(outputs))
 
     async def resume(self, request: RequestId) -> tuple[RequestSpec, ClientStream] | None:
         """Take over the client edges of a request from the stream that held them, here or
         elsewhere, to read from the first chunk on. That stream ends with ResumedElsewhere.
 
-        Returns None if the request is unknown. One that has ended can be read while its client
-        edges are retained.
+        Returns None if the request is unknown. A request that has ended can be read while its
+        client edges are retained.
         Raises: RedisUnreachable; NotFound if the request is retained and its client edges are not;
         ResumedElsewhere if another resumption has overtaken this one.
         """
@@ -240,9 +226,7 @@ class GatewayRequests:
         return stream is not None and stream.wants(notice.edge, notice.index)
 
     def deliver(self, notice: AnyNotice) -> None:
-        """Pass a notice of the inbox to the stream of its request. One that is unreadable (of a
-        newer version) is logged.
-        """
+        """Pass a notice of the inbox to the stream of its request; log an unreadable notice."""
         match notice:
             case ChunkNotice(chunk=chunk):
                 stream = self._streams.get(chunk.request)
@@ -284,8 +268,8 @@ class GatewayRequests:
             log.warning("the log of %s could not be read: %s", stream.request_id, error)
 
     async def _stale(self, streams: Sequence[ClientStream]) -> list[ClientStream]:
-        """Return the streams that must be read, by one call for all of them: most are idle, and
-        reading each costs four.
+        """Return the streams that must be read, by one call for all: most are idle, and reading a
+        stream costs four calls.
         """
         positions = [(stream, stream.position()) for stream in streams]
         known = [(stream, position) for stream, position in positions if position is not None]
@@ -459,7 +443,7 @@ class GatewayRequests:
             bound=self._config.limits.max_requests,
             stages=stages,
             roles=self._roles_of(spec.outputs) if checked else (),
-            grace_us=self._grace_us,
+            grace_us=self._admission.grace_us,
             edges=[edge.name for edge in graph.edges_for(spec.outputs)],
             gateway=gateway,
             audio=[edge for edge in spec.outputs if graph.media.get(edge) == "audio"],
@@ -486,41 +470,3 @@ class GatewayRequests:
         if first_text(reply) == "ok" and num_synced < options.wait_replicas:
             raise NotReplicated.of(num_synced, options.wait_replicas, options.wait_timeout_ms)
         return reply
-
-    async def _admit(
-        self, request: RequestId, call: Callable[[WorkerId], scripts.Call], run: Run | None = None
-    ) -> tuple[WorkerId, list[str]]:
-        """Run `submit` or `admission`, as `Membership.call`. Raises: NoWorker, Overloaded,
-        RedisUnreachable, those of `run`.
-        """
-        self._status.check_memory()
-        gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
-        if answer[0] == "no_worker" and await self._assume_served():
-            gateway, answer = await self._membership.call(call, unlisted="stale", run=run)
-        if answer[0] != "ok":
-            error = refusal_of(answer, self._config.limits.max_requests)
-            if isinstance(error, NoWorker):
-                self._refusals.note(request, error)
-            raise error
-        return gateway, answer
-
-    async def _assume_served(self) -> bool:
-        """If Redis restarted recently, treat every role as served until then: it may have lost the
-        workers' registrations.
-
-        Return True if it restarted since this gateway joined.
-        """
-        run_id, up_s = await answer_of(self._server())
-        if run_id == self._run_id or up_s > self._config.lease.no_worker_timeout_s:
-            return False
-        seconds, _ = await answer_of(self._redis.time())
-        roles = [role.name for role in self._config.roles()]
-        await answer_of(
-            run_async(self._redis, scripts.assume_served((seconds - up_s) * 1_000_000, roles))
-        )
-        return True
-
-    async def _server(self) -> tuple[str, int]:
-        """Return the run id of the Redis process and its uptime in seconds."""
-        info = cast("dict[str, str | int]", await self._redis.info("server"))
-        return str(info["run_id"]), int(info["uptime_in_seconds"])

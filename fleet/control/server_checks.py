@@ -1,8 +1,8 @@
 """Checks of a running Redis: version, durability, memory, replicas, clock, latency, scripts and
 rights of the user.
 
-Each yields a finding with the remedy. They leave no key behind, and every call has a time limit.
-Starts nothing.
+Each check yields a finding with the remedy, leaves no key behind, and has a time limit for every
+call. Starts nothing.
 """
 
 import re
@@ -32,7 +32,7 @@ TESTED = {"Redis": (8, 0), "Valkey": (9, 1)}
 AUDIO_BYTES_PER_S = 48_000
 """16-bit samples at 24 kHz, as they are in the log of an answer."""
 MIN_MEMORY_BYTES = 16 * 2**20
-"""Less does not hold one long answer beside the scripts and the fleet's log."""
+"""A smaller memory does not hold one long answer beside the scripts and the fleet's log."""
 MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = (
     1.0,
     5.0,
@@ -100,8 +100,8 @@ def check_server(
                 yield check(server)
     except RedisError as error:
         yield Finding(
-            subject="Redis server",
-            value="",
+            "Redis server",
+            "",
             refusal=describe_failure(url, error),
             param="REDIS_URL",
         )
@@ -145,8 +145,8 @@ def check_version(server: CheckedServer) -> Finding:
             f"{'.'.join(map(str, TESTED[kind]))}"
         )
     return Finding(
-        subject="Redis server",
-        value=f"{kind} {version} at {safe_url(server.url)}",
+        "Redis server",
+        f"{kind} {version} at {safe_url(server.url)}",
         param="REDIS_URL",
         refusal=refusal and f"REDIS_URL: {refusal}",
         warning=warning,
@@ -165,8 +165,8 @@ def check_durability(server: CheckedServer) -> Finding:
     if not server.info.get("aof_enabled"):
         fix = "set `appendonly yes` and `appendfsync everysec`"
         return Finding(
-            subject=subject,
-            value="",
+            subject,
+            "",
             warning="the append-only file is off, so a restart of Redis loses every request: "
             f"{fix}",
         )
@@ -190,7 +190,7 @@ def check_durability(server: CheckedServer) -> Finding:
         if fsync
         else "this user may not read appendfsync; it should be everysec"
     )
-    return Finding(subject=subject, value=f"append-only file on, {shown}", warning=warning)
+    return Finding(subject, f"append-only file on, {shown}", warning=warning)
 
 
 def _fsync(client: redis.Redis) -> str:
@@ -241,9 +241,7 @@ def check_memory(server: CheckedServer) -> Finding:
         f"maxmemory {_mib(most)}, {policy}" if most else f"no maxmemory, {policy}"
     )
     refusal = refusal and f"Redis: {refusal}"
-    return Finding(
-        subject="Redis memory", value=value, refusal=refusal, warning=warning, param="REDIS_URL"
-    )
+    return Finding("Redis memory", value, refusal=refusal, warning=warning, param="REDIS_URL")
 
 
 def full_fleet_bytes(config: FleetConfig) -> int:
@@ -291,8 +289,8 @@ def check_replicas(server: CheckedServer) -> Finding:
         else "none; a lost server loses what its disk lost"
     )
     return Finding(
-        subject="Redis replicas",
-        value=value,
+        "Redis replicas",
+        value,
         refusal=refusal,
         warning=warning,
         param="redis.wait_replicas",
@@ -317,8 +315,8 @@ def compare_clocks(redis_s: float, before_s: float, after_s: float) -> Finding:
     )
     within = f"less than {MAX_CLOCK_DIFFERENCE_S:g} s from this host's"
     return Finding(
-        subject="Redis clock",
-        value=within,
+        "Redis clock",
+        within,
         warning=warning if abs(ahead_s) > MAX_CLOCK_DIFFERENCE_S else "",
     )
 
@@ -332,9 +330,7 @@ def check_latency(server: CheckedServer) -> Finding:
         try:
             server.client.eval(PROBE, *keys.DECLARED)
         except ResponseError:
-            return Finding(
-                subject="Redis latency", value="not measured, since Redis refuses the script"
-            )
+            return Finding("Redis latency", "not measured, since Redis refuses the script")
         times_ms.append((time.perf_counter() - began) * 1000)
     p50, p99 = statistics.median(times_ms), sorted(times_ms)[int(len(times_ms) * 0.99) - 1]
     value = f"a small script takes {p50:.2f} ms (p50), {p99:.2f} ms (p99)"
@@ -343,8 +339,8 @@ def check_latency(server: CheckedServer) -> Finding:
         "with idle cores and a fast disk"
     )
     return Finding(
-        subject="Redis latency",
-        value=value,
+        "Redis latency",
+        value,
         warning=slow if p50 > MAX_P50_MS or p99 > MAX_P99_MS else "",
     )
 
@@ -352,7 +348,7 @@ def check_latency(server: CheckedServer) -> Finding:
 def check_scripts(server: CheckedServer) -> Finding:
     refusal = find_script_refusal(server.client)
     value = "scripts may use keys whose names they compute"
-    return Finding(subject="Redis scripts", value=value, refusal=refusal, param="REDIS_URL")
+    return Finding("Redis scripts", value, refusal=refusal, param="REDIS_URL")
 
 
 def check_rights(server: CheckedServer) -> Finding:
@@ -365,8 +361,8 @@ def check_rights(server: CheckedServer) -> Finding:
     grant = f"grant them, with {RIGHTS_TO_KEYS}, as the example in deploy/kubernetes.yaml does"
     refusal = f"REDIS_URL: user {user} may not run {', '.join(denied)}: {grant}" if denied else ""
     return Finding(
-        subject="Redis user",
-        value=f"{user} may run what the fleet needs",
+        "Redis user",
+        f"{user} may run what the fleet needs",
         refusal=refusal,
         param="REDIS_URL",
     )
@@ -417,4 +413,4 @@ CHECKS: tuple[Callable[[CheckedServer], Finding], ...] = (
     check_scripts,
     check_rights,
 )
-"""Checks beside that of the version, in the order of the output."""
+"""Checks beside the version check, in the order of the output."""

@@ -43,12 +43,12 @@ class StartAnnouncement:
     """
 
     def __init__(self, redis_url: str, role: Role) -> None:
-        self._redis_url, self._role = redis_url, role
-        self._place, self._began = place_here(os.getpid()), time.monotonic()
-        self._over, self._outage = (
-            threading.Event(),
-            Outage("the announcement of this worker's start"),
-        )
+        self._redis_url = redis_url
+        self._role = role
+        self._place = place_here(os.getpid())
+        self._began = time.monotonic()
+        self._over = threading.Event()
+        self._outage = Outage("the announcement of this worker's start")
         self._loaded: float | None = None
         self._thread = threading.Thread(target=self._renew, name="starting", daemon=True)
 

@@ -31,7 +31,7 @@ from fleet.core.errors import (
 )
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, WorkerId
 from fleet.core.request import RequestSpec
-from fleet.telemetry.receipts import RECEIVED, Receipts
+from fleet.telemetry.counts import RECEIVED, Receipts
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,8 @@ class ClientStream:
         client: redis.asyncio.Redis,
     ) -> None:
         self.request_id: RequestId = spec.id
-        self.spec, self.blob = spec, blob
+        self.spec = spec
+        self.blob = blob
         self.epoch = Epoch(0)
         self.gateway = WorkerId("")
         self._receipts = Receipts()
@@ -78,8 +79,8 @@ class ClientStream:
         self._next_before = dict.fromkeys(self._edges, 0)
 
     def put(self, chunk: Chunk, *, from_log: bool = False) -> None:
-        """Add a chunk that arrived, in any order; repeated ones are dropped. `from_log`: its age is
-        not that of its arrival.
+        """Add a chunk that arrived, in any order; repeated chunks are dropped. `from_log`: the
+        chunk was read from the log, so its latency is not counted.
         """
         if not self.wants(chunk.edge, chunk.index):
             return
@@ -97,7 +98,8 @@ class ClientStream:
 
     def held_by(self, gateway: WorkerId, epoch: Epoch) -> None:
         """Acknowledge and abort as this incarnation of the gateway, at this epoch, from now on."""
-        self.gateway, self.epoch = gateway, epoch
+        self.gateway = gateway
+        self.epoch = epoch
 
     def stop_acks(self) -> None:
         """Acknowledge nothing more: the request has ended in Redis."""
@@ -127,8 +129,8 @@ class ClientStream:
         self._wake.set()
 
     def supersede(self) -> None:
-        """End this stream, which another one continues: it returns no further chunk, and can abort
-        nothing.
+        """End this stream, which a newer stream continues: it returns no further chunk, and can
+        abort nothing.
         """
         self._closed = True
         self._ready.clear()

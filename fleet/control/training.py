@@ -16,11 +16,11 @@ from fleet.core.ids import RoleName, WorkerId
 from fleet.drafts.figures.training import (
     DraftVersion,
     TrainingState,
-    decode_training,
     decode_version,
     encode_version,
 )
 from fleet.graphs.training import TRAINER
+from fleet.telemetry.vitals import Vitals
 
 Outcome = Literal["acknowledged", "shed", "failed"]
 PURGES = "purges"
@@ -31,7 +31,8 @@ class TrainingClient:
     """Any method may raise RedisUnreachable."""
 
     def __init__(self, client: redis.asyncio.Redis, config: FleetConfig) -> None:
-        self._redis, self._enabled = client, config.training.enabled
+        self._redis = client
+        self._enabled = config.training.enabled
         self._main = config.graph_declaration().main_stage.name
         self._main_role = config.roles_of(self._main)[0].name
 
@@ -40,8 +41,8 @@ class TrainingClient:
         return bool(await answer_of(self._redis.xlen(keys.role(self._main_role))))
 
     async def count(self, outcome: Outcome) -> None:
-        """Count a capture of the fleet: trained on, not submitted since others waited, or
-        failed.
+        """Count a hidden-state sample of the fleet: trained on, not submitted since requests
+        waited, or failed.
         """
         await answer_of(self._redis.hincrby(keys.TRAINING, outcome, 1))
 
@@ -55,9 +56,9 @@ class TrainingClient:
         return decode_version(cast(bytes, await answer_of(run_async(self._redis, call))))
 
     async def promote(self, number: int) -> None:
-        """Let the main stage's workers draft with a version of the draft head; 0: the one of their
-        start. They follow within two seconds, and read its bytes from any worker that has them.
-        Raises: NotFound for a version that does not exist.
+        """Let the main stage's workers draft with a version of the draft head; 0 is the version of
+        their start. Workers follow within two seconds, and read the bytes from any worker that has
+        them. Raises: NotFound for a version that does not exist.
         """
         call = scripts.promote_version(
             WorkerId(""), self._main, None, number, "by order of an operator"
@@ -94,13 +95,11 @@ class TrainingClient:
         pipe.hmget(keys.DRAFTERS, f"{self._main}:version", f"{self._main}:last_version")
         active, raw, (present, before) = await answer_of(pipe.execute())
         trainer, fields = WorkerId(text(active[0]) if active else ""), pairs(raw)
-        figures = (
-            await answer_of(self._redis.hget(keys.worker(trainer), "training")) if trainer else None
-        )
+        record = await answer_of(self._redis.hgetall(keys.worker(trainer))) if trainer else {}
         return TrainingState(
             enabled=self._enabled,
             trainer=trainer,
-            figures=decode_training(text(figures)),
+            figures=Vitals.decode(pairs(record)).training,
             checkpoint=text(fields.get("checkpoint")),
             saved_us=number(fields, "saved_us"),
             acknowledged=number(fields, "acknowledged"),

@@ -59,7 +59,9 @@ class VoiceStore:
     def __init__(
         self, client: redis.asyncio.Redis, config: VoiceConfig, membership: Membership
     ) -> None:
-        self._redis, self._config, self._membership = client, config, membership
+        self._redis = client
+        self._config = config
+        self._membership = membership
 
     async def hold(
         self, session: str, ttl_s: float, owner: str, *, new: bool = False
@@ -151,7 +153,7 @@ class VoiceStore:
         """Save the text of a spoken answer, for later turns that name it by id, at any gateway,
         unless it is saved already.
 
-        Return its expiry in seconds since 1970: that of the first call, so that a stream that is
+        Return its expiry in seconds since 1970, as set by the first call, so that a stream that is
         read again is the same. Wait while Redis is away: the answer itself is complete, and must
         not fail at its end.
         """

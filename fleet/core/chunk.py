@@ -56,7 +56,7 @@ class WireTensor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One immutable chunk header.
+    """Immutable chunk header.
 
     `walk` is the transition marker: from this chunk on, the consumer is in that walk (None: no
     change). `producer_walk` is the walk of the producer when it produced the chunk.
@@ -66,8 +66,8 @@ class Chunk(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     `final`: no chunk follows; the edge ends when `consumed` reaches index + 1. A final chunk may be
     empty.
     `produced_us`: wall clock of the producer when it produced the chunk, for the trace only.
-    `first_row`: position of its first row in the edge; it does not depend on how earlier rows were
-    divided into chunks.
+    `first_row`: position of its first row in the edge, which does not depend on how earlier rows
+    were divided into chunks.
     """
 
     request: RequestId

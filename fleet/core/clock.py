@@ -1,5 +1,5 @@
-"""Wall-clock time in microseconds, the unit used between processes. Deadlines are of Redis's clock,
-never of this one.
+"""Wall-clock time in microseconds, the unit used between processes. Deadlines use Redis's clock,
+never this one.
 """
 
 import time

@@ -12,7 +12,7 @@ class Command(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 class GrantTask(Command, frozen=True, kw_only=True):
     """Offer the task to a role again. Refused unless the task's epoch is still `expected_epoch`.
 
-    `alone`: to a worker that runs nothing beside it.
+    `alone`: the task must run without others on its worker.
     """
 
     request: RequestId
@@ -33,7 +33,7 @@ class SetWalk(Command, frozen=True, kw_only=True):
 
 
 class EndRequest(Command, frozen=True, kw_only=True):
-    """End the request: `state` is finished, failed or aborted; every task's epoch is raised.
+    """End the request: `state` is failed or aborted; every task's epoch is raised.
 
     `dead_stage`: the stage whose workers died over it; the request becomes a dead letter.
     """

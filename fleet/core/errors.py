@@ -1,4 +1,4 @@
-"""One tree of errors. Each carries the fields that drive its handling; none knows how it is
+"""Tree of errors. Errors carry the fields that drive their handling, and do not know how they are
 shown.
 """
 
@@ -24,7 +24,9 @@ class FleetError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: int = 1) -> None:
         super().__init__(message)
-        self.message, self.param, self.retry_after_s = message, param, retry_after_s
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
 
 
 class BadInput(FleetError):
@@ -210,8 +212,8 @@ class TransferError(FleetError):
 
 
 class SpanUnreachable(FleetError):
-    """Two workers of one model's layers cannot connect: no listener answers, or one of them does
-    not have the fleet's secret.
+    """Two workers of one model's layers cannot connect: no listener answers, or a worker does not
+    have the fleet's secret.
     """
 
     code = "span_unreachable"
@@ -242,8 +244,8 @@ class SampleRefused(FleetError):
 
 
 class SpanPrefixMismatch(EngineError):
-    """A span worker does not have the rows before those that it was to compute; they are computed
-    again.
+    """A span worker lacks the keys and values of positions before the ones that it was to compute,
+    which are computed again.
     """
 
     code = "span_prefix_mismatch"

@@ -1,5 +1,5 @@
-"""Events, in the past tense. They wake the conductor and feed the console; the hashes in Redis are
-authoritative, not these.
+"""Events, named in the past tense. Events wake the conductor and feed the console; the hashes in
+Redis are authoritative.
 """
 
 import msgspec
@@ -90,22 +90,6 @@ class TaskHandedOff(TaskEvent, frozen=True, kw_only=True):
     role: RoleName
 
 
-class TensorsLost(TaskEvent, frozen=True, kw_only=True):
-    """The tensors that the task published at this epoch were lost. Stored only by older versions,
-    and ignored.
-    """
-
-
-class AnswerDelivered(Event, frozen=True, kw_only=True):
-    """The gateway has read the last chunk of the last client edge.
-
-    Produced by a new leader, from the hashes; stored only by older versions, whose scripts do not
-    close the request.
-    """
-
-    request: RequestId
-
-
 class ClientGone(Event, frozen=True, kw_only=True):
     """Produced by the driver's clock, never stored: no gateway has attached to the client edges
     since the last one was lost.
@@ -168,8 +152,6 @@ AnyEvent = (
     | TaskFailed
     | TaskLost
     | TaskHandedOff
-    | TensorsLost
-    | AnswerDelivered
     | RequestEnded
     | WorkerJoined
     | WorkerLeft

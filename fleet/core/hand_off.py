@@ -17,11 +17,11 @@ class HandOff(msgspec.Struct, frozen=True, kw_only=True):
     Units: wall-clock microseconds since 1970; `handed_us` and `claimed_us` by Redis's clock,
     `prefilled_us` by the source's, the rest by the new owner's. Differences across machines include
     the difference of their clocks.
-    `prefilled_us`: the source's last step has ended. `handed_us`: the source handed the task off.
-    `claimed_us`: the new owner claimed it. `opened_us`: the logs are read, and the blocks are
-    requested. `pulled_us`: the blocks have arrived.
-    `confirmed_us`: the new owner has imported them. `resumed_us`: its first step begins. None for
-    blocks that did not arrive or were withdrawn: they are recomputed.
+    `prefilled_us`: end of the source's last step. `handed_us`: hand-off by the source.
+    `claimed_us`: claim by the new owner. `opened_us`: the logs are read, and the blocks are
+    requested. `pulled_us`: arrival of the blocks. `confirmed_us`: end of their import.
+    `resumed_us`: begin of the new owner's first step. The last three are None if the blocks did not
+    arrive or were withdrawn: then they are recomputed.
     """
 
     prefilled_us: int

@@ -6,12 +6,12 @@ from typing import NewType
 
 RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
-"""One worker incarnation (or gateway); never reused. It also names the NIXL agent."""
+"""Incarnation of a worker or gateway; never reused. The id also names the NIXL agent."""
 StageName = NewType("StageName", str)
 EdgeName = NewType("EdgeName", str)
 RoleName = NewType("RoleName", str)
 Walk = NewType("Walk", str)
-"""One phase of a stage's work on a request, e.g. `prefill`, `last_prefill`, `decode`."""
+"""Phase of a stage's work on a request, e.g. `prefill`, `last_prefill`, `decode`."""
 Epoch = NewType("Epoch", int)
 """The fencing token of a task: Redis's time in microseconds at the grant, or above the last epoch
 if its clock was set back.

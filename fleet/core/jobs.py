@@ -88,7 +88,7 @@ class TrainArguments(
     """Arguments of a job of kind `train`: a training run over `samples` questions of Pocket's
     corpus, answered by the fleet.
 
-    `name`: of the run, as the source of its version; "": that of the job.
+    `name`: name of the run, as the source of its version; by default the job's name.
     """
 
     samples: Annotated[int, Meta(ge=1, le=1_000_000)] = 256

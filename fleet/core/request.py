@@ -51,17 +51,17 @@ class AudioClip(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """One request. `prompt_ids` already has one placeholder id per audio position. `outputs` are
-    the requested client edges.
+    """Request of a client. `prompt_ids` already has one placeholder id per audio position.
+    `outputs` are the requested client edges.
 
     `reply` holds the state that another gateway needs to continue the answer; no worker reads it.
     `session` names the conversation whose earlier turns this prompt begins with; "" without one.
     `kind` (text, speech, voice, transcription), `model`, `retry_of` and `body` (the client's
     request without its audio) are for operators who search for it.
     `given`: tokens with which the main stage's answer begins, as if sampled. Sampling continues
-    from there, unless the last one ends an answer; stop strings are matched only in sampled text.
+    from there, unless the last token ends an answer; stop strings are matched only in sampled text.
 
-    Units: `created_us` and `deadline_us` are wall-clock microseconds since 1970.
+    Units: `created_us` is in wall-clock microseconds since 1970.
     """
 
     id: RequestId

@@ -17,9 +17,11 @@ class SessionMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True,
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Description of a conversation's cached rows, by which a worker decides if it can use them.
+    """Description of the cached keys and values of a conversation, by which a worker decides if it
+    can use them.
 
-    `layout`: dtype and sizes of a row's keys and values in one layer.
+    `num_rows`: number of positions. `layout`: dtype and sizes of a position's keys and values in
+    one layer.
     """
 
     num_rows: int
@@ -30,11 +32,11 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SaveSession(SessionMessage, frozen=True, kw_only=True):
-    """Order to send the cached rows."""
+    """Order to send the cached keys and values."""
 
 
 class LoadSession(SessionMessage, frozen=True, kw_only=True):
-    """Announcement of rows: `SessionPart`s follow, then `SessionEnd`."""
+    """Announcement of keys and values: `SessionPart`s follow, then `SessionEnd`."""
 
     info: SessionInfo
 
@@ -46,16 +48,16 @@ class SessionHead(SessionMessage, frozen=True, kw_only=True):
 
 
 class SessionPart(SessionMessage, frozen=True, kw_only=True):
-    """A part follows: `keys` (int64), `positions` (int32) and `tapped` (float32) of tapped rows, or
-    a layer by its number.
+    """Announcement of one part: `keys` (int64), `positions` (int32), hidden states of the tapped
+    layers (`tapped`, float32), or a layer by its number.
     """
 
     name: str
 
 
 class SessionEnd(SessionMessage, frozen=True, kw_only=True):
-    """End of the parts, or of the operation. `error`: why it failed, "" if it did not; `code`: of
-    that error.
+    """End of the parts, or of the operation. `error`, `code`: cause of a failure, "" if it
+    succeeded.
     """
 
     error: str = ""

@@ -24,7 +24,7 @@ _LAYOUT = re.compile(r"(\w{1,16}), ([1-9]\d{0,5}) heads of ([1-9]\d{0,5})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLayout:
-    """Layout of one row's keys and values in one layer. `dtype`: its name in torch."""
+    """Layout of one position's keys and values in one layer. `dtype`: name of the type in torch."""
 
     dtype: str
     num_kv_heads: int
@@ -48,10 +48,11 @@ class SessionLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionLimits:
-    """Sessions that an engine can cache: the layout of a row, the model's layers, and the rows that
-    its KV pool holds.
+    """Sessions that an engine can cache: layout of a position, number of layers, and number of
+    positions that the KV pool holds.
 
-    `tapped_width`: values of one tapped row; 0 for a model without tapped rows.
+    `tapped_width`: values in the hidden states of the tapped layers at one position; 0 for a model
+    without tapped layers.
     """
 
     layout: SessionLayout

@@ -10,8 +10,8 @@ MessageT = TypeVar("MessageT")
 
 
 class WireCodec(Generic[MessageT]):
-    """Codec of the messages of one kind of connection. `union`: their types; `what`: their name in
-    an error.
+    """Codec of the messages of one kind of connection. `union`: message types. `what`: name of the
+    messages in an error.
     """
 
     def __init__(self, union: Any, what: str) -> None:

@@ -32,8 +32,8 @@ PROCESS = "process"
 
 
 class JobWorkerProcess(msgspec.Struct, frozen=True):
-    """One process. `machine`: where its `pid` is known: one boot and one namespace of process ids.
-    `started_s`: Unix time.
+    """Process of a job worker. `machine`: scope of its `pid`, one boot and one namespace of process
+    ids. `started_s`: Unix time.
     """
 
     machine: str
@@ -53,9 +53,7 @@ def _machine() -> str:
 
 
 def is_known_dead(place: JobWorkerProcess) -> bool:
-    """Return True if the process ran on this machine and is gone, whether or not another one has
-    its pid.
-    """
+    """Return True if the process ran on this machine and is gone. Its pid may be in use again."""
     if place.machine != _machine():
         return False
     try:
@@ -69,7 +67,7 @@ def is_known_dead(place: JobWorkerProcess) -> bool:
 
 
 def fail_jobs_of_dead_workers(worker: BaseWorker, queue: Queue) -> list[str]:
-    """Fail every job that a dead worker had begun, and put those that it had taken and not begun
+    """Fail every job that a dead worker had begun, and put the jobs that it had taken and not begun
     back at the queue's head.
 
     `worker` must not run a job meanwhile. Returns the ids of the failed jobs. Raises: RedisError.

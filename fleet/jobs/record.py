@@ -29,7 +29,10 @@ class JobRecord(RqJob):
         self.webhooks = []
         if self.refusal:
             self.retries_left = self.repeats_left = None
-            self._func_name, self._instance, self._args, self._kwargs = "refused", None, (), {}
+            self._func_name = "refused"
+            self._instance = None
+            self._args = ()
+            self._kwargs = {}
 
     def _refusal(self) -> str:
         if (

@@ -41,8 +41,7 @@ class JobWorker(Worker):
     for a benchmark.
 
     A record that `JobRecord` refuses fails without being run. Folders of deleted jobs are removed
-    during rq's maintenance. Before each wait for a job, those of workers that are known to be dead
-    are failed.
+    during rq's maintenance. Before each wait for a job, the jobs of dead workers are failed.
     """
 
     data_dir = Path()

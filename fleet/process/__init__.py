@@ -1,3 +1,3 @@
-"""Utilities of operating-system processes: threads, titles, sockets, ports, files of one user.
-Knows no fleet.
+"""Utilities for operating-system processes: background tasks, threads, titles, sockets, ports,
+files of one user, and the fleet secret. Knows no deployment.
 """

@@ -11,8 +11,8 @@ RESTART_S = 1.0
 
 
 def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-    """Run work whose result no task awaits. An exception is logged with its stack. `name`: for the
-    log.
+    """Run work whose result no task awaits. An exception is logged with its stack. `name`: name of
+    the work in the log.
     """
     task = asyncio.create_task(work)
     task.add_done_callback(lambda ended: _log_failure(ended, name))
@@ -22,8 +22,8 @@ def start(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
 def keep_running(
     work: Callable[[], Coroutine[Any, Any, None]], name: str, *, pause_s: float = RESTART_S
 ) -> asyncio.Task[None]:
-    """Run endless work, and start it again after an exception, which is logged with its stack. It
-    ends where `work` returns.
+    """Run endless work, and start it again after an exception, which is logged with its stack. The
+    task ends when `work` returns.
     """
     return asyncio.create_task(_keep_running(work, name, pause_s))
 

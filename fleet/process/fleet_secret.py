@@ -1,5 +1,5 @@
-"""The secret shared by the workers of a fleet, and the MAC over a worker's record that it keys. It
-is never sent or logged.
+"""The secret shared by the workers of a fleet, which is never sent or logged, and the MAC over a
+worker's record that it keys.
 
 Redis does not authenticate the writer of a record: without a MAC, a process that can write to Redis
 can make workers read memory of a process that is not their peer.

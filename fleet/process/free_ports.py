@@ -12,8 +12,9 @@ LOWEST_PORT, USUAL_OUTGOING_PORT, MAX_TRIES = 15_000, 32_768, 100
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     """Return different unused ports; another process may bind one before the caller does.
 
-    They are below those that the system gives to outgoing connections: while a server there is
-    restarted, a client that tries to connect again may be given the server's own port, and hold it.
+    The ports are below the range that the system gives to outgoing connections: while a server
+    there is restarted, a client that tries to connect again may be given the server's own port, and
+    hold it.
     """
     with contextlib.ExitStack() as held:
         probes = [

@@ -45,8 +45,8 @@ def write_private(path: Path, content: str) -> None:
 def close_to_others(folder: Path, is_own: Callable[[str], bool]) -> bool:
     """Remove the permissions of other users from a folder. Return True if they have none now.
 
-    A folder of another user is not changed, nor one with a sticky bit or with a file whose name is
-    not `is_own`: that is a home or project folder, or /tmp, which others may need.
+    A folder of another user is not changed, nor a folder with a sticky bit or with a file whose
+    name is not `is_own`: such a folder is a home or project folder, or /tmp, which others may need.
     """
     mode = folder.stat().st_mode
     if not mode & OTHERS:

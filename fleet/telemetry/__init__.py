@@ -1,4 +1,5 @@
-"""State of the fleet, traces of requests and counts, as operators read them.
+"""Statistics, traces and views of the fleet, for operators. Data only; no decision depends on it.
 
-Data only; no decision depends on it.
+`counts` and `vitals` are what processes count and publish; `trace`, `views` and `routes` are what
+operators read.
 """

@@ -19,10 +19,10 @@ STATES = (*LIVE_STATES, *END_STATES)
 class RequestFilter(msgspec.Struct, frozen=True, kw_only=True):
     """Filter of the index of requests; empty fields (0) match everything.
 
-    `stage`: of a live request, a stage that has not finished; of a failed one, the stage that
-    failed; of others, any stage.
-    `worker`: the present or last owner of a task of the request. `min_ms`: the least duration, so
-    far if it is live. `text`: a part of its id.
+    `stage`: stage that has not finished, if the request is live; stage that failed, if it has
+    failed; else any stage.
+    `worker`: present or last owner of a task of the request. `min_ms`: least duration, so far if it
+    is live. `text`: part of the request id.
     """
 
     state: str = ""
@@ -43,8 +43,8 @@ class TaskBrief(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the index. `first_us`: time of the first chunk, by client edge. `code`, `error`:
-    the cause if it failed.
+    """Line of the index. `first_us`: time of the first chunk, by client edge. `code`, `error`:
+    cause of a failure.
     """
 
     id: RequestId
@@ -61,9 +61,9 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Newest first. `next` is the `before` of the page that follows, "" at the end: a filter may
-    leave a page short or empty. `counts` are those of the whole index, by state. `now_us`: time of
-    the read.
+    """Page of the index, newest first. `next` is the `before` of the page that follows, "" at the
+    end: a filter may leave a page short or empty. `counts`: requests in the whole index, by state.
+    `now_us`: time of the read.
     """
 
     rows: tuple[RequestRow, ...]
@@ -73,7 +73,7 @@ class RequestPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One event of a trace. `worker`: the worker concerned, or ""; `detail` is for people.
+    """Event of a trace. `worker`: the worker concerned, or "". `detail` is for people.
 
     `what`: submitted, granted, claimed, output (the first one), finished, failed, lost, handed_off,
     confirmed, released, kept, attached, delivered, ended.
@@ -91,18 +91,18 @@ class Receipt(msgspec.Struct, kw_only=True):
     """Arrivals of one input edge's chunks at one owner of the consuming task, as reported at the
     end of its ownership.
 
-    Units: `hop_*_us` the ages of chunks on arrival, from the producer's time stamp; `pull_us` the
-    time spent in all its pulls of `pull_bytes`; times between machines include the difference of
+    Units: `hop_*_us` are chunk latencies, from the producer's time stamp to the arrival; `pull_us`
+    is the time spent in all pulls of `pull_bytes`; times between machines include the difference of
     their clocks.
     """
 
     edge: EdgeName
-    worker: str
-    num_chunks: int
-    first_us: int
-    last_us: int
-    hop_mean_us: int
-    hop_max_us: int
+    worker: str = ""
+    num_chunks: int = 0
+    first_us: int = 0
+    last_us: int = 0
+    hop_mean_us: int = 0
+    hop_max_us: int = 0
     num_pulls: int = 0
     pull_bytes: int = 0
     pull_us: int = 0
@@ -134,9 +134,9 @@ class TaskTrace(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EdgeTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """`produced` and `consumed` count chunks; `items` counts their items (tokens, frames, windows),
-    `rows` those of its first tensor (tokens, frames, samples). `medium` of a client edge: text or
-    audio; "" inside the graph.
+    """Traffic of one edge. `produced` and `consumed` count chunks; `items` counts their items
+    (tokens, frames, windows), and `rows` the rows of their first tensor (tokens, frames, samples).
+    `medium` of a client edge: text or audio; "" inside the graph.
 
     Units: `num_bytes` of the log, inline tensors included; `remote_bytes` of pulled tensors.
     """
@@ -187,14 +187,14 @@ class FirstOutputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AudioIn(msgspec.Struct, frozen=True, kw_only=True):
-    """One clip of the prompt."""
+    """Audio clip of the prompt."""
 
     duration_s: float
 
 
 class RequestTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, complete. `retry_of`: the request that this one repeats. `now_us`: time of the
-    read. `body`: the client's request without its audio; "" if it was not retained.
+    """Complete trace of a request. `retry_of`: the request that this one repeats. `now_us`: time of
+    the read. `body`: the client's request without its audio; "" if it was not retained.
 
     `prompt_ids` has one placeholder id per audio position. `events` are in order. `playback`: the
     last report of the client.

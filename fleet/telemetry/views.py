@@ -28,8 +28,9 @@ class EdgeTransfer(msgspec.Struct, frozen=True, kw_only=True):
     """Pulls over one edge (`kv`: pages of a split stage), counted since their workers joined.
 
     Units: `p50_ms`, `p95_ms` of a pull, None without any; `bytes_per_s` over the last minute.
-    `num_failed`: pulls that were retried, or whose tensors were recomputed. `in_flight`: now.
-    `durations`: one count for each of `hops.BOUNDS_US`.
+    `num_failed`: pulls that were retried, or whose tensors were recomputed. `in_flight`: current
+    pulls.
+    `durations`: one count for each of `counts.BOUNDS_US`.
     """
 
     edge: str
@@ -63,21 +64,20 @@ class Transfers(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a worker or gateway (its role is ""), listed for some minutes after it has
-    gone; counts of its last renewal.
+    """Process of a worker or gateway (its role is ""), listed for some minutes after it has gone,
+    with the statistics of its last renewal.
 
     `state`: ready, standby, draining (accepts no new tasks), leaving (ends when its tasks have),
     late (its lease has lapsed, and it is not fenced yet), left (it deregistered), died (its keeper
     saw the process end), lapsed (fenced after its lease).
-    `cause`: the signal or exit status of one that died. `hop_p50_us`: age of chunks on arrival,
-    since it joined; None before the first. `tasks`: those it owns. `part`: of a worker that has a
-    part of a divided model.
-    `speculation`: of one that can verify drafts.
+    `cause`: signal or exit status of a process that died. `hop_p50_us`: chunk latency since it
+    joined; None before the first chunk. `tasks`: tasks that it owns. `part`: part of a divided
+    model that it has. `speculation`: statistics of a worker that can verify drafts.
     Units: `lease_left_s` is 0 once it has gone; `memory_bytes` of its process; pages of its KV
     pool, `pages_kept` of `pages_used` cached for later turns, which have saved its engine
-    `rows_reused` rows; `slots_used` of its transfer arena; `cpu_percent` of one core. `gpu` is the
-    name of its GPU: memory used by all processes and reserved by this one, and its utilisation in
-    percent, None where the driver does not report it.
+    `rows_reused` positions; `slots_used` of its transfer arena; `cpu_percent` of one core. `gpu` is
+    the name of its GPU: memory used by all processes and reserved by this one, and its utilisation
+    in percent, None where the driver does not report it.
     """
 
     id: WorkerId
@@ -147,13 +147,13 @@ class PendingGrant(msgspec.Struct, frozen=True, kw_only=True):
 class RoleView(msgspec.Struct, frozen=True, kw_only=True):
     """Queue and workers of a role.
 
-    Units: `queue_depth` tasks granted and not claimed; `lag` those of them that no worker has read
-    yet, so the others are being claimed; `oldest_s` seconds since the oldest of them was granted, 0
-    without one. `workers` accept tasks and have `capacity` slots; `draining`, `standby` and
-    `starting` count the others. `running` counts the tasks of all. `loaded_percent`: of its
-    weights, by the starting worker that is most advanced; None if none loads or it is not known.
-    `gap`, of span workers: the layers without which no worker of the stage can compute; "" if one
-    can.
+    Units: `queue_depth` tasks granted and not claimed; `lag` tasks of `queue_depth` that no worker
+    has read yet, so the others are being claimed; `oldest_s` seconds since the oldest such task was
+    granted, 0 without one. `workers` accept tasks and have `capacity` slots; `draining`, `standby`
+    and `starting` count the others. `running` counts the tasks of all. `loaded_percent`: loaded
+    weights of the most advanced starting worker; None if no worker loads or it is not known. `gap`:
+    layers without which no worker of the stage can compute, if the role hosts spans; "" if none is
+    missing.
     """
 
     role: RoleName
@@ -277,11 +277,11 @@ class JobProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: queued, started, finished, failed, stopped, canceled, deferred or scheduled, as in
-    rq; unreadable if its record is damaged.
+    """Background job. `state`: queued, started, finished, failed, stopped, canceled, deferred or
+    scheduled, as in rq; unreadable if its record is damaged.
 
-    `arguments`: those that differ from their defaults; None: a record of another version, which no
-    worker of this one runs.
+    `arguments`: arguments that differ from their defaults; None if the record names none that this
+    version can run.
     `files`: names of the `REPORT_FILES` that it wrote. `result` is the JSON result of its function
     once it is finished; `error` the last line of `traceback`.
     """
@@ -301,8 +301,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FeedEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One event. `id` is the `Last-Event-ID` to continue from. `missed`: events before it are gone;
-    read the state again.
+    """Event of the feed. `id` is the `Last-Event-ID` to continue from. `missed`: events before it
+    are gone; read the state again.
     """
 
     id: str

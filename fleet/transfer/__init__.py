@@ -3,6 +3,6 @@ bound and free their memory.
 
 `base` is the contract and `factory` chooses an implementation. `nixl` is a worker's end: an `arena`
 of slots over one `memory`, served by one `agent` with the network access of `reach`, and a
-`peer_link` for each peer that it reads from. `inline` is the implementation without NIXL, `measure`
-the benchmark of reads.
+`peer_link` for each peer that it reads from. `inline` is the implementation without NIXL, `probe`
+the test of `fleet doctor`.
 """

@@ -1,4 +1,4 @@
-"""One NIXL agent behind typed calls; every failure of NIXL is a TransferError. Knows addresses, but
+"""A NIXL agent behind typed calls; every failure of NIXL is a TransferError. Knows addresses, but
 neither slots nor requests.
 
 NIXL's bindings are called without its Python wrapper, for two reasons. The wrapper fixes the
@@ -142,11 +142,9 @@ class Agent:
             if isinstance(value, type) and issubclass(value, Exception)
         )
         config = self._bindings.nixlAgentConfig()
-        config.useProgThread, config.useListenThread, config.pthrDelay = (
-            True,
-            False,
-            PROGRESS_DELAY_US,
-        )
+        config.useProgThread = True
+        config.useListenThread = False
+        config.pthrDelay = PROGRESS_DELAY_US
         with self._translating_errors("start an agent"):
             self._nixl: _NixlAgent | None = self._bindings.nixlAgent(name, config)
             self._backends = [self._nixl.createBackend(BACKEND, {})]

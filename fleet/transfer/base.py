@@ -1,5 +1,5 @@
-"""The contract of a transfer: one worker publishes a tensor's bytes, another pulls them. Both
-implementations pass its tests.
+"""Contract of a transfer: one worker publishes a tensor's bytes, another pulls them, and both
+implementations pass the contract's tests.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class BlockRead(Protocol):
 
 
 class Transfer(Protocol):
-    """One worker's end. Not thread-safe.
+    """Transfer end of one worker. Not thread-safe.
 
     Memory: `publish` copies into a slot of an arena registered once at start. The slots of a
     request are freed by `release`.

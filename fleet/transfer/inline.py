@@ -17,8 +17,8 @@ REDIS = "redis"
 
 
 class InlineTransfer:
-    """See `base.Transfer`. Nothing is pulled; the bounds are those of an arena, so that both kinds
-    refuse the same tensors.
+    """Implements `base.Transfer` without pulls. Its bounds are the bounds of an arena, so that both
+    implementations refuse the same tensors.
     """
 
     def __init__(self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int) -> None:

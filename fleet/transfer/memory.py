@@ -39,7 +39,7 @@ def stored_bytes(length_bytes: int) -> int:
 
 
 class HostMemory:
-    """One page-aligned buffer for a worker's lifetime, registered once."""
+    """Page-aligned buffer, registered once and kept for a worker's lifetime."""
 
     def __init__(self, length_bytes: int, *, huge_pages: bool = False) -> None:
         """`huge_pages`: use them where the kernel allows it: a read in the host's memory is up to

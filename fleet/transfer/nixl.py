@@ -1,4 +1,4 @@
-"""A worker's end of NIXL: one arena holds the tensors that it publishes and receives those that it
+"""A worker's end of NIXL: one arena holds the tensors that it publishes and the tensors that it
 pulls.
 
 NIXL does not fence, so every read has a deadline, and its bytes are used only if generation and
@@ -30,7 +30,8 @@ class NixlTransfer:
     def __init__(
         self, agent: WorkerId, arena_bytes: int, request_cap_bytes: int, reach: Reach = LOCAL
     ) -> None:
-        self.agent, self.reach = agent, reach
+        self.agent = agent
+        self.reach = reach
         self.arena = Arena(capacity_bytes=arena_bytes, request_cap_bytes=request_cap_bytes)
         self.memory = HostMemory(arena_bytes)
         self._server = Agent(agent, [self.memory.region], reach)

@@ -29,7 +29,7 @@ POLL_S = 0.001
 
 
 class RemoteRead:
-    """One read: in progress, completed or failed.
+    """Read in progress, completed or failed.
 
     Invariants: `settled` once NIXL no longer writes for it; until then its destination is reserved.
     `failure`, once set, is final, and the bytes are not used. Units: `deadline_s` is a time of
@@ -37,7 +37,9 @@ class RemoteRead:
     """
 
     def __init__(self, link: "PeerLink", what: str, handle: int, deadline_s: float) -> None:
-        self.what, self.handle, self.deadline_s = what, handle, deadline_s
+        self.what = what
+        self.handle = handle
+        self.deadline_s = deadline_s
         self.failure: str | None = None
         self.settled = False
         self._link = link
@@ -77,7 +79,8 @@ class NixlPull(RemoteRead):
         self, link: "PeerLink", ref: TensorRef, slot: ArenaSlot, handle: int, deadline_s: float
     ) -> None:
         super().__init__(link, f"slot {ref.slot} of {ref.agent}", handle, deadline_s)
-        self.ref, self.slot = ref, slot
+        self.ref = ref
+        self.slot = slot
         self.data: bytes | None = None
 
     def poll(self) -> bytes | None:
@@ -116,7 +119,7 @@ class PeerLink:
     connect. A peer that receives that request after this end is closed crashes: UCX 1.23 handles
     the error by a configuration that the endpoint does not have.
 
-    Invariants: `reads` are those that NIXL may still be writing for; none after `close`.
+    Invariants: NIXL may still be writing for `reads`, which is empty after `close`.
     """
 
     def __init__(
@@ -136,7 +139,8 @@ class PeerLink:
         self.peer = peer
         self.closed = False
         self.reads: set[RemoteRead] = set()
-        self.memory, self.arena = memory, arena
+        self.memory = memory
+        self.arena = arena
         check_metadata(peer, peer_metadata)
         self._first_bytes = HostMemory(FIRST_READ_BYTES)
         self._agent = Agent(name, [memory.region, self._first_bytes.region, *more], reach)
@@ -197,7 +201,7 @@ class PeerLink:
         read.on_abandoned()
 
     def reap(self) -> None:
-        """Settle abandoned reads that have completed; abandon those that were not polled before the
+        """Settle abandoned reads that have completed; abandon reads that were not polled before the
         deadline.
         """
         now_s = time.monotonic()

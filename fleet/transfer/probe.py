@@ -1,5 +1,5 @@
-"""Test of NIXL on this host: an agent reads from another one here, and from listed workers. Run as
-a module.
+"""Test of NIXL on this host: an agent reads from a second agent here, and from listed workers. Run
+as a module.
 
 A flaw of a transport may hang or end a process, so the caller kills this one after `LIMIT_S`. Knows
 no Redis.
@@ -32,7 +32,9 @@ class ProbePeer(msgspec.Struct, frozen=True):
 
 
 class ProbeOrder(msgspec.Struct, frozen=True):
-    """`interface`: as `transfer.interface`. `peers`: by the id of the worker."""
+    """Order to the probe process. `interface`: value of `transfer.interface`. `peers`: peers by
+    worker id.
+    """
 
     interface: str | None
     allow_public: bool
@@ -40,8 +42,8 @@ class ProbeOrder(msgspec.Struct, frozen=True):
 
 
 class ProbeResult(msgspec.Struct, frozen=True):
-    """`failures`: by `SELF` or the id of the worker, the reason why the read failed. `read_us`: of
-    the read on this host.
+    """Result of a probe. `failures`: reason of each failed read, by `SELF` or worker id. `read_us`:
+    duration of the read on this host.
     """
 
     failures: dict[str, str]

@@ -3,8 +3,9 @@ Checks the interface.
 
 UCX has no authentication: a peer that can connect to an agent can read and write the memory of its
 process. So the agent of a local-only worker opens no network socket: its peers open its shared
-memory through `/proc`, which the kernel permits to processes of the same user alone. It listens, on
-the loopback interface, only where the kernel permits no copies between processes. Knows no NIXL.
+memory through `/proc`, which the kernel permits to processes of the same user alone. Only where the
+kernel permits no copies between processes does the agent listen, on the loopback interface. Knows
+no NIXL.
 """
 
 import ctypes
@@ -34,8 +35,8 @@ stopped while it copies into the segment leaves an incomplete entry, and closing
 never returns (after 3 of 100 interrupted reads, with UCX 1.23).
 """
 GPU_TRANSPORTS = "cuda_copy,cuda_ipc"
-"""Copies of a GPU's memory, within a process and between those of one host; neither opens a network
-socket.
+"""Copies of a GPU's memory, within a process and between processes of one host; neither opens a
+network socket.
 """
 SMALL_SEGMENTS = {"UCX_POSIX_FIFO_SIZE": "64", "UCX_POSIX_RX_BUFS_GROW": "65"}
 """With these settings an agent uses 0.6 MB of /dev/shm, which has 64 MiB in a container, instead of
@@ -57,8 +58,8 @@ NO_DEVICES_USED = "all"
 
 
 def settings_given(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the UCX settings of an operator, without those that a parent process of Fleet set for
-    itself.
+    """Return the UCX settings of an operator, without the settings that a parent process of Fleet
+    made for itself.
     """
     given = {name: value for name, value in environment.items() if name.startswith("UCX_")}
     own = (LOCAL_TRANSPORTS, f"{LOCAL_TRANSPORTS},{GPU_TRANSPORTS}")
@@ -77,10 +78,10 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`devices`: the network devices that peers connect to, as UCX names them; none: peers run on
-    this host as this user.
+    """Peers that may connect to a worker. `devices`: UCX names of the network devices that peers
+    connect to; empty if peers run on this host as this user.
 
-    `gpu`: the memory of a GPU is read too. `address`: of this host, to its peers.
+    `gpu`: GPU memory is read too. `address`: address of this host, as peers see it.
     """
 
     devices: tuple[str, ...] = ()

@@ -14,11 +14,11 @@ import pytest
 from fleet.core.chunk import TensorRef, WireTensor
 from fleet.core.errors import ConfigError, TransferError
 from fleet.core.ids import RequestId, WorkerId
+from fleet.lab.measure.reads import measure_reads
 from fleet.transfer import peer_link
 from fleet.transfer.base import Pull, Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.inline import InlineTransfer
-from fleet.transfer.measure import measure_reads
 from fleet.transfer.memory import HEADER
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach

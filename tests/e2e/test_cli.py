@@ -46,7 +46,7 @@ COMMANDS = (
     ("config",),
     ("doctor",),
     ("jobs",),
-    ("jobs", "add"),
+    ("jobs", "submit"),
     ("jobs", "list"),
     ("checkpoint", "tiny"),
     ("spans", "plan"),

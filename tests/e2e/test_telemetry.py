@@ -37,50 +37,54 @@ def workers(http: httpx.Client, of: str = "data") -> dict[str, str]:
 
 
 def test_traces_logs_and_worker_commands_of_a_fleet_of_processes(http: httpx.Client) -> None:
-    model = http.get("/v1/models").json()["data"][0]["id"]
-    messages = [{"role": "user", "content": "hello"}]
+    request = ask_for_speech(http)
+    check_trace(http, request)
+    retry(http, request)
+    description = "both workers of the stage: a fleet is ready with one"
+    wait_until(lambda: len(workers(http)) == 2, description, timeout_s=60)
+    first, second = workers(http)
+    stop_and_kill(http, first, second)
+    check_log(http, first, second)
+
+
+def ask_for_speech(http: httpx.Client) -> str:
+    """Ask for a spoken answer; return the request's id once it has ended."""
     body = {
-        "model": model,
-        "messages": messages,
+        "model": http.get("/v1/models").json()["data"][0]["id"],
+        "messages": [{"role": "user", "content": "hello"}],
         "max_tokens": 8,
         "fleet": {STAGE: {"max_tokens": 12}},
+        "modalities": ["text", "audio"],
+        "audio": {"format": "pcm16"},
     }
-    answer = http.post(
-        "/v1/chat/completions",
-        json={**body, "modalities": ["text", "audio"], "audio": {"format": "pcm16"}},
-    )
-    request = answer.headers["x-request-id"]
-    wait_until(
-        lambda: http.get(f"/v1/fleet/requests/{request}").json()["ended_us"],
-        "the request to end",
-        timeout_s=60,
-    )
+    request = http.post("/v1/chat/completions", json=body).headers["x-request-id"]
+    path = f"/v1/fleet/requests/{request}"
+    wait_until(lambda: http.get(path).json()["ended_us"], "the request to end", timeout_s=60)
+    return request
+
+
+def check_trace(http: httpx.Client, request: str) -> None:
     trace = http.get(f"/v1/fleet/requests/{request}").json()
+    model = http.get("/v1/models").json()["data"][0]["id"]
     assert trace["state"] == "finished" and trace["kind"] == "speech" and trace["model"] == model
     events = {(mark["what"], mark["stage"]) for mark in trace["events"]}
-    assert {
-        (what, stage) for what in ("granted", "claimed", "output", "finished") for stage in ROLES
-    } <= events
-    assert trace["audio_samples"] > 0 and http.get(
-        f"/v1/fleet/requests/{request}/audio"
-    ).content.startswith(b"RIFF")
-    again = http.post(f"/v1/fleet/requests/{request}/retry").json()["id"]
-    wait_until(
-        lambda: http.get(f"/v1/fleet/requests/{again}").json()["state"] == "finished",
-        "the same again",
-        timeout_s=60,
-    )
-    listed = http.get("/v1/fleet/requests", params={"limit": 2}).json()
-    assert [row["id"] for row in listed["data"]] == [again, request] and listed["counts"][
-        "finished"
-    ] == 2
+    wanted = ("granted", "claimed", "output", "finished")
+    assert {(what, stage) for what in wanted for stage in ROLES} <= events
+    assert trace["audio_samples"] > 0
+    assert http.get(f"/v1/fleet/requests/{request}/audio").content.startswith(b"RIFF")
 
-    wait_until(
-        lambda: len(workers(http)) == 2,
-        "both workers of the stage: a fleet is ready with one",
-        timeout_s=60,
-    )
-    first, second = workers(http)
+
+def retry(http: httpx.Client, request: str) -> None:
+    again = http.post(f"/v1/fleet/requests/{request}/retry").json()["id"]
+    path = f"/v1/fleet/requests/{again}"
+    wait_until(lambda: http.get(path).json()["state"] == "finished", "the same again", timeout_s=60)
+    listed = http.get("/v1/fleet/requests", params={"limit": 2}).json()
+    assert [row["id"] for row in listed["data"]] == [again, request]
+    assert listed["counts"]["finished"] == 2
+
+
+def stop_and_kill(http: httpx.Client, first: str, second: str) -> None:
+    """Stop the first worker by an order and kill the second; wait until it is replaced."""
     assert http.post(f"/v1/fleet/workers/{first}/stop").status_code == 200
     wait_until(
         lambda: workers(http, "gone") == {first: "left"}, "the worker to leave", timeout_s=30
@@ -92,20 +96,21 @@ def test_traces_logs_and_worker_commands_of_a_fleet_of_processes(http: httpx.Cli
     )
     wait_until(lambda: len(workers(http)) == 1, "a replacement", timeout_s=60)
 
-    def processes() -> set[str]:
-        return {
-            line["process"]
-            for line in http.get("/v1/fleet/logs", params={"limit": 1000}).json()["data"]
-        }
 
+def log_lines(http: httpx.Client, **wanted: str | int) -> list[dict[str, str]]:
+    return http.get("/v1/fleet/logs", params=wanted).json()["data"]
+
+
+def check_log(http: httpx.Client, stopped: str, killed: str) -> None:
     wait_until(
-        lambda: {"worker", "conductor", "jobs"} <= processes(), "lines of every kind of process"
+        lambda: (
+            {"worker", "conductor", "jobs"}
+            <= {line["process"] for line in log_lines(http, limit=1000)}
+        ),
+        "lines of every kind of process",
     )
-    lines = http.get("/v1/fleet/logs", params={"worker": first}).json()["data"]
-    assert any("is ordered to stop" in line["message"] for line in lines) and {
-        line["stage"] for line in lines
-    } == {STAGE}
-    (death,) = http.get("/v1/fleet/logs", params={"level": "warning", "worker": second}).json()[
-        "data"
-    ]
-    assert f"worker {second} died (SIGKILL)" in death["message"] and death["stage"] == STAGE
+    lines = log_lines(http, worker=stopped)
+    assert any("is ordered to stop" in line["message"] for line in lines)
+    assert {line["stage"] for line in lines} == {STAGE}
+    (death,) = log_lines(http, level="warning", worker=killed)
+    assert f"worker {killed} died (SIGKILL)" in death["message"] and death["stage"] == STAGE

@@ -1,4 +1,4 @@
-"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides,
+"""The conductor of the interleaving check: the real `step`. It reads, decides,
 executes one command at a time and watches; other processes may act in between.
 """
 
@@ -6,13 +6,12 @@ from collections.abc import Iterator
 
 from fleet.conductor.invariants import violations
 from fleet.conductor.state import ConductorState, RequestRecord, TaskRecord, TaskState
-from fleet.conductor.step import Decision, resume, step
+from fleet.conductor.step import Decision, step
 from fleet.core import events as ev
 from fleet.core.commands import Command, EndRequest, FenceWorker, GrantTask
 from fleet.core.ids import Epoch, RoleName, StageName, WorkerId
 from tests.fundamentals import interleaving_store as model
 from tests.fundamentals.interleaving_store import (
-    CONSUMER,
     STAGES,
     SUBMITTED,
     Answer,
@@ -85,11 +84,7 @@ class Conductor:
                 conductor.facts[0],
             )
         elif conductor.phase == "missed":
-            orders = resume(self.states[conductor.known], R)
-            yield (
-                "the conductor resumes the request",
-                world._replace(conductor=conductor._replace(phase="up", orders=orders)),
-            )
+            yield "the conductor is up", world._replace(conductor=conductor._replace(phase="up"))
         else:
             yield from self._watch(world)
 
@@ -199,8 +194,6 @@ def missed_facts(store: Store) -> tuple[ev.Event, ...]:
             facts.append(
                 ev.TaskFailed(request=R, stage=name, epoch=epoch, code="engine_error", message="")
             )
-    if store.consumed_by_client == store.sizes[CONSUMER]:
-        facts.append(ev.AnswerDelivered(request=R))
     return tuple(facts)
 
 

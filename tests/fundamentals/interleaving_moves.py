@@ -37,13 +37,11 @@ class Fleet(Conductor):
         split: int | None = None,
         credits: int = 99,
         reports_once: bool = False,
-        submitted_by_older: Store | None = None,
     ) -> None:
         """`places`: one letter per worker, upper case for the producer's stage. `faulty`: the
         places that may have faults.
         `sizes`: chunks produced per stage. `credits`: chunks the producer may be ahead.
-        `reports_once`: a consumer reports lost tensors only once. `submitted_by_older`: the hashes
-        as an older version left them, for a new leader to take over.
+        `reports_once`: a consumer reports lost tensors only once.
         """
         super().__init__(scripts or Scripts(), split)
         self.faulty, self.credits, self.reports_once = faulty, credits, reports_once
@@ -51,12 +49,9 @@ class Fleet(Conductor):
             MirrorWorker(place, _stage_of(place), self.role_of(place)) for place in places
         )
         roles = self.empty_state.first_roles
-        store = submitted_by_older or submitted(
-            self.scripts, sizes, [roles.get(stage, stage) for stage in STAGES]
-        )
+        store = submitted(self.scripts, sizes, [roles.get(stage, stage) for stage in STAGES])
         store = store._replace(listed=frozenset(worker.id for worker in workers))
-        conductor = MirrorConductor(phase="down") if submitted_by_older else self.initial
-        self.start = World(store, workers, conductor, budget)
+        self.start = World(store, workers, self.initial, budget)
 
     def role_of(self, place: str) -> str:
         stage = _stage_of(place)

@@ -2,12 +2,10 @@
 however often.
 """
 
-import pytest
-
 from fleet.control import keys, scripts
 from fleet.core.events import RequestEnded
 from fleet.core.ids import CLIENT, Epoch
-from tests.fundamentals.control_plane import KEEP_S, OTHER, REQUEST, STAGE, TEXT, Control
+from tests.fundamentals.control_plane import OTHER, REQUEST, STAGE, TEXT, Control
 
 
 def deliver(control: Control) -> str:
@@ -106,14 +104,9 @@ def test_new_owner_of_a_complete_log_closes_the_request(control: Control) -> Non
     assert_closed(control)
 
 
-@pytest.mark.parametrize("is_older", [False, True])
-def test_closed_request_is_retained_as_submitted(control: Control, is_older: bool) -> None:
-    """An older version does not write the durations."""
-    hash_of, retention_s = keys.request(REQUEST), KEEP_S
-    if is_older:
-        assert control.client.hdel(hash_of, "retention_s", "audio_retention_s") == 2
-    else:
-        control.client.hset(hash_of, "retention_s", retention_s := 77)
+def test_closed_request_is_retained_as_submitted(control: Control) -> None:
+    hash_of, retention_s = keys.request(REQUEST), 77
+    control.client.hset(hash_of, "retention_s", retention_s)
     assert control.append(control.own(), finish=True) == "ok" and deliver(control) == "ok"
     for key in (hash_of, keys.task(REQUEST, STAGE), keys.edge(REQUEST, TEXT), keys.trace(REQUEST)):
         assert retention_s - 5 <= control.client.ttl(key) <= retention_s

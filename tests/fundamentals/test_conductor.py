@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from fleet.conductor.invariants import violations
-from fleet.conductor.state import ConductorState, RequestRecord, TaskRecord, TaskState
-from fleet.conductor.step import resume, step
+from fleet.conductor.state import ConductorState, TaskState
+from fleet.conductor.step import step
 from fleet.conductor.transitions import TABLE, Happened, next_state
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
@@ -216,48 +216,6 @@ def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:
     _, commands = step_all([submitted(), appended], driven)
     walks = [c for c in commands if isinstance(c, SetWalk)]
     assert [(c.stage, c.from_index, c.walk) for c in walks] == [(edge.target, 7, last.to)]
-
-
-def test_new_leader_grants_pending_and_lost_tasks_of_an_older_version() -> None:
-    state, _ = step_all(
-        [
-            submitted(),
-            task_events(STAGES[0], 5)[0],
-            *task_events(STAGES[1], 5)[:2],
-            lost(9, deaths=2),
-        ]
-    )
-    granted = [
-        (c.stage, c.expected_epoch, c.alone) for c in resume(state, R) if isinstance(c, GrantTask)
-    ]
-    assert granted == [(STAGES[1], 9, True), *((stage, 0, False) for stage in STAGES[2:])]
-
-
-def test_new_leader_resumes_no_request_that_must_end() -> None:
-    state, _ = step_all(
-        [submitted(), *task_events(STAGES[1], 5)[:2], lost(9, deaths=3, alone=True)]
-    )
-    assert resume(state, R) == resume(state, RequestId("unknown")) == ()
-
-
-def test_new_leader_ends_a_complete_request_of_an_older_version() -> None:
-    """If a task still runs, the script that ends it closes the request."""
-    done = {s: TaskRecord(stage=s, state=TaskState.FINISHED, epoch=Epoch(3)) for s in STAGES}
-    finished = RequestRecord(id=R, graph=GRAPH.name, outputs=(EdgeName("audio"),), tasks=done)
-    _, commands = step_all(
-        [ev.AnswerDelivered(request=R)] * 2, ConductorState().with_request(finished)
-    )
-    assert [c.state for c in commands if isinstance(c, EndRequest)] == ["finished"]
-    running = replace(
-        finished,
-        tasks={
-            **done,
-            STAGES[0]: TaskRecord(stage=STAGES[0], state=TaskState.GRANTED, epoch=Epoch(5)),
-        },
-    )
-    assert (
-        step_all([ev.AnswerDelivered(request=R)], ConductorState().with_request(running))[1] == []
-    )
 
 
 def test_missing_row_of_the_transition_table_raises() -> None:

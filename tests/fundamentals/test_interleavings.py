@@ -23,7 +23,6 @@ from tests.fundamentals.interleaving_store import (
     CONSUMER,
     PAIR,
     PRODUCER,
-    STAGES,
     Answer,
     MirrorTask,
     Scripts,
@@ -81,29 +80,6 @@ def test_deaths_of_a_working_and_a_publishing_worker_are_recovered() -> None:
 def test_task_that_kills_its_workers_alone_fails_its_request(places: str) -> None:
     search = explore(Fleet(places, Budget(steps=MAX_DEATHS + 1), faulty="AB", sizes=ONE_EACH))
     assert {world.store.end for world in search.worlds} == {"", "finished", "failed"}
-
-
-OLDER = Store(ONE_EACH)
-ENDED = MirrorTask(state="finished", epoch=3, role="producer", log=(0,), produced=1)
-
-
-@pytest.mark.parametrize(
-    "store",
-    [
-        pytest.param(OLDER, id="its tasks are pending"),
-        pytest.param(
-            OLDER.with_task(PRODUCER, MirrorTask("lost", 2, STAGES[PRODUCER], deaths=1)),
-            id="a task is lost",
-        ),
-        pytest.param(
-            OLDER._replace(tasks=(ENDED, ENDED), at=("A0",), consumed_by_client=1),
-            id="it is complete",
-        ),
-    ],
-)
-def test_request_of_an_older_version_is_resumed_by_the_next_leader(store: Store) -> None:
-    search = explore(Fleet("Ac", Budget(crashes=1), submitted_by_older=store))
-    assert {world.store.end for world in search.worlds} == {"", "finished"}
 
 
 def was_recomputed(world: World) -> bool:

@@ -7,9 +7,15 @@ import pytest
 from fleet.control.telemetry.workers import transfers_of
 from fleet.core.ids import EdgeName, WorkerId
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from fleet.telemetry.pulls import KV, PullCounts, PullTally, decode_pulls
-from fleet.telemetry.receipts import Receipts, decode_receipts
+from fleet.telemetry.counts import (
+    KV,
+    PullCounts,
+    PullTally,
+    Receipts,
+    decode_receipts,
+)
 from fleet.telemetry.views import WorkerTransfer, WorkerView
+from fleet.telemetry.vitals import Vitals
 from tests import harness
 from tests.harness import (
     answer,
@@ -48,7 +54,7 @@ async def test_pulls_are_counted_by_worker_and_in_the_trace(
     assert all(0 < r.pull_max_us <= r.pull_us for r in receipts)
     counted: dict[str, PullCounts] = {}
     for loop in fleet.loops:
-        for edge, counts in decode_pulls(loop.pull_tally.encoded({})).items():
+        for edge, counts in loop.pull_tally.counts({}).items():
             counted[edge] = counted[edge] + counts if edge in counted else counts
     assert (
         counted[remote.name].num_bytes == remote_edge.remote_bytes
@@ -96,7 +102,8 @@ def test_pull_counts_add_up_and_survive_encoding() -> None:
     one.failed("rows")
     other.ended("rows", 50, 9_000)
     other.ended(KV, 7, 100)
-    decoded = [decode_pulls(tally.encoded({"rows": 1})) for tally in (one, other)]
+    published = [Vitals(pulls=tally.counts({"rows": 1})).encode() for tally in (one, other)]
+    decoded = [decode_pulls(vitals["pulls"]) for vitals in published]
     total = {
         "rows": decoded[0]["rows"] + decoded[1]["rows"],
         "none": PullCounts(),
@@ -135,13 +142,17 @@ def test_pull_counts_add_up_and_survive_encoding() -> None:
         and kv.num_bytes == 7
         and view.workers == (transfer,)
     )
-    assert one.encoded({}) != one.encoded({"rows": 1}), "the number in flight is a current value"
+    assert one.counts({})["rows"].in_flight == 0, "the number in flight is a current value"
 
 
 @pytest.mark.parametrize("raw", ["", "no", '{"rows": 3}', "[]"])
-def test_pull_counts_of_another_version_are_ignored(raw: str) -> None:
-    assert decode_pulls(raw) == {}
-    assert decode_receipts(raw.encode()) == ()
+def test_damaged_vitals_count_as_not_published(raw: str) -> None:
+    damaged = dict.fromkeys(("running", "hops", "pulls", "held_head"), raw.encode())
+    assert Vitals.decode({**damaged, "gpu": b"H200"}) == Vitals(gpu="H200")
+
+
+def decode_pulls(raw: int | str) -> dict[str, PullCounts]:
+    return Vitals.decode({"pulls": str(raw).encode()}).pulls or {}
 
 
 def test_receipt_contains_chunk_ages_and_pulls() -> None:

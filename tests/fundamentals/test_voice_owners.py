@@ -40,12 +40,6 @@ def test_session_is_unknown_to_every_owner_but_its_own(control: Control) -> None
     assert resume_session(control, "by-key", API) and resume_session(control, "by-secret", SECRET)
 
 
-def test_session_without_owner_belongs_to_the_api_key(control: Control) -> None:
-    """Sessions of an older gateway have no owner field."""
-    control.client.hset(keys.voice("old"), mapping={"epoch": "5", "holder": GATEWAY, "state": b"x"})
-    assert not resume_session(control, "old", SECRET) and resume_session(control, "old", API)
-
-
 def test_secret_sessions_are_bounded_over_all_gateways(control: Control) -> None:
     control.register(OTHER, "")
     assert open_session(control, "a", SECRET)

@@ -21,7 +21,7 @@ from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, GROUP, meas
 from fleet.lab.measure.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
 from fleet.lab.report.machine import describe_machine
 from fleet.stages.fake import build
-from fleet.telemetry.hops import BOUNDS_US, HopCounts, decode_hops
+from fleet.telemetry.counts import BOUNDS_US, LatencyCounts
 from tests.stage_options import stage_options
 from tests.unit.test_bench_run import shown
 
@@ -269,7 +269,7 @@ def test_fake_engine_invalid_step_time_is_refused(step_ms: str | int | bool) -> 
 
 
 def test_hop_counts_add_up_and_survive_encoding() -> None:
-    counts = HopCounts()
+    counts = LatencyCounts()
     for age_us in (-5, 0, 100, 101, 1_000, 50_000, 99_000_000):
         counts.add(age_us)
     assert counts.total == 7
@@ -277,7 +277,7 @@ def test_hop_counts_add_up_and_survive_encoding() -> None:
     assert counts.percentile_us(100) == BOUNDS_US[-1]
     median = counts.percentile_us(50)
     assert median is not None and 101 <= median <= 101 * 1.13
-    assert decode_hops(counts.encoded()) == counts
-    assert decode_hops("") == decode_hops("1,2,3") == HopCounts()
+    assert LatencyCounts.decode(counts.encoded()) == counts
+    assert LatencyCounts.decode("") == LatencyCounts()
     assert (counts + counts) - counts == counts
-    assert HopCounts().percentile_us(99) is None
+    assert LatencyCounts().percentile_us(99) is None

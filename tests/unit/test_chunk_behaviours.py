@@ -28,7 +28,7 @@ from fleet.stages.base import EdgeItem
 from fleet.stages.builders import build_options
 from fleet.stages.fake import FakeTask
 from fleet.stages.stop_strings import StopDetector
-from fleet.telemetry.pulls import PullTally
+from fleet.telemetry.counts import PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.process.redis_link import RedisLink
 from fleet.worker.task import receiver as module

@@ -11,10 +11,7 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 
 MAX_FMT_SKIPS = 30
 LARGE = {
     "fleet/cli/chaos.py: chaos",
-    "fleet/cli/serve.py: worker",
     "fleet/cli/spans.py: plan",
-    "fleet/control/requests.py",
-    "fleet/control/scripts.py",
     "fleet/drafts/trainer/engine.py",
     "fleet/engine/torch/lm_engine.py",
     "fleet/engine/torch/paged_attention.py: attend_parts",
@@ -25,7 +22,6 @@ LARGE = {
     "fleet/worker/main.py: live",
     "fleet/worker/main.py: run_worker",
     "tests/contract/test_engine.py",
-    "tests/e2e/test_telemetry.py: test_traces_logs_and_worker_commands_of_a_fleet_of_processes",
     "tests/fundamentals/test_fencing.py",
     "tests/oracle/test_omni_spans.py",
     "tests/span_route.py",

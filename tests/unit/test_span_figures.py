@@ -15,11 +15,10 @@ from fleet.spans.protocol.figures import (
     PassSums,
     PassTally,
     SpanFigures,
-    decode_figures,
-    encode_figures,
 )
 from fleet.telemetry.routes import NOT_NEEDED, SpanRoutes, routes_of
 from fleet.telemetry.views import WorkerView
+from fleet.telemetry.vitals import Vitals
 from tests.web.divided import (
     ANCHOR,
     ANCHOR_WITH_GAP,
@@ -75,8 +74,8 @@ def test_figures_are_encoded_for_a_record() -> None:
     figures = SpanFigures(
         weight_bytes=5, received_bytes=6, sent_bytes=7, total=PassSums(num_passes=3, took_us=9)
     )
-    assert decode_figures(encode_figures(figures)) == figures
-    assert decode_figures("") is decode_figures('{"total": 3}') is decode_figures("{") is None
+    encoded = str(Vitals(span_figures=figures).encode()["span_figures"])
+    assert Vitals.decode({"span_figures": encoded.encode()}).span_figures == figures
 
 
 def views(*numbers: int) -> list[WorkerView]:

@@ -16,8 +16,6 @@ from fleet.drafts.figures.speculation import (
     EAGLE3,
     OFF,
     SpeculationFigures,
-    decode_speculation,
-    encode_speculation,
 )
 from fleet.drafts.pass_costs import (
     BUCKETS,
@@ -32,6 +30,7 @@ from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import PassEntry
 from fleet.engine.torch.passes import PassDone
+from fleet.telemetry.vitals import Vitals
 
 NUM_PASSES, MOSTLY = 4000, 0.96
 """Every 32nd pass may measure another number, where that wastes little time."""
@@ -355,10 +354,10 @@ def test_unknown_drafter_is_refused_and_the_one_in_use_stays() -> None:
     )
 
 
-def test_figures_travel_as_text_and_those_of_another_version_are_none() -> None:
+def test_figures_count_accepted_drafts_by_position() -> None:
     figures = SpeculationFigures(
         drafter="suffix", num_draws=10, drafted=(8, 4, 0), accepted=(6, 1, 0)
     )
-    assert decode_speculation(encode_speculation(figures)) == figures
+    encoded = str(Vitals(speculation=figures).encode()["speculation"])
+    assert Vitals.decode({"speculation": encoded.encode()}).speculation == figures
     assert figures.acceptance_length == 1.7 and figures.shares == (0.75, 0.25)
-    assert decode_speculation("") is None and decode_speculation('{"drafter": 3}') is None

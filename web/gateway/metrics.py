@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from fleet.core.ids import stage_of
-from fleet.telemetry.hops import BOUNDS_US
+from fleet.telemetry.counts import BOUNDS_US
 from fleet.telemetry.routes import routes_of
 from fleet.telemetry.views import EdgeTransfer, RoleView, Transfers, WorkerView
 from web.ports import FleetPort

@@ -23,7 +23,7 @@ from fleet.conductor.driver.snapshot import lost_grants, missed_facts, read_live
 from fleet.conductor.invariants import violations
 from fleet.conductor.leases import ClockComparison, LeaseWatch
 from fleet.conductor.state import ConductorState, TaskState
-from fleet.conductor.step import granted_role, resume, step
+from fleet.conductor.step import granted_role, step
 from fleet.config import FleetConfig
 from fleet.config.schema import RENEWALS
 from fleet.control import keys, scripts
@@ -36,6 +36,7 @@ from fleet.control.connect import (
     stream_entries,
     text,
     texts,
+    worker_ids,
 )
 from fleet.control.outage import Outage, cause_of, is_away
 from fleet.control.redis_status import memory_of
@@ -53,18 +54,17 @@ BEFORE_ALL = "0-0"
 """Position before every event, of a leader that found `events` empty."""
 SWEEP_S = 1.0
 EARLY_PERCENT, SWEPT_EARLY = 5.0, 20
-"""Retained audio is deleted early from this far below `limits.max_redis_memory_percent` on: so much
-of it at a time.
+"""Early deletion of retained audio: its distance below `limits.max_redis_memory_percent`, and the
+number of requests at a time.
 """
 WATCH_SLICE = 500
-"""Overdue grants that one turn handles; the lead is renewed and events are read before the next
-ones.
+"""Overdue grants that one turn handles. Between two turns the lead is renewed and events are read.
 """
 
 
 class Driver:
-    """One conductor process. `turn()` is one pass; `run()` repeats it until `stopping` is set.
-    `clock`: monotonic, in seconds.
+    """Conductor process. `turn()` reads, decides and acts once; `run()` repeats it until `stopping`
+    is set. `clock`: monotonic, in seconds.
     """
 
     def __init__(
@@ -74,7 +74,10 @@ class Driver:
         me: WorkerId,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config, self.client, self.me, self._clock = config, client, me, clock
+        self.config = config
+        self.client = client
+        self.me = me
+        self._clock = clock
         self.leader = ""
         self.last_id = "0-0"
         self.state = self.checked = self._empty()
@@ -86,7 +89,8 @@ class Driver:
         """
         self.orphans: dict[RequestId, tuple[float, Epoch]] = {}
         """Requests whose gateway is lost: time of the loss, and the epoch of the client edges."""
-        self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
+        self._leases = LeaseWatch()
+        self._redis_clock = ClockComparison()
         self.led_at = clock()
         self.next_watch = self._next_sweep = 0.0
         self.stopping = False
@@ -144,7 +148,8 @@ class Driver:
         value = text(run(self.client, scripts.lead(self.me, self.leader, lease_ms)))
         self.led_at = self._clock()
         if value and (value != self.leader or self._must_read):
-            self.leader, self._must_read = value, False
+            self.leader = value
+            self._must_read = False
             self._take_over()
         elif not value:
             self.leader = ""
@@ -160,8 +165,10 @@ class Driver:
         return self._lead() and self.leader == leader
 
     def _take_over(self) -> None:
-        self._leases, self._redis_clock = LeaseWatch(), ClockComparison()
-        self.orphans, self.took_over_at = {}, self._clock()
+        self._leases = LeaseWatch()
+        self._redis_clock = ClockComparison()
+        self.orphans = {}
+        self.took_over_at = self._clock()
         live = self._read_state()
         log.info("conductor %s leads now; %d live requests", self.me, live)
 
@@ -173,7 +180,8 @@ class Driver:
         """
         last = cast("list[tuple[bytes, object]]", self.client.xrevrange(keys.EVENTS, count=1))
         self.last_id = text(last[0][0]) if last else BEFORE_ALL
-        self.state, self.granted_at = self._empty(), {}
+        self.state = self._empty()
+        self.granted_at = {}
         live = read_live(self.client)
         for request in live:
             if not self._still_leads():
@@ -189,7 +197,6 @@ class Driver:
                 self.client, record, drives_walks=bool(self.state.conductor_driven)
             ):
                 self._apply(fact)
-            self._carry_out(resume(self.state, request))
         return len(live)
 
     def _read(self) -> list[ev.AnyEvent]:
@@ -317,11 +324,9 @@ class Driver:
                 abs(step_s),
             )
             self.took_over_at = answered_s
-        usual_us = int(self.config.lease.worker_ttl_s * 1e6)
         found = zip(listed[::3], listed[1::3], listed[2::3], strict=True)
         leases = {
-            WorkerId(worker): (int(deadline), int(duration or usual_us))
-            for worker, deadline, duration in found
+            WorkerId(worker): (int(deadline), int(duration)) for worker, deadline, duration in found
         }
         return self._leases.observe(answered_s, int(redis_us), leases)
 
@@ -329,10 +334,8 @@ class Driver:
         """Revoke one more slice of the tasks of each fenced worker and gateway; the next slice in
         the next turn.
         """
-        for worker in cast("list[bytes]", self.client.hkeys(keys.FENCING)):
-            answer = text(
-                run(self.client, scripts.fence_tasks(self.leader, WorkerId(text(worker))))
-            )
+        for worker in worker_ids(self.client.hkeys(keys.FENCING)):
+            answer = text(run(self.client, scripts.fence_tasks(self.leader, worker)))
             if answer == "not_leader":
                 self.leader = ""
                 return

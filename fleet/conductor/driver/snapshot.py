@@ -7,9 +7,17 @@ import redis
 
 from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
-from fleet.control.connect import entry_order, exchange, pairs, stream_entries, text
+from fleet.control.connect import (
+    entry_order,
+    exchange,
+    pairs,
+    stream_entries,
+    text,
+    texts,
+    worker_ids,
+)
 from fleet.core.chunk import decode_chunk
-from fleet.core.events import AnswerDelivered, ChunkAppended, Event, TaskFailed, TaskLost
+from fleet.core.events import ChunkAppended, Event, TaskFailed, TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import decode_request
 from fleet.graphs import get_graph
@@ -59,8 +67,6 @@ def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bo
                     param=param or None,
                 )
             )
-        elif stage == CLIENT and state == TaskState.FINISHED:
-            facts.append(AnswerDelivered(request=record.id))
     return [*facts, *(_boundaries(client, record) if drives_walks else ())]
 
 
@@ -100,10 +106,7 @@ def _read_fields(
     replies = exchange(
         client, (), *(("HMGET", keys.task(request, stage), *names) for stage in stages)
     )
-    return {
-        stage: [text(f) for f in cast("list[object]", reply)]
-        for stage, reply in zip(stages, replies, strict=True)
-    }
+    return {stage: texts(reply) for stage, reply in zip(stages, replies, strict=True)}
 
 
 Grant = tuple[RequestId, StageName]
@@ -113,10 +116,10 @@ def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
     """Return those unclaimed grants that may be lost: no worker holds them, and they have left
     their role's queue.
 
-    A grant that still waits in the queue is not lost: the role is merely busy. One that is reserved
-    for a worker had a free slot there, so it is overdue. But a worker that has reserved a task to
-    run alone accepts nothing else until it is idle; that task is granted again only if another
-    worker of the role is idle, or one worker after another would stop accepting tasks.
+    A grant that still waits in the queue is not lost: the role is merely busy. A grant that is
+    reserved for a worker had a free slot there, so it is overdue. But a worker that has reserved a
+    task to run alone accepts nothing else until it is idle; that task is granted again only if
+    another worker of the role is idle, or one worker after another would stop accepting tasks.
 
     The number of round trips does not depend on the number of grants.
     """
@@ -124,7 +127,7 @@ def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
     replies = exchange(
         client, (), *(("HMGET", keys.task(request, stage), *names) for request, stage in grants)
     )
-    fields = [tuple(text(field) for field in cast("list[object]", reply)) for reply in replies]
+    fields = [tuple(texts(reply)) for reply in replies]
     waiting = {role for role, entry, to, _ in fields if role and entry and not to}
     delivered = _last_delivered(client, sorted(waiting))
     idle = {
@@ -160,10 +163,7 @@ def _last_delivered(client: redis.Redis, roles: Sequence[str]) -> dict[str, tupl
 
 def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
     """Return True if a worker of the role accepts tasks and has none."""
-    accepting = [
-        WorkerId(text(name))
-        for name in cast("list[bytes]", client.zrange(keys.role_workers(role, "accepting"), 0, -1))
-    ]
+    accepting = worker_ids(client.zrange(keys.role_workers(role, "accepting"), 0, -1))
     return any(
         not tasks
         for tasks in exchange(

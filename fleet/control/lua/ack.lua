@@ -10,7 +10,7 @@ for i = 1, #ARGV, 8 do
   local r, s, epoch, e, consumed, producer = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]
   local tk = task_key(r, s)
   local t = call('HMGET', tk, 'epoch', 'consumed:' .. e, 'state')
-  -- A task that runs is that of a live request: `close` leaves none running.
+  -- A running task belongs to a live request: `close` leaves no task running.
   if t[1] ~= epoch then out[#out + 1] = 'stale'
   elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then out[#out + 1] = 'ended'
   else

@@ -2,7 +2,7 @@
 -- task's counts ("written": items|bytes|rows|time of the last chunk, us), the consumer's inbox, an event if there is one, and the task's
 -- end if this chunk ends it ("finish"). The end of the request's last task closes it as finished. All chunks of the call for one consumer
 -- are one entry of its inbox, without large headers.
--- A repeated chunk is answered "duplicate", also the one that ended the task.
+-- A repeated chunk is answered "duplicate", also the chunk that ended the task.
 -- ARGV: repeated 12: request, stage, epoch, edge, consumer stage, index, header, location, event, finish ("1"), item count, row count
 local function first_of(r, s, epoch, e, consumer, now)
   local tk = task_key(r, s)
@@ -18,7 +18,7 @@ for i = 1, #ARGV, 12 do
   local t = call('HMGET', tk, 'epoch', 'produced:' .. e, 'state', 'written:' .. e)
   local answer = 'ok'
   local produced = tonumber(t[2] or '0')
-  -- A task that runs is that of a live request: `close` leaves none running.
+  -- A running task belongs to a live request: `close` leaves no task running.
   if t[1] ~= epoch then answer = 'stale'
   elseif t[3] ~= 'running' and call('SISMEMBER', P .. 'live', r) == 0 then answer = 'ended'
   elseif index < produced then answer = 'duplicate'

@@ -1,4 +1,4 @@
--- Definitions of the scripts, each of which contains those that it uses (`lua_source.py`). P is the key prefix; all times are Redis's own, in microseconds.
+-- Definitions of the scripts, each of which contains the definitions that it uses (`lua_source.py`). P is the key prefix; all times are Redis's own, in microseconds.
 local P = '{fleet}:'
 local call = redis.call
 local MAX_EVENTS, MAX_INBOX, MAX_DEAD, MAX_DEAD_BYTES = 20000, 200000, 1000, 67108864
@@ -8,19 +8,17 @@ local SERIES_STEP_US, SERIES_KEPT_S = 5000000, 1000
 local ENDLESS = '9000000000000000'
 local MAX_FAILED_STARTS, USUAL_START_US, FORGET_TRIES_US = 3, 5000000, 60000000
 local MAX_START_US, FENCE_SLICE, SWEEP_SLICE = 120000000, 50, 50
--- Deaths over a task without progress before it runs alone, and beyond which one of them, alone, condemns it; as in `conductor/step.py`.
+-- Deaths over a task without progress before it runs alone. Beyond that number a death alone condemns the task, as in `conductor/step.py`.
 local MAX_DEATHS = 2
 local REFUSING_S, VOICE_ENDED_MS = 10, 600000
 local REFUSED_KEPT_S, MAX_REFUSED = 3600, 100
--- Retention of a request that an older version submitted: its hash does not say.
-local USUAL_RETENTION_S, USUAL_AUDIO_RETENTION_S = 600, 60
 
 local function now_us()
   local t = call('TIME')
   return tonumber(t[1]) * 1000000 + tonumber(t[2])
 end
 -- Let this script run although Redis's memory is full: Redis compares `maxmemory` only before the first write of a script, and not
--- before a deletion. To be called before any other write, by scripts that free, end or keep what exists; those that add work are
+-- before a deletion. To be called before any other write, by scripts that free, end or keep what exists; scripts that add work are
 -- refused as a whole. The key never exists.
 local function pass_when_full() call('DEL', P .. 'none') end
 local function int(n) return string.format('%.0f', n) end
@@ -93,7 +91,7 @@ local function count(field)
   local key = P .. 'series:' .. int(math.floor(now_us() / SERIES_STEP_US))
   if call('HINCRBY', key, field, 1) == 1 then call('EXPIRE', key, SERIES_KEPT_S) end
 end
--- Count a duration in its bucket, by the bounds of `fleet.telemetry.hops`.
+-- Count a duration in its bucket, by the bounds of `fleet.telemetry.counts`.
 local function count_us(field, us)
   count(field .. ':' .. int(math.max(0, math.min(100, math.ceil(20 * math.log(math.max(us, 1) / 100) / math.log(10))))))
 end
@@ -124,7 +122,7 @@ local function status_of(standby, draining, ordered_off)
   if ordered_off == '1' then return 'ordered_off' end
   return draining == '1' and 'leaving' or 'accepting'
 end
--- Set a worker's place in the indexes of listed workers: with its lease deadline in the set of its role and status and in that of its
+-- Set a worker's place in the indexes of listed workers: with its lease deadline in the set of its role and status and in the set of its
 -- settings, in none once it is unlisted. Every script that lists it or changes these fields of its hash calls this after.
 local function index_worker(w)
   local is = call('HMGET', P .. 'worker:' .. w, 'role', 'standby', 'draining', 'ordered_off', 'settings_group')
@@ -237,7 +235,7 @@ local function refusal_of(tk, r, epoch)
   if call('SISMEMBER', P .. 'live', r) == 0 then return 'ended' end
   return t[2] ~= 'running' and 'stale' or nil
 end
--- Return true if an epoch is below another one, as text. An epoch above that of Redis proves that Redis lost the write that raised it.
+-- Return true if an epoch is below another epoch, as text. An epoch above Redis's proves that Redis lost the write that raised it.
 local function is_older(epoch, other) return tonumber(epoch) < tonumber(other or '0') end
 local function is_leader(value) return call('GET', P .. 'conductor') == value end
 -- Raise an epoch above its former value, the time of Redis, and `seen` ("" none): an epoch that a holder has and Redis lost.
@@ -329,14 +327,14 @@ local function offer(tk, r, s, role, alone, to)
   count('in:' .. role)
   return epoch
 end
--- Grant a task without an owner, by `offer`; `how` is added to its trace. Every grant is by this function, except that of a hand-off.
+-- Grant a task without an owner, by `offer`; `how` is added to its trace. Every grant is by this function, except in a hand-off.
 local function grant_task(tk, r, s, role, alone, to, how)
   local epoch = offer(tk, r, s, role, alone, to)
   trace(r, 'granted', s, epoch, to, role .. (alone == '1' and ', alone' or '') .. (how or ''))
   event(cjson.encode({type = 'TaskGranted', request = r, stage = s, epoch = 0}):gsub('"epoch":0', '"epoch":' .. epoch))
   return epoch
 end
--- Return the worker for a task's first grant: the one that caches the rows of its request's session, if it is alive, accepts tasks of
+-- Return the worker for a task's first grant: the worker that caches the session of its request, if it is alive, accepts tasks of
 -- the role and has a free slot; else nil. If the task stays unclaimed there, the next grant goes to the role.
 local function caching_worker(r, s, role)
   local session = call('HGET', P .. 'req:' .. r, 'session')
@@ -402,7 +400,7 @@ local function close(r, state, code, message, param)
   if call('SREM', P .. 'live', r) == 0 then return 'ended' end
   set_state(r, state)
   local of = call('HMGET', rk, 'stages', 'edges', 'brief', 'retention_s', 'audio_retention_s')
-  local brief, retention_s, brief_s = of[3] or '', of[4] or USUAL_RETENTION_S, of[5] or USUAL_AUDIO_RETENTION_S
+  local brief, retention_s, brief_s = of[3], of[4], of[5]
   call('HSET', rk, 'code', code, 'message', message, 'param', param, 'ended_us', int(now_us()))
   call('EXPIRE', rk, retention_s)
   call('EXPIRE', rk .. ':blob', brief_s)
@@ -434,7 +432,7 @@ local function close(r, state, code, message, param)
   event(cjson.encode({type = 'RequestEnded', request = r, state = state, reason = message}))
   return 'ok'
 end
--- Close the request as finished if every task has finished, that of the client too: the answer was delivered. To be called where a task
+-- Close the request as finished if every task has finished, the client's too: the answer was delivered. To be called where a task
 -- finishes. States are compared, and not a count of open tasks: a finished task may run again to recompute its tensors, and a repeated
 -- last chunk finishes it twice.
 local function close_if_complete(r)

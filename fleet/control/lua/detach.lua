@@ -1,6 +1,6 @@
 -- detach: gives up the client edges of a request that no stream of the gateway reads: it lost the answer of its submission, or Redis
 -- lost that they were delivered or belong to another gateway by now. Compares owner and epoch, and that the request is live. As after
--- the gateway's death, another one can attach, or the conductor aborts the request.
+-- the gateway's death, another gateway can attach, or the conductor aborts the request.
 -- ARGV: request, gateway, epoch
 pass_when_full()
 local r, gateway, epoch = unpack(ARGV)

@@ -1,6 +1,5 @@
--- end_request: compares the leader's term; closes the request as failed, or as finished if an older version left it open. A request
--- that killed the workers of a stage also becomes a dead letter, with everything needed to submit it again; the oldest ones are removed
--- beyond a number and a size.
+-- end_request: compares the leader's term; closes the request as failed. A request that killed the workers of a
+-- stage also becomes a dead letter, with everything needed to submit it again. The oldest letters are removed beyond a number and a size.
 -- ARGV: leader, request, state, code, message, param, dead stage
 pass_when_full()
 local function keep_letter(r, stage, why)

@@ -1,5 +1,5 @@
 -- grant: compares the leader's term, the task's expected epoch, that it neither runs nor has finished and that the request is live; grants
--- it again, since its grant is overdue, or since an older version left it pending or lost.
+-- it again, since its grant is overdue.
 -- ARGV: leader, request, stage, role, expected epoch, alone ("1")
 pass_when_full()
 local leader, r, s, role, expected, alone = unpack(ARGV)

@@ -7,7 +7,7 @@
 local session, holder, ttl_ms, owner, new, bound = unpack(ARGV)
 local vk = P .. 'voice:' .. session
 local known = call('EXISTS', vk) == 1
-if known == (new == '1') or (known and (call('HGET', vk, 'owner') or '') ~= owner) then return {} end
+if known == (new == '1') or (known and call('HGET', vk, 'owner') ~= owner) then return {} end
 local now, replaced = now_us(), {}
 if new == '1' and owner ~= '' then
   local open, lost = 0, {}

@@ -1,5 +1,5 @@
 -- promote_version: compares that the worker, if one is named, is listed and does not stand by; that the stage's version of the draft head is
--- the expected one ("" any); and that the new one exists (0: that of the start). Writes it, the one before, and why.
+-- the expected one ("" any); and that the new version exists (0: the version of the start). Writes it, the one before, and why.
 -- ARGV: worker ("": an operator), stage, expected version, new version, reason
 local w, stage, expected, number, reason = unpack(ARGV)
 if w ~= '' and (not call('ZSCORE', P .. 'workers', w) or call('HGET', P .. 'worker:' .. w, 'standby') == '1') then return 'unlisted' end

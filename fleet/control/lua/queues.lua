@@ -1,5 +1,5 @@
 -- queues: reads, at one moment of Redis's clock, the role streams. Writes nothing.
--- Answers per role: unclaimed entries, those of them not yet delivered to a worker, age of the oldest in us (0 without one).
+-- Answers per role: unclaimed entries, unclaimed entries not yet delivered to a worker, age of the oldest in us (0 without one).
 -- ARGV: roles
 local out, now = {}, now_us()
 for i, role in ipairs(ARGV) do

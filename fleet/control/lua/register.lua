@@ -1,6 +1,6 @@
 -- register: lists a new process with its lease and the lease's duration, creates its inbox and its role's stream, and clears the role's
 -- losses and failed starts. Writes the indexes of workers: by role and status, by compared settings, by place. Refused, with the
--- reason kept for an hour: a worker whose versions differ from those of the listed workers ("skew"), and one
+-- reason kept for an hour: a worker whose versions differ from the listed workers' ("skew"), and one
 -- that could not exchange tensors with them or does not share their secret ("mismatch"). Workers of one `stage`, where they name it,
 -- hand tasks over to each other and must therefore compute alike too. A lapsed worker is ignored: it may be long dead.
 -- It stands by (answer "standby") where its role has `replicas` workers that accept tasks, and fewer than `standby` that stand by.
@@ -35,7 +35,7 @@ local function mismatch(other, peer)
   return 'its tensors can be read by ' .. readers_of(own.reach, own.host) .. ', those of ' .. other .. ' by ' ..
     readers_of(peer.reach, peer.host), 'set transfer.interface for every worker of a fleet on several hosts'
 end
--- The listed workers with the same compared settings are a group. All of a group give the same answer, so that one is compared.
+-- The listed workers with the same compared settings are a group. All workers of a group give the same answer, so one is compared.
 local ALWAYS = {'protocol', 'package', 'checkpoint', 'kernels'}
 local WITHIN_STAGE = {'protocol', 'package', 'checkpoint', 'kernels', 'engine', 'dtype', 'numerics', 'page_size_tokens',
   'tensor_parallel_size', 'quantization', 'device_kind'}

@@ -1,5 +1,5 @@
 -- sweep: compares the leader's term; deletes audio of ended requests whose time is over: where one key in ten has expired, Redis's own
--- expiry hardly looks. `early`: at least so many of the oldest are deleted, their time over or not. Answers "more" while others are due.
+-- expiry hardly looks. `early`: number of the oldest that are deleted at least, even if their time is not over. Answers "more" while others are due.
 -- ARGV: leader, early
 pass_when_full()
 local leader, early = ARGV[1], tonumber(ARGV[2])

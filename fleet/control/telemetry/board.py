@@ -38,9 +38,7 @@ from fleet.control.telemetry.series import SeriesReader, Tally, growth_of, rates
 from fleet.control.telemetry.workers import (
     drafts_of,
     read_gaps,
-    read_hops,
     read_load,
-    read_pulls,
     read_workers,
     transfers_of,
 )
@@ -48,8 +46,7 @@ from fleet.core.chunk import Chunk, decode_chunk
 from fleet.core.events import decode_event
 from fleet.core.ids import EdgeName, RequestId, RoleName
 from fleet.drafts.figures.speculation import StageDrafts
-from fleet.telemetry.hops import HopCounts
-from fleet.telemetry.pulls import KV, PullCounts
+from fleet.telemetry.counts import KV, LatencyCounts, PullCounts
 from fleet.telemetry.trace import FirstOutputs, RequestFilter, RequestPage, RequestTrace
 from fleet.telemetry.views import (
     DeadLetterView,
@@ -77,9 +74,12 @@ class Telemetry:
         config: FleetConfig,
         status: RedisStatus,
     ) -> None:
-        self._redis, self._config, self._status = client, config, status
+        self._redis = client
+        self._config = config
+        self._status = status
         self._graph = config.graph_declaration()
-        self._events, self._lines = Feed(reader, keys.EVENTS), Feed(reader, keys.LOGS)
+        self._events = Feed(reader, keys.EVENTS)
+        self._lines = Feed(reader, keys.LOGS)
         self._series = SeriesReader(client, self._graph)
         self._tally = Tally()
 
@@ -140,7 +140,7 @@ class Telemetry:
         """
         counted = self._tally.take()
         try:
-            load = await read_load(self._redis)
+            load = await read_load(self._redis, "running", "pulls")
             gauges = {f"pulled:{edge}": counts.num_bytes for edge, counts in load.pulls.items()}
             roles = list(dict.fromkeys([*self._role_names(), *sorted(load.running)]))
             waiting = cast(
@@ -157,7 +157,7 @@ class Telemetry:
             raise
 
     async def workers(self, *, with_gone: bool = False) -> list[WorkerView]:
-        """Return workers by role, then gateways; `with_gone`: then those that ended in the last
+        """Return workers by role, then gateways; `with_gone`: then processes that ended in the last
         minutes, the latest first.
         """
         return await answer_of(read_workers(self._redis, with_gone=with_gone))
@@ -246,13 +246,13 @@ class Telemetry:
         """
         edges = [str(edge.name) for edge in self._graph.edges if edge.remote]
         split = any(stage.split is not None for stage in self._config.stages.values())
-        counts = await answer_of(read_pulls(self._redis))
+        counts = (await answer_of(read_load(self._redis, "pulls"))).pulls
         names = [*edges, *([KV] if split else []), *sorted(counts)]
         return {name: counts.get(name, PullCounts()) for name in names}
 
-    async def hop_counts(self) -> HopCounts:
-        """Return the ages of chunks on arrival at the listed workers, since they joined."""
-        return await answer_of(read_hops(self._redis))
+    async def hop_counts(self) -> LatencyCounts:
+        """Return the chunk latencies at the listed workers, since they joined."""
+        return (await answer_of(read_load(self._redis, "hops"))).hops
 
     async def series(self) -> list[SeriesPoint]:
         """Return the last `SERIES_KEPT_S`, the oldest first, without gaps: a step without counts is

@@ -26,10 +26,11 @@ Entry = tuple[str, dict[str, bytes]]
 
 
 class Feed:
-    """One stream. Its tailing task runs while it has followers."""
+    """Followed Redis stream. Its tailing task runs while it has followers."""
 
     def __init__(self, client: redis.asyncio.Redis, key: str) -> None:
-        self._client, self._key = client, key
+        self._client = client
+        self._key = key
         self._woken = asyncio.Event()
         self._followers = 0
         self._tail: asyncio.Task[None] | None = None

@@ -1,5 +1,5 @@
-"""Pages of the index of requests, in the order of their ids, which is that of creation. The index
-only orders; data is in hashes.
+"""Pages of the index of requests, in the order of their ids, which is the order of creation. The
+index only orders; data is in hashes.
 
 Filters other than the state are applied while reading, over a bounded number of requests per page.
 """

@@ -62,8 +62,8 @@ async def read_queues(
     stages: Mapping[RoleName, StageName],
     rates: Rates,
 ) -> list[RoleQueue]:
-    """Read the queues of these roles. `stages`: by role. `rates`: tasks per second by role, under
-    `in` and `out`.
+    """Read the queues of these roles. `stages`: stage of each role. `rates`: tasks per second by
+    role, under `in` and `out`.
     """
     pipe = client.pipeline(transaction=False)
     for role in roles:

@@ -15,7 +15,7 @@ from fleet.core.hand_off import decode_hand_off
 from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, StageName
 from fleet.core.request import RequestSpec, decode_request
 from fleet.graphs import Graph, get_graph
-from fleet.telemetry.receipts import RECEIVED, decode_receipts
+from fleet.telemetry.counts import RECEIVED, decode_receipts
 from fleet.telemetry.trace import (
     AudioIn,
     EdgeTrace,
@@ -49,7 +49,7 @@ async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> Request
     for stage in stages:
         pipe.hgetall(keys.task(request, stage))
     hashes = dict(zip(stages, map(pairs, cast("list[object]", await pipe.execute())), strict=True))
-    events = tuple(event for line in lines if (event := _event(text(line))) is not None)
+    events = [_event(text(line)) for line in lines]
     return _build_trace(spec, head, hashes, events, seconds * 1_000_000 + micros)
 
 
@@ -178,15 +178,10 @@ def _edges(
         )
 
 
-def _event(line: str) -> TraceEvent | None:
-    """Parse `at|what|stage|epoch|worker|detail`, as `common.lua` writes it; None for a line of
-    another version.
-    """
-    parts = line.split("|", 5)
-    if len(parts) != 6 or not parts[0].isdecimal():
-        return None
-    at_us, what, stage, epoch, worker, detail = parts
-    at = Epoch(int(epoch) if epoch.isdecimal() else 0)
+def _event(line: str) -> TraceEvent:
+    """Parse `at|what|stage|epoch|worker|detail`, as `common.lua` writes it."""
+    at_us, what, stage, epoch, worker, detail = line.split("|", 5)
+    at = Epoch(int(epoch or 0))
     return TraceEvent(
         at_us=int(at_us), what=what, stage=stage, epoch=at, worker=worker, detail=detail
     )

@@ -4,10 +4,9 @@ page.
 Fields of a step: `submitted`, `ended:STATE`, `in:ROLE` and `out:ROLE` (granted, claimed),
 `first:EDGE:BOUND`, `took:STAGE:BOUND`, `rtf:BOUND` and `underruns` are counts; `running:ROLE`,
 `waiting:ROLE` and `pulled:EDGE` (bytes so far) were seen by some gateway. A BOUND is a place in
-`fleet.telemetry.hops.BOUNDS_US`; an RTF is counted as that many seconds.
+`fleet.telemetry.counts.BOUNDS_US`; an RTF is counted as that many seconds.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
@@ -17,7 +16,7 @@ import redis.asyncio
 from fleet.control import keys
 from fleet.control.connect import pairs, text
 from fleet.graphs import Graph
-from fleet.telemetry.hops import BOUNDS_US, HopCounts
+from fleet.telemetry.counts import LatencyCounts, bound_of
 from fleet.telemetry.views import SERIES_KEPT_S, SERIES_STEP_S, SeriesPoint
 
 Step = dict[str, int]
@@ -25,11 +24,6 @@ NUM_STEPS = SERIES_KEPT_S // SERIES_STEP_S
 RATE_STEPS = 60 // SERIES_STEP_S
 LATE_STEPS = 3
 """Steps after its end during which a step may still change: gateways write once per step."""
-
-
-def bound_of(us: float) -> int:
-    """Return the index of a duration among the bounds."""
-    return min(bisect_left(BOUNDS_US, us), len(BOUNDS_US) - 1)
 
 
 class Tally:
@@ -57,7 +51,8 @@ class SeriesReader:
     """Reader of the last quarter of an hour; steps that can no longer change are cached."""
 
     def __init__(self, client: redis.asyncio.Redis, graph: Graph) -> None:
-        self._client, self._media = client, graph.media
+        self._client = client
+        self._media = graph.media
         self._over: dict[int, Step] = {}
 
     async def read(self) -> list[tuple[int, Step]]:
@@ -85,27 +80,23 @@ class SeriesReader:
 
     def _point(self, step: int, fields: Step) -> SeriesPoint:
         first = {medium: _counts(fields, f"first:{edge}") for edge, medium in self._media.items()}
-        audio, text_ = first.get("audio", HopCounts()), first.get("text", HopCounts())
+        audio, text_ = first.get("audio", LatencyCounts()), first.get("text", LatencyCounts())
         took = {stage: _counts(fields, f"took:{stage}") for stage in _names(fields, "took")}
         rtf = _counts(fields, "rtf").percentile_us(95)
         return SeriesPoint(
             at_us=step * SERIES_STEP_S * 1_000_000,
             submitted=fields.get("submitted", 0),
             ended=_of(fields, "ended"),
-            first_text_p50_ms=_ms(text_, 50),
-            first_text_p95_ms=_ms(text_, 95),
-            first_audio_p50_ms=_ms(audio, 50),
-            first_audio_p95_ms=_ms(audio, 95),
+            first_text_p50_ms=text_.percentile_ms(50),
+            first_text_p95_ms=text_.percentile_ms(95),
+            first_audio_p50_ms=audio.percentile_ms(50),
+            first_audio_p95_ms=audio.percentile_ms(95),
             rtf_p95=None if rtf is None else rtf / 1e6,
             underruns=fields.get("underruns", 0),
             running=_of(fields, "running"),
             waiting=_of(fields, "waiting"),
-            task_p50_ms={
-                stage: ms for stage, counts in took.items() if (ms := _ms(counts, 50)) is not None
-            },
-            task_p95_ms={
-                stage: ms for stage, counts in took.items() if (ms := _ms(counts, 95)) is not None
-            },
+            task_p50_ms=_percentiles(took, 50),
+            task_p95_ms=_percentiles(took, 95),
         )
 
 
@@ -145,13 +136,13 @@ def _names(fields: Step, what: str) -> list[str]:
     return sorted({name.rpartition(":")[0] for name in _of(fields, what)})
 
 
-def _counts(fields: Step, what: str) -> HopCounts:
-    counts = HopCounts()
+def _counts(fields: Step, what: str) -> LatencyCounts:
+    counts = LatencyCounts()
     for bound, number in _of(fields, what).items():
         counts.counts[int(bound)] += number
     return counts
 
 
-def _ms(counts: HopCounts, percent: float) -> float | None:
-    found = counts.percentile_us(percent)
-    return None if found is None else found / 1000
+def _percentiles(took: Mapping[str, LatencyCounts], percent: float) -> dict[str, float]:
+    found = {stage: counts.percentile_ms(percent) for stage, counts in took.items()}
+    return {stage: ms for stage, ms in found.items() if ms is not None}

@@ -2,7 +2,8 @@
 trace.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,24 +11,26 @@ import msgspec
 import redis.asyncio
 
 from fleet.control import keys
-from fleet.control.connect import number, pairs, slices, text
+from fleet.control.connect import number, pairs, slices, text, texts, worker_ids
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId, stage_of
-from fleet.drafts.figures.speculation import WorkerDrafts, decode_speculation
-from fleet.spans.protocol.figures import SpanFigures, SpanPart, decode_figures
-from fleet.telemetry.hops import HopCounts, decode_hops
-from fleet.telemetry.pulls import PullCounts, decode_pulls
+from fleet.drafts.figures.speculation import WorkerDrafts
+from fleet.spans.protocol.figures import SpanFigures, SpanPart
+from fleet.telemetry.counts import LatencyCounts, PullCounts
 from fleet.telemetry.views import EdgeTransfer, TaskRef, Transfers, WorkerTransfer, WorkerView
+from fleet.telemetry.vitals import Fields, Vitals
 
-Fields = Mapping[str, bytes]
 MAX_TASKS = 100
 SLICE = 100
 """Workers that are read in one round trip."""
-MS = 1000
+TEXTS = ("role", "host", "cause", "device", "package", "checkpoint", "protocol")
+NUMBERS = ("pid", "started_us", "capacity")
+SHOWN = set(WorkerView.__struct_fields__) & set(Vitals.__struct_fields__)
+"""Statistics that the view of a worker has under the same name."""
 
 
 async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) -> list[WorkerView]:
-    """Read workers by role, then gateways, late ones included; `with_gone`: then those that ended
-    lately, the latest first.
+    """Read workers by role, then gateways, late ones included; `with_gone`: then processes that
+    ended lately, the latest first.
     """
     pipe = client.pipeline(transaction=False)
     pipe.zrange(keys.WORKERS, 0, -1, withscores=True)
@@ -38,7 +41,7 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
         tuple(await pipe.execute()),
     )
     present = [WorkerId(text(name)) for name, _ in listed]
-    departed = [WorkerId(text(name)) for name in gone] if with_gone else []
+    departed = worker_ids(gone) if with_gone else []
     for worker in present:
         pipe.hgetall(keys.worker(worker))
         pipe.smembers(keys.worker_tasks(worker))
@@ -75,9 +78,9 @@ async def read_gaps(client: redis.asyncio.Redis, role: RoleName) -> list[str]:
     none.
     """
     pipe = client.pipeline(transaction=False)
-    for worker in await client.zrange(keys.role_workers(role, "accepting"), 0, -1):
-        pipe.hget(keys.worker(WorkerId(text(worker))), "gap")
-    return [text(gap) for gap in cast("list[bytes | None]", await pipe.execute())]
+    for worker in worker_ids(await client.zrange(keys.role_workers(role, "accepting"), 0, -1)):
+        pipe.hget(keys.worker(worker), "gap")
+    return texts(await pipe.execute())
 
 
 def _state(fields: Fields, lease_left_s: float) -> str:
@@ -97,53 +100,35 @@ def _worker(
     held: Set[bytes] = frozenset(),
 ) -> WorkerView:
     """`lease_left_s` None: the worker is gone."""
-    hops = decode_hops(text(fields.get("hops")))
+    vitals = Vitals.decode(fields)
+    hops = vitals.hops or LatencyCounts()
     tasks = sorted(text(pair).partition("|") for pair in held)[:MAX_TASKS]
     is_gone = lease_left_s is None
+    state = text(fields.get("how")) or "left" if is_gone else _state(fields, lease_left_s)
+    shown = {name: value for name in SHOWN if (value := getattr(vitals, name)) is not None}
+    if is_gone:
+        shown["running"] = 0
     return WorkerView(
         id=worker,
-        role=text(fields.get("role")),
-        host=text(fields.get("host")),
-        pid=number(fields, "pid"),
-        state=(text(fields.get("how")) or "left")
-        if lease_left_s is None
-        else _state(fields, lease_left_s),
-        started_us=number(fields, "started_us"),
+        state=state,
         ended_us=number(fields, "ended_us") if is_gone else 0,
-        cause=text(fields.get("cause")),
         lease_left_s=round(lease_left_s or 0.0, 3),
-        device=text(fields.get("device")),
-        package=text(fields.get("package")),
-        checkpoint=text(fields.get("checkpoint")),
-        protocol=text(fields.get("protocol")),
-        running=0 if is_gone else number(fields, "running"),
-        capacity=number(fields, "capacity"),
-        memory_bytes=number(fields, "memory_bytes"),
-        cpu_percent=number(fields, "cpu_percent"),
-        gpu=text(fields.get("gpu")),
-        gpu_total_bytes=number(fields, "gpu_total_bytes"),
-        gpu_used_bytes=number(fields, "gpu_used_bytes"),
-        gpu_own_bytes=number(fields, "gpu_own_bytes"),
-        gpu_percent=number(fields, "gpu_percent") if "gpu_percent" in fields else None,
-        pages_used=number(fields, "pages_used"),
-        pages_total=number(fields, "pages_total"),
-        pages_kept=number(fields, "pages_kept"),
-        rows_reused=number(fields, "rows_reused"),
-        slots_used=number(fields, "slots_used"),
         hop_p50_us=hops.percentile_us(50),
         hop_p95_us=hops.percentile_us(95),
         tasks=tuple(
             TaskRef(request=RequestId(request), stage=StageName(stage))
             for request, _, stage in tasks
         ),
-        transfer=_transfer(worker, fields),
-        part=_part(fields),
-        speculation=decode_speculation(text(fields.get("speculation"))),
+        transfer=_transfer(worker, fields, vitals),
+        part=_part(fields, vitals),
+        **{name: text(fields.get(name)) for name in TEXTS},
+        **{name: number(fields, name) for name in NUMBERS},
+        **shown,
     )
 
 
 def drafts_of(stage: StageName, workers: Sequence[WorkerView]) -> tuple[WorkerDrafts, ...]:
-    """Return the drafts of the stage's workers."""
+    """Return the speculation statistics of each worker of a stage."""
     return tuple(
         WorkerDrafts(
             worker=view.id,
@@ -155,7 +140,7 @@ def drafts_of(stage: StageName, workers: Sequence[WorkerView]) -> tuple[WorkerDr
     )
 
 
-def _part(fields: Fields) -> SpanPart | None:
+def _part(fields: Fields, vitals: Vitals) -> SpanPart | None:
     is_anchor = "worker_spans" in fields
     if not is_anchor and "span_address" not in fields:
         return None
@@ -169,22 +154,22 @@ def _part(fields: Fields) -> SpanPart | None:
         or tuple(configured.split(",") if configured else ()),
         hops=tuple(WorkerId(worker) for worker, _ in route),
         gap=text(fields.get("gap")),
-        figures=decode_figures(text(fields.get("span_figures"))) or SpanFigures(),
+        figures=vitals.span_figures or SpanFigures(),
     )
 
 
-def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
+def _transfer(worker: WorkerId, fields: Fields, vitals: Vitals) -> WorkerTransfer | None:
     backend = text(fields.get("backend"))
     if not backend:
         return None
-    pulls = decode_pulls(text(fields.get("pulls"))).values()
+    pulls = (vitals.pulls or {}).values()
     return WorkerTransfer(
         worker=worker,
         role=text(fields.get("role")),
         backend=backend,
         registered_bytes=number(fields, "registered_bytes"),
-        used_bytes=number(fields, "used_bytes"),
-        slots_used=number(fields, "slots_used"),
+        used_bytes=vitals.used_bytes or 0,
+        slots_used=vitals.slots_used or 0,
         in_flight=sum(counts.in_flight for counts in pulls),
         num_pulls=sum(counts.num_pulls for counts in pulls),
         num_failed=sum(counts.num_failed for counts in pulls),
@@ -193,58 +178,34 @@ def _transfer(worker: WorkerId, fields: Fields) -> WorkerTransfer | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetLoad:
-    """Totals over the listed workers: tasks by role, pulls by edge."""
+    """Totals over the listed workers: tasks by role, pulls by edge, chunk latencies."""
 
     running: Mapping[RoleName, int]
     pulls: Mapping[str, PullCounts]
+    hops: LatencyCounts
 
 
-async def read_load(client: redis.asyncio.Redis) -> FleetLoad:
-    running: dict[RoleName, int] = {}
-    pulls: list[str] = []
-    for role, number_running, counts in await _fields_of_all(client, "role", "running", "pulls"):
-        if role:
-            running[RoleName(role)] = running.get(RoleName(role), 0) + int(number_running or 0)
-        pulls.append(counts)
-    return FleetLoad(running=running, pulls=_total_pulls(pulls))
-
-
-async def read_pulls(client: redis.asyncio.Redis) -> dict[str, PullCounts]:
-    """Sum the pulls by edge over the listed workers."""
-    return _total_pulls(counts for (counts,) in await _fields_of_all(client, "pulls"))
-
-
-def _total_pulls(all_counts: Iterable[str]) -> dict[str, PullCounts]:
-    total: dict[str, PullCounts] = {}
-    for raw in all_counts:
-        for edge, counts in decode_pulls(raw).items():
-            total[edge] = total[edge] + counts if edge in total else counts
-    return total
-
-
-async def read_hops(client: redis.asyncio.Redis) -> HopCounts:
-    """Sum the ages of chunks on arrival over the listed workers."""
-    return sum((decode_hops(raw) for (raw,) in await _fields_of_all(client, "hops")), HopCounts())
-
-
-async def _fields_of_all(client: redis.asyncio.Redis, *fields: str) -> list[list[str]]:
-    """Read these fields of every listed worker, in slices: the other tasks of the event loop must
-    not wait for a large fleet.
+async def read_load(client: redis.asyncio.Redis, *names: str) -> FleetLoad:
+    """Sum the named statistics of the listed workers, read in slices: the other tasks of the event
+    loop must not wait for a large fleet.
     """
-    listed = [
-        WorkerId(text(name))
-        for name in cast("list[bytes]", await client.zrange(keys.WORKERS, 0, -1))
-    ]
-    found: list[list[str]] = []
-    for workers in slices(listed, SLICE):
+    running: Counter[RoleName] = Counter()
+    pulls: dict[str, PullCounts] = {}
+    hops = LatencyCounts()
+    for workers in slices(worker_ids(await client.zrange(keys.WORKERS, 0, -1)), SLICE):
         pipe = client.pipeline(transaction=False)
         for worker in workers:
-            pipe.hmget(keys.worker(worker), fields)
-        found += [
-            list(map(text, values))
-            for values in cast("list[list[bytes | None]]", await pipe.execute())
-        ]
-    return found
+            pipe.hmget(keys.worker(worker), ("role", *names))
+        for values in cast("list[list[bytes | None]]", await pipe.execute()):
+            role, *statistics = (value or b"" for value in values)
+            vitals = Vitals.decode(dict(zip(names, statistics, strict=True)))
+            if role:
+                running[RoleName(text(role))] += vitals.running or 0
+            for edge, counts in (vitals.pulls or {}).items():
+                pulls[edge] = pulls.get(edge, PullCounts()) + counts
+            if vitals.hops:
+                hops += vitals.hops
+    return FleetLoad(running=running, pulls=pulls, hops=hops)
 
 
 def transfers_of(
@@ -261,7 +222,6 @@ def transfers_of(
 
 
 def _edge(name: str, counts: PullCounts, bytes_per_s: float) -> EdgeTransfer:
-    durations = decode_hops(counts.durations)
     return EdgeTransfer(
         edge=name,
         num_pulls=counts.num_pulls,
@@ -269,12 +229,12 @@ def _edge(name: str, counts: PullCounts, bytes_per_s: float) -> EdgeTransfer:
         num_failed=counts.num_failed,
         in_flight=counts.in_flight,
         bytes_per_s=round(bytes_per_s, 1),
-        p50_ms=_ms(durations, 50),
-        p95_ms=_ms(durations, 95),
-        durations=tuple(durations.counts),
+        p50_ms=_ms(counts.durations, 50),
+        p95_ms=_ms(counts.durations, 95),
+        durations=tuple(counts.durations.counts),
     )
 
 
-def _ms(durations: HopCounts, percent: float) -> float | None:
-    found = durations.percentile_us(percent)
-    return None if found is None else round(found / MS, 3)
+def _ms(durations: LatencyCounts, percent: float) -> float | None:
+    found = durations.percentile_ms(percent)
+    return None if found is None else round(found, 3)

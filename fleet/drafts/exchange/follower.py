@@ -22,7 +22,7 @@ from fleet.core.errors import ConfigError, FleetError, TransferError, failure_of
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.pages import Memory, Span
 from fleet.drafts.exchange.watch import HeadWatch
-from fleet.drafts.figures.head_holders import HeldHead, encode_held
+from fleet.drafts.figures.head_holders import HeldHead
 from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.drafts.figures.training import DraftVersion
 from fleet.stages.base import HeadExchange
@@ -120,9 +120,9 @@ class HeadFollower:
         self._logged = ""
 
     @property
-    def held(self) -> str:
-        """The version in this worker's memory, as other workers read it from Redis."""
-        return encode_held(self._held)
+    def held(self) -> HeldHead | None:
+        """The version in this worker's memory, which other workers may read."""
+        return self._held
 
     def advance(self, figures: SpeculationFigures | None) -> Sequence[Call]:
         """Continue to follow the fleet's version, and return the scripts that are due; called

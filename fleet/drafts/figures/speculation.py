@@ -85,20 +85,3 @@ class StageDrafts(msgspec.Struct, frozen=True, kw_only=True):
     configured: str
     chosen: str
     workers: tuple[WorkerDrafts, ...]
-
-
-_decoder = msgspec.json.Decoder(SpeculationFigures)
-
-
-def encode_speculation(figures: SpeculationFigures) -> str:
-    return msgspec.json.encode(figures).decode()
-
-
-def decode_speculation(text: str) -> SpeculationFigures | None:
-    """Decode figures; None if none were written yet, or another version wrote them in another
-    form.
-    """
-    try:
-        return _decoder.decode(text) if text else None
-    except msgspec.DecodeError:
-        return None

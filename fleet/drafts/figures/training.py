@@ -75,26 +75,8 @@ class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
     last_version: int = 0
 
 
-_decoder = msgspec.json.Decoder(TrainingFigures)
-_version_decoder = msgspec.json.Decoder(DraftVersion)
-
-
-def encode_training(figures: TrainingFigures) -> str:
-    return msgspec.json.encode(figures).decode()
-
-
-def decode_training(text: str) -> TrainingFigures | None:
-    """Decode figures; None if none were written yet, or another version wrote them in another
-    form.
-    """
-    try:
-        return _decoder.decode(text) if text else None
-    except msgspec.DecodeError:
-        return None
-
-
 def encode_version(version: DraftVersion) -> bytes:
     return msgspec.json.encode(version)
 
 
-decode_version = _version_decoder.decode
+decode_version = msgspec.json.Decoder(DraftVersion).decode

@@ -20,9 +20,9 @@ from fleet.core.pages import Memory, PagesRef, Span, spans_between
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.hand_off import PageReads
+from fleet.lab.measure.reads import peer_process
 from fleet.transfer.base import BlockRead, Pull, Transfer
 from fleet.transfer.factory import open_transfer
-from fleet.transfer.measure import peer_process
 from fleet.transfer.memory import HostMemory
 
 SHAPE, DTYPE, PAGE_TOKENS = KVShape(num_layers=48, num_kv_heads=4, head_dim=128), torch.bfloat16, 16

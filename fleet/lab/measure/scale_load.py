@@ -26,7 +26,7 @@ from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.scale_fleet import ScaleFleet
 from fleet.lab.measure.scale_result import Ages, Window
 from fleet.lab.report.background_load import BackgroundLoad
-from fleet.telemetry.hops import HopCounts
+from fleet.telemetry.counts import LatencyCounts
 
 ARRIVALS_PER_S = 150
 MIN_SPREAD_S = 1.0
@@ -67,8 +67,8 @@ class _Counters:
 
     at_s: float
     chunks: int
-    arrived: HopCounts
-    between: HopCounts
+    arrived: LatencyCounts
+    between: LatencyCounts
     cpu_s: dict[str, float]
     own_s: float
 
@@ -81,7 +81,7 @@ class StreamLoad:
     ) -> None:
         self._fleet, self._client = fleet, client
         self.streams = [Stream(spec) for spec in specs]
-        self._arrived = HopCounts()
+        self._arrived = LatencyCounts()
         self._redis = connect(fleet.url)
         self._receivers: list[asyncio.Task[None]] = []
 
@@ -160,7 +160,7 @@ class StreamLoad:
         return _Counters(
             at_s=time.monotonic(),
             chunks=chunks,
-            arrived=HopCounts(list(self._arrived.counts)),
+            arrived=LatencyCounts(list(self._arrived.counts)),
             between=between,
             cpu_s=self._fleet.cpu_s(),
             own_s=times.user + times.system,
@@ -213,7 +213,7 @@ class StreamLoad:
         self._redis.close()
 
 
-def _ages(counts: HopCounts) -> Ages | None:
+def _ages(counts: LatencyCounts) -> Ages | None:
     p50, p99 = (counts.percentile_us(percent) for percent in PERCENT)
     return (
         Ages(count=counts.total, p50_us=p50, p99_us=p99)

@@ -4,9 +4,9 @@ prompt.
 
 from rich.console import Group
 
+from fleet.lab.measure.reads import ReadSpeed, measure_reads
 from fleet.lab.measure.result import Result
 from fleet.lab.report.tables import table_of, titled
-from fleet.transfer.measure import ReadSpeed, measure_reads
 
 SIZES_BYTES = (4 * 1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)
 

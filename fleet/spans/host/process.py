@@ -28,10 +28,11 @@ from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
 from fleet.spans.net.ring import block_reads
-from fleet.spans.protocol.figures import SpanFigures, encode_figures
+from fleet.spans.protocol.figures import SpanFigures
 from fleet.spans.route.records import SpanRecords
 from fleet.stages.builders import SpanBuilder, span_builder
 from fleet.stages.options import BuildOptions
+from fleet.telemetry.vitals import Vitals
 from fleet.worker.process.availability import Availability
 from fleet.worker.process.device import DeviceMonitor
 from fleet.worker.process.endpoints import endpoint_fields, new_token
@@ -178,11 +179,8 @@ class SpanWorkerProcess(RegisteredProcess):
             recent=recent,
         )
         memory = psutil.Process().memory_info().rss
-        return {
-            **self._device_monitor.read(),
-            "memory_bytes": memory,
-            "span_figures": encode_figures(figures),
-        }
+        vitals = Vitals(memory_bytes=memory, span_figures=figures)
+        return {**self._device_monitor.read(), **vitals.encode()}
 
     def _serve(
         self, worker: WorkerId, client: redis.Redis, lease: Lease, arrivals: SpanArrivals

@@ -119,20 +119,3 @@ class PassTally:
         """Return the sums since the start, and over the last passes."""
         with self._lock:
             return self._total, self._total - (self._before[0] if self._before else self._total)
-
-
-_decoder = msgspec.json.Decoder(SpanFigures)
-
-
-def encode_figures(figures: SpanFigures) -> str:
-    return msgspec.json.encode(figures).decode()
-
-
-def decode_figures(text: str) -> SpanFigures | None:
-    """Decode figures; None if none were written yet, or another version wrote them in another
-    form.
-    """
-    try:
-        return _decoder.decode(text) if text else None
-    except msgspec.DecodeError:
-        return None

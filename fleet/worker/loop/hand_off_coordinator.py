@@ -23,7 +23,7 @@ from fleet.core.errors import TransferError
 from fleet.core.hand_off import HandOff, encode_hand_off
 from fleet.core.ids import RequestId, RoleName, Walk, WorkerId
 from fleet.engine.base import Engine, EngineOutput, KVBlocks, KVPages
-from fleet.telemetry.pulls import KV, PullTally
+from fleet.telemetry.counts import KV, PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.task.hand_off import AbandonedImports, KVImport, Offer, Offers
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls

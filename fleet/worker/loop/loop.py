@@ -21,7 +21,7 @@ from fleet.core.errors import failure_of
 from fleet.core.ids import RequestId, RoleName, WorkerId
 from fleet.engine.base import EngineOutput
 from fleet.stages.base import BuiltStage
-from fleet.telemetry.pulls import PullTally
+from fleet.telemetry.counts import PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.loop.cached_sessions import CachedSessions
 from fleet.worker.loop.grants import GrantIntake

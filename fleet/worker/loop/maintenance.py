@@ -12,11 +12,9 @@ import psutil
 from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.drafts.exchange.follower import HeadFollower
-from fleet.drafts.figures.speculation import encode_speculation
-from fleet.drafts.figures.training import encode_training
 from fleet.engine.base import Engine
-from fleet.spans.protocol.figures import encode_figures
-from fleet.telemetry.pulls import PullTally
+from fleet.telemetry.counts import PullTally
+from fleet.telemetry.vitals import Vitals
 from fleet.transfer.base import Transfer
 from fleet.worker.loop.cached_sessions import CachedSessions
 from fleet.worker.loop.grants import GrantIntake
@@ -145,30 +143,23 @@ class Maintenance:
 
     def read_vitals(self) -> None:
         stats = self._engine.stats()
-        self.vitals = {
-            "running": len(self._tasks),
-            "pages_used": stats.pages_used,
-            "pages_total": stats.pages_total,
-            "pages_kept": stats.pages_cached,
-            "rows_reused": stats.rows_reused,
-            "slots_used": self._transfer.used_slots(),
-            "hops": self._link.hops.encoded(),
-            "pulls": self._tally.encoded(self._receiver.in_flight()),
-            "used_bytes": self._transfer.used_bytes(),
-            "memory_bytes": self._process.memory_info().rss,
-            **(
-                {"speculation": encode_speculation(stats.speculation)}
-                if stats.speculation is not None
-                else {}
-            ),
-            **({"held_head": self.heads.held} if self.heads is not None else {}),
-            **({"training": encode_training(stats.training)} if stats.training is not None else {}),
-            **(
-                {"span_figures": encode_figures(stats.span_figures)}
-                if stats.span_figures is not None
-                else {}
-            ),
-        }
+        held = (self.heads.held or "") if self.heads is not None else None
+        self.vitals = Vitals(
+            running=len(self._tasks),
+            pages_used=stats.pages_used,
+            pages_total=stats.pages_total,
+            pages_kept=stats.pages_cached,
+            rows_reused=stats.rows_reused,
+            slots_used=self._transfer.used_slots(),
+            hops=self._link.hops,
+            pulls=self._tally.counts(self._receiver.in_flight()),
+            used_bytes=self._transfer.used_bytes(),
+            memory_bytes=self._process.memory_info().rss,
+            speculation=stats.speculation,
+            held_head=held,
+            training=stats.training,
+            span_figures=stats.span_figures,
+        ).encode()
 
     def _find_consumers(self) -> None:
         """Find tasks that wait for the credit of a consumer without an owner: it may itself wait

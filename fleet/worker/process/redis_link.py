@@ -31,10 +31,11 @@ from fleet.control.training import PURGES
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.ids import RequestId, RoleName, StageName, WorkerId
-from fleet.drafts.figures.head_holders import HeldHead, decode_held
+from fleet.drafts.figures.head_holders import HeldHead
 from fleet.drafts.figures.training import DraftVersion, decode_version
 from fleet.process.fleet_secret import FleetSecret
-from fleet.telemetry.hops import HopCounts
+from fleet.telemetry.counts import LatencyCounts
+from fleet.telemetry.vitals import Vitals
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class RedisLink:
         self._worker = worker
         self._read_up_to: str | None = None
         self._num_untrimmed, self._found_nothing = 0, False
-        self.hops = HopCounts()
+        self.hops = LatencyCounts()
 
     @property
     def worker(self) -> WorkerId:
@@ -229,9 +230,8 @@ class RedisLink:
         }
 
     def _held_head(self, worker: WorkerId) -> HeldHead | None:
-        return decode_held(
-            text(cast("bytes | None", self._client.hget(keys.worker(worker), "held_head")))
-        )
+        held = cast("bytes | None", self._client.hget(keys.worker(worker), "held_head"))
+        return Vitals.decode({"held_head": held or b""}).held_head or None
 
     def num_purges(self) -> int:
         """Return how often operators have ordered the trainer to forget its samples."""

@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 from fleet.control import scripts
 from fleet.control.connect import Reply
 from fleet.core.ids import WorkerId
-from fleet.telemetry.receipts import RECEIVED
+from fleet.telemetry.counts import RECEIVED
 from fleet.worker.task.task import Task
 
 PendingCall = tuple[scripts.Call, Callable[[Reply], None]]

@@ -14,7 +14,7 @@ from fleet.core.chunk import Location, TensorRef, WireTensor
 from fleet.core.errors import TransferError
 from fleet.core.ids import EdgeName, RequestId, Walk, WorkerId
 from fleet.engine.base import Arrays
-from fleet.telemetry.pulls import PullTally
+from fleet.telemetry.counts import PullTally
 from fleet.transfer.base import Pull, Transfer
 from fleet.worker.process.redis_link import RedisLink
 from fleet.worker.task.inbound import InboundEdge

@@ -16,7 +16,7 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.graphs import Edge
 from fleet.stages.base import LoggedOutput, TaskAdapter
-from fleet.telemetry.receipts import Receipts
+from fleet.telemetry.counts import Receipts
 from fleet.worker.task.claim import TaskLogs
 from fleet.worker.task.hand_off import KVImport
 from fleet.worker.task.inbound import InboundEdge

@@ -45,7 +45,7 @@ def measure_reads(sizes: Sequence[int], num_repeats: int = 20) -> list[ReadSpeed
     Raises: ConfigError where NIXL does not start, TransferError if a read fails.
     """
     with (
-        peer_process("fleet.transfer.measure", *map(str, sizes)) as (_, message),
+        peer_process("fleet.lab.measure.reads", *map(str, sizes)) as (_, message),
         closing(
             open_transfer("nixl", WorkerId("measure-reader"), _arena_bytes([max(sizes)]), 1)
         ) as transfer,

@@ -1,0 +1,272 @@
+"""Calls of the scripts that write tasks: grant, claim, chunks, hand-off, loss."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from fleet.control.scripts.calls import Arg, Call, script
+from fleet.core.chunk import Chunk, Location, encode_chunk, encode_location
+from fleet.core.events import ChunkAppended, TaskFailed, encode_event
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.pages import PagesRef, encode_pages
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """Chunk to append. `event` is set for the first chunk, boundaries and the last. `finish` ends
+    the producing task.
+    """
+
+    stage: StageName
+    consumer: StageName
+    chunk: Chunk
+    location: Location
+    event: ChunkAppended | None
+    finish: bool
+    num_items: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relocation:
+    """New location of the remote tensors of an appended chunk, which its task has recomputed."""
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    edge: EdgeName
+    consumer: StageName
+    index: int
+    location: Location
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Acknowledgement that `stage` has consumed `consumed` chunks of `edge`; `producer` gets the
+    credit.
+
+    `delivered`: the gateway has read the last chunk of the last client edge, which ends its task.
+    `closed`: the consumer has ended and reads no more; its producer must not wait for it.
+    """
+
+    request: RequestId
+    stage: StageName
+    epoch: Epoch
+    edge: EdgeName
+    consumed: int
+    producer: StageName
+    delivered: bool = False
+    closed: bool = False
+
+
+@script
+def grant(
+    leader: str,
+    request: RequestId,
+    stage: StageName,
+    role: RoleName,
+    expected: Epoch,
+    *,
+    alone: bool = False,
+) -> Call: ...
+
+
+def claim(
+    worker: WorkerId,
+    role: RoleName,
+    entry: str,
+    request: RequestId,
+    stage: StageName,
+    epoch: Epoch,
+    inputs: Sequence[EdgeName] = (),
+    outputs: Mapping[EdgeName, StageName] | None = None,
+    *,
+    reads_prompt_audio: bool = False,
+) -> Call:
+    """Claim a granted task. `entry` is "" if the grant arrived in the worker's inbox.
+
+    A successful claim returns the logs of `inputs` and of `outputs` (edge -> consumer), and, with
+    `reads_prompt_audio`, the audio of the prompt.
+    """
+    task = (request, stage, epoch)
+    edges = (len(inputs), *inputs)
+    return Call.of("claim", worker, role, entry, task, reads_prompt_audio, edges, outputs or {})
+
+
+@script
+def reserve(
+    worker: WorkerId, role: RoleName, entry: str, request: RequestId, stage: StageName, epoch: Epoch
+) -> Call:
+    """Reserve a task that must run alone until the worker can claim it. A repeated call answers
+    whether it still may.
+    """
+    ...
+
+
+def append(items: Sequence[Append]) -> Call:
+    args: list[Arg] = []
+    for item in items:
+        chunk = item.chunk
+        args += (
+            chunk.request,
+            item.stage,
+            chunk.epoch,
+            chunk.edge,
+            item.consumer,
+            chunk.index,
+            encode_chunk(chunk),
+            encode_location(item.location) if item.location else b"",
+            encode_event(item.event) if item.event else b"",
+            "1" if item.finish else "",
+            item.num_items,
+            chunk.num_rows,
+        )
+    return Call("append", tuple(args))
+
+
+def ack(acks: Sequence[Ack]) -> Call:
+    args: list[Arg] = []
+    for a in acks:
+        flags = "1" if a.delivered else "", "1" if a.closed else ""
+        args += (a.request, a.stage, a.epoch, a.edge, a.consumed, a.producer, *flags)
+    return Call("ack", tuple(args))
+
+
+def relocate(moved: Relocation) -> Call:
+    return Call.of(
+        "relocate",
+        moved.request,
+        moved.stage,
+        moved.epoch,
+        moved.edge,
+        moved.consumer,
+        moved.index,
+        encode_location(moved.location),
+    )
+
+
+def hand_off(
+    request: RequestId,
+    stage: StageName,
+    epoch: Epoch,
+    worker: WorkerId,
+    role: RoleName,
+    *,
+    num_rows: int = 0,
+    pages: PagesRef | None = None,
+    location: Location | None = None,
+    data: bytes = b"",
+    prefilled_us: int = 0,
+    produced: Mapping[EdgeName, int] | None = None,
+) -> Call:
+    """Offer a task to another worker. The KV blocks of its `num_rows` positions are in `pages`, at
+    `location`, or in `data`; without any of the three, the new owner recomputes them.
+
+    `produced`: number of chunks of each output edge that must be in its log before the next owner
+    reads it.
+    `prefilled_us`: end of the source's last step, for the trace.
+    """
+    return Call.of(
+        "hand_off",
+        request,
+        stage,
+        epoch,
+        worker,
+        role,
+        num_rows,
+        encode_pages(pages) if pages else b"",
+        encode_location(location) if location else b"",
+        data,
+        prefilled_us,
+        produced or {},
+    )
+
+
+@script
+def confirm(request: RequestId, stage: StageName, epoch: Epoch) -> Call: ...
+
+
+@script
+def release(request: RequestId, stage: StageName, worker: WorkerId) -> Call: ...
+
+
+@script
+def set_task_metadata(
+    request: RequestId, stage: StageName, epoch: Epoch, name: str, line: bytes
+) -> Call:
+    """Save `line` in the task's hash under `name`, for the trace."""
+    ...
+
+
+def cache_prefix(
+    request: RequestId,
+    stage: StageName,
+    epoch: Epoch,
+    worker: WorkerId,
+    session: str,
+    *,
+    num_rows: int,
+    reused: int,
+    keep_s: float,
+) -> Call:
+    """Record that the worker caches the KV of `num_rows` positions for the session's next request.
+    `reused`: positions that this task took from the cache.
+    """
+    keep_ms = int(keep_s * 1000)
+    task = (request, stage, epoch)
+    return Call.of("cache_prefix", task, worker, session, num_rows, reused, keep_ms)
+
+
+def adopt_prefix(worker: WorkerId, stage: StageName, session: str, *, keep_s: float) -> Call:
+    """Record that the worker caches a session that was loaded from a file."""
+    return Call.of("adopt_prefix", worker, stage, session, int(keep_s * 1000))
+
+
+@script
+def lose_tensors(request: RequestId, stage: StageName, epoch: Epoch, producer: StageName) -> Call:
+    """Report that `stage` cannot pull the tensors that `producer` published: their holder is
+    gone.
+    """
+    ...
+
+
+@script
+def lose_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """Report that a step failed as a whole, and the task with it: that counts as a death over the
+    task, although the worker lives.
+    """
+    ...
+
+
+@script
+def suspect_task(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """Report that a process died while it computed a part of a step of the task. The answer "lost"
+    means that the task has lost its owner.
+    """
+    ...
+
+
+@script
+def report_idle(
+    request: RequestId, stage: StageName, epoch: Epoch, taken: Mapping[EdgeName, int]
+) -> Call:
+    """Report that the task waits for input. `taken`: number of chunks by input edge, all of which
+    it has processed.
+    """
+    ...
+
+
+def fail(event: TaskFailed) -> Call:
+    task = (event.request, event.stage, event.epoch)
+    return Call.of("fail", task, encode_event(event), event.code, event.message, event.param)
+
+
+@script
+def set_walk(
+    leader: str, request: RequestId, stage: StageName, edge: EdgeName, from_index: int, walk: Walk
+) -> Call: ...
+
+
+@script
+def redeliver(request: RequestId, stage: StageName, epoch: Epoch) -> Call:
+    """Revoke a task from its owner, by right of the API. `epoch` 0: from the present owner."""
+    ...

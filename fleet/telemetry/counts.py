@@ -1,0 +1,169 @@
+"""Counts of one process: chunk latencies, pulls by edge, and the arrivals at one task.
+
+Histogram buckets are fixed, so the counts of many workers add up. Pure. Knows no clock and no
+transport: latencies are exact on one machine; between machines they include the difference of the
+clocks.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+
+from fleet.core.ids import EdgeName, WorkerId
+from fleet.telemetry.trace import Receipt
+
+PER_DECADE = 20
+BOUNDS_US = tuple(round(100 * 10 ** (step / PER_DECADE)) for step in range(5 * PER_DECADE + 1))
+"""Upper bounds, from 0.1 ms to 10 s, each 12 % above the last; longer durations count as 10 s."""
+SEPARATOR = ","
+KV = "kv"
+"""Name under which pages of a split stage are counted; they belong to no edge."""
+RECEIVED = "received"
+"""Metadata name of receipts in a task's hash. The epoch is appended, since a task may have several
+owners.
+"""
+
+
+def bound_of(us: float) -> int:
+    """Return the index of a duration among the bounds."""
+    return min(bisect_left(BOUNDS_US, us), len(BOUNDS_US) - 1)
+
+
+class LatencyCounts:
+    """Histogram of durations, one count per bound. Chunk latencies are measured from the producer's
+    time stamp to the arrival at the consumer.
+    """
+
+    def __init__(self, counts: list[int] | None = None) -> None:
+        self.counts = counts or [0] * len(BOUNDS_US)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LatencyCounts) and self.counts == other.counts
+
+    def add(self, us: int) -> None:
+        self.counts[bound_of(us)] += 1
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts)
+
+    def __add__(self, other: "LatencyCounts") -> "LatencyCounts":
+        pairs = zip(self.counts, other.counts, strict=True)
+        return LatencyCounts([left + right for left, right in pairs])
+
+    def __sub__(self, earlier: "LatencyCounts") -> "LatencyCounts":
+        """Return the counts added since `earlier`."""
+        pairs = zip(self.counts, earlier.counts, strict=True)
+        return LatencyCounts([new - old for new, old in pairs])
+
+    def percentile_us(self, percent: float) -> int | None:
+        """Return the bound that `percent` of the durations do not exceed, up to 12 % too large;
+        None if nothing was counted.
+        """
+        wanted, seen = self.total * percent / 100, 0
+        if not self.total:
+            return None
+        for bound, count in zip(BOUNDS_US, self.counts, strict=True):
+            seen += count
+            if seen >= wanted:
+                return bound
+        raise AssertionError("counts that do not add up to their total")
+
+    def percentile_ms(self, percent: float) -> float | None:
+        found = self.percentile_us(percent)
+        return None if found is None else found / 1000
+
+    def encoded(self) -> str:
+        return SEPARATOR.join(str(count) for count in self.counts)
+
+    @classmethod
+    def decode(cls, text: str) -> "LatencyCounts":
+        """Raises: ValueError for text that `encoded` has not written."""
+        counts = [int(count) for count in text.split(SEPARATOR)] if text else [0] * len(BOUNDS_US)
+        if len(counts) != len(BOUNDS_US):
+            raise ValueError(f"{len(counts)} counts instead of {len(BOUNDS_US)}")
+        return cls(counts)
+
+
+class PullCounts(msgspec.Struct, kw_only=True):
+    """Pulls (reads of another worker's memory) of one edge since the worker joined."""
+
+    num_pulls: int = 0
+    num_bytes: int = 0
+    num_failed: int = 0
+    in_flight: int = 0
+    durations: LatencyCounts = msgspec.field(default_factory=LatencyCounts)
+
+    def __add__(self, other: "PullCounts") -> "PullCounts":
+        names = self.__struct_fields__
+        return PullCounts(**{name: getattr(self, name) + getattr(other, name) for name in names})
+
+
+class PullTally:
+    """Counts of one worker, by edge."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, PullCounts] = {}
+
+    def ended(self, edge: str, num_bytes: int, took_us: int) -> None:
+        counts = self._of(edge)
+        counts.num_pulls += 1
+        counts.num_bytes += num_bytes
+        counts.durations.add(took_us)
+
+    def failed(self, edge: str) -> None:
+        self._of(edge).num_failed += 1
+
+    def counts(self, in_flight: dict[str, int]) -> dict[str, PullCounts]:
+        """Return the counts of each edge. `in_flight`: number of current pulls by edge."""
+        for edge in in_flight:
+            self._of(edge)
+        for edge, counts in self._counts.items():
+            counts.in_flight = in_flight.get(edge, 0)
+        return self._counts
+
+    def _of(self, edge: str) -> PullCounts:
+        return self._counts.setdefault(edge, PullCounts())
+
+
+@dataclass(slots=True)
+class Receipts:
+    """Arrivals at one owner of a task, by input edge, reported once, when the ownership ends.
+    Chunks read from the log when the task was opened have no arrival and do not count.
+    """
+
+    _receipts: dict[EdgeName, Receipt] = field(default_factory=dict[EdgeName, Receipt])
+    _latencies_us: Counter[EdgeName] = field(default_factory=Counter[EdgeName])
+
+    def arrived(self, edge: EdgeName, at_us: int, produced_us: int) -> None:
+        receipt, latency_us = self._of(edge), max(0, at_us - produced_us)
+        receipt.num_chunks += 1
+        receipt.first_us = receipt.first_us or at_us
+        receipt.last_us = at_us
+        receipt.hop_max_us = max(receipt.hop_max_us, latency_us)
+        self._latencies_us[edge] += latency_us
+
+    def pulled(self, edge: EdgeName, num_bytes: int, took_us: int) -> None:
+        receipt = self._of(edge)
+        receipt.num_pulls += 1
+        receipt.pull_bytes += num_bytes
+        receipt.pull_us += took_us
+        receipt.pull_max_us = max(receipt.pull_max_us, took_us)
+
+    def failed(self, edge: EdgeName) -> None:
+        self._of(edge).num_failed_pulls += 1
+
+    def line(self, worker: WorkerId) -> bytes | None:
+        """Encode the receipts for the trace; None if there are none."""
+        for edge, receipt in self._receipts.items():
+            receipt.worker = worker
+            receipt.hop_mean_us = self._latencies_us[edge] // max(1, receipt.num_chunks)
+        return msgspec.json.encode(tuple(self._receipts.values())) if self._receipts else None
+
+    def _of(self, edge: EdgeName) -> Receipt:
+        return self._receipts.setdefault(edge, Receipt(edge=edge))
+
+
+decode_receipts = msgspec.json.Decoder(tuple[Receipt, ...]).decode
