@@ -298,7 +298,7 @@ class FakeVoice(VoiceStore):
 
 @dataclass(slots=True)
 class FakeClient:
-    """`web.ports.FleetPort` in memory."""
+    """`web.gateway.fleet_port.FleetPort` in memory."""
 
     graph: Graph
     tokenizer: Tokenizer
