@@ -38,11 +38,6 @@ LARGE = {
     "tests/unit/test_chaos.py",
     "tests/unit/test_config_bad.py",
     "tests/unit/test_lm_loop.py",
-    "tests/web/console/oversized_fleet.py: fill_to_limits",
-    "tests/web/fake_client.py",
-    "tests/web/plausible.py",
-    "tests/web/realtime/test_session_update.py",
-    "tests/web/test_connection_bounds.py",
 }
 """Files, and functions as `file: name`, beyond the limits of size. May only shrink."""
 
