@@ -17,6 +17,7 @@ from web.console.templating import Templates
 from web.fleet_api.health import HealthRoutes
 from web.fleet_api.resume import ResumeEndpoint
 from web.fleet_api.routes import FleetApi
+from web.gateway.fleet_port import FleetPort
 from web.gateway.gateway import Gateway
 from web.http.body import BodyMemory
 from web.http.errors import on_fleet_error, on_http_error
@@ -31,9 +32,8 @@ from web.openai.chat import ChatEndpoint
 from web.openai.models import ModelRoutes
 from web.openai.speech import SpeechEndpoint
 from web.openai.transcription import TranscriptionEndpoint
-from web.openapi import OpenApi
-from web.ports import FleetPort
-from web.query_fields import QueryFields
+from web.openapi.document import OpenApi
+from web.openapi.query_fields import QueryFields
 from web.realtime.clock import Clock
 from web.realtime.transport.refusal import refuse_socket
 from web.realtime.transport.routes import VoiceRoutes

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from web.openapi import OPERATIONS
-from web.query_fields import IGNORED, PREFIX
+from web.openapi.operations import OPERATIONS
+from web.openapi.query_fields import IGNORED, PREFIX
 from web.schema.fields.audio import SPEECH, TRANSCRIPTION
 from web.schema.fields.chat import CHAT
 from web.schema.fields.fleet import JOB

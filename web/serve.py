@@ -4,6 +4,7 @@ route.
 
 import asyncio
 import contextlib
+import getpass
 import logging
 import math
 import os
@@ -11,18 +12,20 @@ import signal
 import socket
 import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import uvicorn
 import uvloop
 from starlette.applications import Starlette
 
-from fleet.config.schema import FleetConfig
+from fleet.config.safety import is_loopback
+from fleet.config.schema import FleetConfig, WebConfig
 from fleet.config.settings import EnvironmentSettings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
 from fleet.process.gc_freeze import freeze_gc
+from fleet.process.lan_address import EVERYWHERE, lan_address
 from fleet.process.threads import full_thread_pool
 from fleet.processing import load_frontend
 from web.app import create_app
@@ -33,7 +36,6 @@ from web.http.protocol.table import ConnectionTable
 from web.http.protocol.websocket import BoundedWebSocket
 from web.http.tls import TlsFiles, tls_files
 from web.realtime.protocol.client_events import MAX_EVENT_BYTES
-from web.startup_message import startup_lines
 
 log = logging.getLogger("fleet.web")
 
@@ -148,8 +150,8 @@ def uvicorn_config(
     tls: TlsFiles | None = None,
     max_connections: int | None = None,
 ) -> BoundedConfig:
-    """Return uvicorn's configuration. `max_connections`: limit of the process; None: that of the
-    deployment.
+    """Return uvicorn's configuration. `max_connections` replaces the deployment's limit, if the
+    process can open fewer.
     """
     web = config.web.model_copy(
         update={"max_connections": max_connections or config.web.max_connections}
@@ -202,3 +204,56 @@ def _bound_socket(host: str, port: int) -> socket.socket:
 def _announce(config: FleetConfig, listener: socket.socket) -> None:
     for line in startup_lines(config.web, listener.getsockname()[1]):
         print(f"fleet web: {line}", flush=True)
+
+
+def startup_lines(
+    web: WebConfig,
+    port: int,
+    env: Mapping[str, str] = os.environ,
+    *,
+    find_address: Callable[[], str | None] = lan_address,
+) -> list[str]:
+    """Return the lines printed at start: the gateway's address, and a way to get microphone access
+    from another machine where the address does not allow it.
+
+    `env` holds SSH_CONNECTION if the user is on another machine: its last words are the address and
+    port by which that machine reaches this one.
+    `find_address` returns this machine's address for other devices, such as phones.
+    """
+    scheme = web.scheme
+    shown = "localhost" if web.host in EVERYWHERE or is_loopback(web.host) else web.host
+    shown = f"[{shown}]" if ":" in shown else shown
+    lines = [f"console {scheme}://{shown}:{port}/  API {scheme}://{shown}:{port}/v1"]
+    elsewhere = find_address() if web.host in EVERYWHERE else None
+    if elsewhere is not None:
+        lines[0] += f"  from other devices {scheme}://{elsewhere}:{port}/"
+    if is_loopback(web.host):
+        ssh = _ssh_line(port, env.get("SSH_CONNECTION", ""))
+        if ssh is not None:
+            lines.append(
+                f"to talk from your own machine run there:  {ssh}  and open "
+                f"{scheme}://localhost:{port}/"
+            )
+    elif scheme == "http":
+        ssh = (
+            _ssh_line(port, env.get("SSH_CONNECTION", ""))
+            or f"ssh -L {port}:127.0.0.1:{port} USER@HOST"
+        )
+        lines.append(
+            "browsers give sound and microphone only to localhost and https; from another "
+            "machine use "
+            f"{ssh}  or serve https: --set web.tls=self-signed"
+        )
+    return lines
+
+
+def _ssh_line(port: int, connection: str) -> str | None:
+    """Return the tunnel's command line. `connection`, the value of SSH_CONNECTION, has the address
+    and port of the client, then of this machine.
+    """
+    words = connection.split()
+    if len(words) != 4:
+        return None
+    host, ssh_port = words[2], words[3]
+    extra = "" if ssh_port == "22" else f"-p {ssh_port} "
+    return f"ssh {extra}-L {port}:127.0.0.1:{port} {getpass.getuser()}@{host}"

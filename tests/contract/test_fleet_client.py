@@ -24,7 +24,7 @@ from fleet.telemetry.views import LogQuery
 from tests.harness import fake_spec_of, gateway, ready, thread_fleet
 from tests.support import await_until
 from tests.web.fake_client import RATE_HZ, FakeClient, Script
-from web.ports import FleetPort
+from web.gateway.fleet_port import FleetPort
 
 UNKNOWN = RequestId("req-unknown")
 KEEP_S = 60

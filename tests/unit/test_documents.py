@@ -11,9 +11,9 @@ import yaml
 
 from tests.support import REPO
 from web.console.shell import NAV
+from web.gateway.fleet_port import FleetPort
 from web.gateway.metrics import Metrics
-from web.openapi import OPERATIONS
-from web.ports import FleetPort
+from web.openapi.operations import OPERATIONS
 
 README, HISTORY, MAP, DOCS = (
     REPO / "README.md",

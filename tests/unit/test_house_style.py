@@ -27,14 +27,6 @@ LARGE = {
     "tests/span_route.py",
     "tests/unit/test_chaos.py",
     "tests/unit/test_lm_loop.py",
-    "tests/web/console/oversized_fleet.py: fill_to_limits",
-    "tests/web/fake_client.py",
-    "tests/web/plausible.py",
-    "tests/web/realtime/test_session_update.py",
-    "tests/web/test_connection_bounds.py",
-    "web/fleet_api/chrome_trace.py: chrome_trace_of",
-    "web/gateway/metrics.py: __init__",
-    "web/realtime/session_registry.py",
 }
 """Files, and functions as `file: name`, beyond the limits of size. May only shrink."""
 

@@ -21,11 +21,9 @@ NOUNS = (
 BASE = (*NOUNS, "fleet.process", "fleet.config")
 TORCH = ("fleet.engine", "fleet.engine.torch")
 BELOW_WEB = (*BASE, CLIENT, "fleet.processing", "fleet.drafts.capture")
-OFFLOAD = ("web.offload", "web.refused_work")
+OFFLOAD = ("web.http.offload", "web.http.refused_work")
 BELOW_ENDPOINTS = (
     *BELOW_WEB,
-    *OFFLOAD,
-    "web.ports",
     "web.http",
     "web.schema",
     "web.gateway",
@@ -83,13 +81,12 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "fleet.jobs": (*BASE, "fleet.control", CLIENT),
     # The rooms of the gateway, from the bottom up; the app, the server and the OpenAPI document
     # join them.
-    "web.ports": BELOW_WEB,
-    "web.refused_work": ("fleet.core",),
-    "web.offload": ("fleet.core", "web.refused_work"),
-    "web.http": (*BELOW_WEB, *OFFLOAD, "web.ports"),
+    "web.http.refused_work": ("fleet.core",),
+    "web.http.offload": ("fleet.core", "web.http.refused_work"),
+    "web.http": (*BELOW_WEB, *OFFLOAD),
     "web.schema": (*BELOW_WEB, "web.http"),
-    "web.gateway": (*BELOW_WEB, *OFFLOAD, "web.ports", "web.schema"),
-    "web.openai": (*BELOW_WEB, *OFFLOAD, "web.http", "web.schema", "web.gateway"),
+    "web.gateway": (*BELOW_WEB, *OFFLOAD, "web.schema"),
+    "web.openai": (*BELOW_WEB, "web.http", "web.schema", "web.gateway"),
     "web.realtime": BELOW_ENDPOINTS,
     "web.fleet_api": BELOW_ENDPOINTS,
     "web.console": (*BELOW_ENDPOINTS, "web.fleet_api", "web.realtime"),

@@ -31,7 +31,7 @@ from tests.web.divided import (
     divided_workers,
     without_figures,
 )
-from tests.web.plausible import worker_id
+from tests.web.plausible_requests import worker_id
 
 STAGE, SPAN = StageName("lm"), "lm.span"
 

@@ -1,5 +1,4 @@
-"""Attacks on a gateway's connections over plain sockets: single ones, and several of them in
-threads.
+"""Attacks on a gateway's connections over plain sockets, alone or several in threads.
 
 An attack returns the open sockets or what the gateway said; it never waits for more than
 `PATIENCE_S`.
@@ -17,12 +16,23 @@ PIECE_BYTES = 64 * 1024
 HEAD = (
     b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
 )
+GET = b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 UPGRADE = (
     b"host: 127.0.0.1\r\nupgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13\r\n"
     b"sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 )
 PING = b"\x89\x80\x00\x00\x00\x00"
 """An empty masked WebSocket frame, which the gateway answers."""
+
+
+SPOKEN: dict[str, object] = {
+    "model": "omni",
+    "messages": [{"role": "user", "content": "hello"}],
+    "modalities": ["text", "audio"],
+    "audio": {"voice": "ethan", "format": "pcm16"},
+    "stream_options": {"include_event_ids": True},
+}
+"""Body of a spoken answer, to be streamed or whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +232,10 @@ def attacking(*attacks: Callable[[], object]) -> Iterator[list[int]]:
         over.set()
         for thread in threads:
             thread.join(timeout=2 * PATIENCE_S)
+
+
+def error_of(said: bytes) -> tuple[int, str]:
+    """Return status and error code of a connection's last response."""
+    head, _, body = said.rpartition(b"\r\n\r\n")
+    assert b"application/json" in head, said[:300]
+    return int(head.rpartition(b"HTTP/1.1 ")[2].split()[0]), json.loads(body)["error"]["code"]

@@ -19,10 +19,11 @@ from fleet.config.schema import FleetConfig, Limits
 from fleet.processing import Frontend, load_frontend
 from fleet.processing.tokenizer import load_tokenizer
 from tests.support import wait_until
+from tests.web.attacks import AttackTarget
 from tests.web.checkpoint import write_frontend_files
 from tests.web.fake_client import FakeClient
 from web.app import create_app
-from web.http.tls import TlsFiles
+from web.http.tls import TlsFiles, tls_files
 from web.realtime.clock import Clock
 from web.serve import Server, uvicorn_config
 
@@ -133,8 +134,8 @@ def serving(
     tls: TlsFiles | None = None,
     clock: Clock | None = None,
 ) -> Iterator[ServedGateway]:
-    """Run a gateway. `client`: the control plane of another gateway, to share. `port`: that of a
-    stopped one, to replace it.
+    """Run a gateway. `client` is the control plane of another gateway, to share; `port` the port
+    of a stopped gateway, to replace it.
     """
     client = client or loaded.fake_client()
     app = create_app(loaded.config, client, loaded.frontend, api_key, clock)
@@ -195,3 +196,26 @@ def serve_with(loaded: Loaded) -> Iterator[Callable[[str | None], ServedGateway]
     """Factory of separate gateways with a key."""
     with ExitStack() as gateways:
         yield lambda api_key: gateways.enter_context(serving(loaded, api_key))
+
+
+@pytest.fixture
+def target(gateway: ServedGateway) -> AttackTarget:
+    return AttackTarget.of(gateway.url)
+
+
+@pytest.fixture
+def quick(loaded: Loaded) -> Iterator[ServedGateway]:
+    """A gateway with short time-outs."""
+    with serving(
+        bounded(loaded, header_timeout_s=0.3, body_timeout_s=0.3, send_timeout_s=0.3)
+    ) as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles | None:
+    """A self-signed certificate."""
+    folder = str(tmp_path_factory.mktemp("tls"))
+    return tls_files(
+        FleetConfig.model_validate({"data_dir": folder, "web": {"tls": "self-signed"}})
+    )

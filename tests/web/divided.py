@@ -8,7 +8,8 @@ from fleet.core.clock import now_us
 from fleet.core.ids import StageName
 from fleet.spans.protocol.figures import PassSums, SpanFigures, SpanPart
 from fleet.telemetry.views import WorkerView
-from tests.web.plausible import HOSTILE, worker_id
+from tests.web.plausible import build_worker
+from tests.web.plausible_requests import HOSTILE, worker_id
 
 NUM_PASSES, NUM_ROWS = 12_000, 61_500
 ANCHOR, FIRST, SECOND, STANDS_BY, ANCHOR_WITH_GAP, LEAVING = range(40, 46)
@@ -51,7 +52,7 @@ def divided_workers(stage: StageName) -> list[WorkerView]:
 
 
 def figures(computed_us: int, waited_us: int, took_us: int = 0) -> SpanFigures:
-    """Return figures of which each pass has taken so long, and has sent for 100 us."""
+    """Return figures of steps that each took the given times, and sent for 100 us."""
     each = {"computed_us": computed_us, "waited_us": waited_us, "sent_us": 100, "took_us": took_us}
     total, recent = (
         {name: value * count for name, value in each.items()} for count in (NUM_PASSES, 200)
@@ -66,12 +67,9 @@ def figures(computed_us: int, waited_us: int, took_us: int = 0) -> SpanFigures:
 
 
 def _worker(role: str, number: int, part: SpanPart, state: str = "ready") -> WorkerView:
-    worker = worker_id(role, number)
-    return WorkerView(
-        id=worker,
-        role=role,
-        host="machine",
-        pid=4100 + number,
+    return build_worker(
+        role,
+        number,
         state=state,
         started_us=now_us() - 600_000_000,
         lease_left_s=1.0,

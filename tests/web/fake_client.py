@@ -3,29 +3,28 @@ and a sine.
 """
 
 import asyncio
-import dataclasses
 import math
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import numpy as np
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
-from fleet.control.logins import LoginStore
 from fleet.control.requests import GatewayRequests
 from fleet.control.stream import ClientStream
-from fleet.control.voice import OWN_FIELDS, HeldVoice, Saved, VoiceStore
 from fleet.core.chunk import Chunk, WireTensor
 from fleet.core.clock import now_us
 from fleet.core.errors import Aborted, FleetError, GatewayStopping
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, RequestId, RoleName
 from fleet.core.request import RequestSpec
 from fleet.graphs import Graph
 from fleet.graphs.training import TRAINED
 from fleet.telemetry.trace import AudioIn, EdgeTrace, RequestTrace, TaskTrace
 from fleet.telemetry.views import WorkerView
+from tests.web.build import build, build_rows, tensor_chunk
+from tests.web.fake_stores import FakeLogins, FakeVoice
 from tests.web.fake_telemetry import FakeJobs, FakeOperations, FakeTelemetry
 from tests.web.fake_training import FakeTraining
 
@@ -40,12 +39,11 @@ class Script:
     """Behaviour of the next requests. Their answer is `text`, or the answer that the request
     prescribes.
 
-    `gap_s` between chunks; at chunk `stall_at` the stream stalls (negative: counted from its end);
-    at `fail_at` it fails. `lead_samples` of silence precede the audio.
-    `heard`: the answer to prompts with audio, if it differs from `text`. `cached_rows`: of each
-    task.
-    `refusals`: numbers of the submits that are answered with `refusal`. `admission`: the error of
-    `check_admission`; `places`: its result.
+    Chunks are `gap_s` apart. The stream stalls at chunk `stall_at` (a negative number counts from
+    the end) and fails at `fail_at`. `lead_samples` of silence precede the audio.
+    `heard` answers prompts with audio, if it differs from `text`. Each task has `cached_rows`.
+    Submits whose number is in `refusals` are answered with `refusal`. `check_admission` raises
+    `admission` or returns `places`.
     """
 
     text: str = "Hello there, this is the answer."
@@ -68,11 +66,13 @@ class Script:
 
 class FakeStream(ClientStream):
     def __init__(self, client: "FakeClient", spec: RequestSpec, blob: bytes | None = None) -> None:
-        self.request_id, self.blob = spec.id, blob
+        self.request_id = spec.id
+        self.blob = blob
         self.aborted: str | None = None
         self.unheard = False
         self.finished = False
-        self._client, self._chunks = client, client.chunks_of(spec)
+        self._client = client
+        self._chunks = client.chunks_of(spec)
         self._answer = self._run()
         self._failed = asyncio.Event()
         self._error: FleetError | None = None
@@ -135,39 +135,6 @@ class FakeStream(ClientStream):
         traces[self.request_id] = replace(traces[self.request_id], now_us=now_us(), **fields)
 
 
-@dataclass(slots=True)
-class FakeLogins(LoginStore):
-    """A lookup reads its answer, then waits for `gate` if it is set."""
-
-    ends: dict[str, int] = field(default_factory=dict[str, int])
-    check_reachable: Callable[[], None] = lambda: None
-    gate: asyncio.Event | None = None
-    num_asked: int = 0
-    num_renewed: int = 0
-
-    async def add(self, name: str, keep_s: int) -> None:
-        self.check_reachable()
-        self.ends[name] = now_us() + keep_s * 1_000_000
-
-    async def ends_us(self, name: str) -> int | None:
-        self.check_reachable()
-        self.num_asked += 1
-        ends_us = self.ends.get(name)
-        if self.gate is not None:
-            await self.gate.wait()
-        return ends_us
-
-    async def renew(self, name: str, keep_s: int) -> None:
-        self.check_reachable()
-        self.num_renewed += 1
-        if name in self.ends:
-            self.ends[name] = now_us() + keep_s * 1_000_000
-
-    async def remove(self, name: str) -> None:
-        self.check_reachable()
-        self.ends.pop(name, None)
-
-
 class FakeRequests(GatewayRequests):
     def __init__(self, fleet: "FakeClient") -> None:
         self._fleet = fleet
@@ -213,92 +180,9 @@ class FakeRequests(GatewayRequests):
         return True
 
 
-class FakeVoice(VoiceStore):
-    def __init__(self, fleet: "FakeClient") -> None:
-        self._fleet = fleet
-
-    async def hold(
-        self, session: str, ttl_s: float, owner: str, *, new: bool = False
-    ) -> HeldVoice | None:
-        """Hold a session, without the limit of sessions per secret."""
-        fleet = self._fleet
-        fleet.check_reachable()
-        held = fleet.held.get(session)
-        if (held is not None) == new or (
-            held is not None and fleet.owners.get(session, "") != owner
-        ):
-            return None
-        fleet.owners[session] = owner
-        fields = (
-            {name: value for name, value in held.fields.items() if name not in OWN_FIELDS}
-            if held
-            else {}
-        )
-        fleet.held[session] = HeldVoice(epoch=held.epoch + 1 if held else 1, fields=fields)
-        return fleet.held[session]
-
-    async def save(
-        self,
-        session: str,
-        epoch: int,
-        owner: str,
-        ttl_s: float,
-        fields: Mapping[str, bytes],
-        removed: Sequence[str] = (),
-    ) -> Saved:
-        fleet = self._fleet
-        fleet.check_reachable()
-        fleet.num_saved += 1
-        held = fleet.held.get(session)
-        if held is None or held.epoch != epoch:
-            return Saved.STALE
-        rest = {name: value for name, value in held.fields.items() if name not in removed}
-        fleet.held[session] = dataclasses.replace(held, fields={**rest, **fields})
-        return Saved.OK
-
-    async def end(self, session: str, epoch: int | None = None) -> bool:
-        fleet = self._fleet
-        fleet.check_reachable()
-        held = fleet.held.get(session)
-        if held is None or epoch not in (None, held.epoch):
-            return False
-        del fleet.held[session]
-        if epoch is None:
-            fleet.ended.add((session, fleet.owners.get(session, "")))
-        return True
-
-    async def was_ended(self, session: str, owner: str) -> bool:
-        self._fleet.check_reachable()
-        return (session, owner) in self._fleet.ended
-
-    async def views(self) -> dict[str, bytes]:
-        self._fleet.check_reachable()
-        return {
-            name: held.fields["view"]
-            for name, held in self._fleet.held.items()
-            if "view" in held.fields
-        }
-
-    async def save_secret(self, name: str, value: bytes, ttl_s: int) -> None:
-        self._fleet.check_reachable()
-        self._fleet.secrets[name] = value
-
-    async def secret(self, name: str) -> bytes | None:
-        self._fleet.check_reachable()
-        return self._fleet.secrets.get(name)
-
-    async def save_transcript(self, audio_id: str, transcript: str, expires_at: int) -> int:
-        self._fleet.check_reachable()
-        return self._fleet.transcripts.setdefault(audio_id, (transcript, expires_at))[1]
-
-    async def transcript(self, audio_id: str) -> str | None:
-        self._fleet.check_reachable()
-        return self._fleet.transcripts.get(audio_id, (None, 0))[0]
-
-
 @dataclass(slots=True)
 class FakeClient:
-    """`web.ports.FleetPort` in memory."""
+    """`web.gateway.fleet_port.FleetPort` in memory."""
 
     graph: Graph
     tokenizer: Tokenizer
@@ -308,20 +192,12 @@ class FakeClient:
     )
     streams: dict[str, FakeStream] = field(default_factory=dict[str, FakeStream])
     traces: dict[str, RequestTrace] = field(default_factory=dict[str, RequestTrace])
-    transcripts: dict[str, tuple[str, int]] = field(default_factory=dict[str, tuple[str, int]])
     missing: list[str] = field(default_factory=list[str])
     telemetry: FakeTelemetry = field(default_factory=FakeTelemetry)
     unreachable: FleetError | None = None
     id: str = "gateway@host:2:b"
-    held: dict[str, HeldVoice] = field(default_factory=dict[str, HeldVoice])
-    owners: dict[str, str] = field(default_factory=dict[str, str])
-    ended: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
-    """Voice sessions that an operator ended, with their owners."""
-    secrets: dict[str, bytes] = field(default_factory=dict[str, bytes])
     logins: FakeLogins = field(default_factory=FakeLogins)
     num_asked: int = 0
-    num_saved: int = 0
-    """Number of writes of voice sessions."""
     num_checked: int = 0
     requests: FakeRequests = field(init=False)
     voice: FakeVoice = field(init=False)
@@ -331,12 +207,16 @@ class FakeClient:
 
     def __post_init__(self) -> None:
         self.logins.check_reachable = self.check_reachable
-        self.requests, self.voice = FakeRequests(self), FakeVoice(self)
+        self.requests = FakeRequests(self)
+        self.voice = FakeVoice(self.check_reachable)
         self.show(self.telemetry)
 
     def reset(self) -> None:
         """Forget all requests, and be reachable, complete and unscripted again."""
-        self.script, self.missing, self.unreachable, self.num_asked = Script(), [], None, 0
+        self.script = Script()
+        self.missing = []
+        self.unreachable = None
+        self.num_asked = 0
         for kept in (self.submitted, self.streams, self.traces):
             kept.clear()
         self.show(FakeTelemetry())
@@ -345,11 +225,9 @@ class FakeClient:
         """Replace the state that console and API show; its empty lists are filled from the requests
         made here.
         """
-        self.telemetry, self.operations, self.jobs = (
-            telemetry,
-            FakeOperations(telemetry),
-            FakeJobs(telemetry),
-        )
+        self.telemetry = telemetry
+        self.operations = FakeOperations(telemetry)
+        self.jobs = FakeJobs(telemetry)
         telemetry.check_reachable = self.check_reachable
         telemetry.traces_of = lambda: self.traces
         telemetry.workers_of = self._workers
@@ -373,75 +251,32 @@ class FakeClient:
         return found is not None
 
     def _trace(self, spec: RequestSpec) -> RequestTrace:
-        return RequestTrace(
-            id=spec.id,
-            graph=spec.graph,
+        stages, num_cached = self.graph.stages_for(spec.outputs), self.script.cached_rows
+        tasks = [(stage, stage, f"{stage}@host", "decode", num_cached) for stage in stages]
+        columns = "stage role owner walk cached_rows state epoch"
+        rows = [(*task, "running", 1) for task in (*tasks, (CLIENT, "", self.id, "", 0))]
+        shared = ("id", "graph", "kind", "model", "session", "retry_of", "body", "outputs")
+        shared = (*shared, "params", "sampling", "prompt_ids")
+        return build(
+            RequestTrace,
+            **{name: getattr(spec, name) for name in shared},
             state="running",
-            kind=spec.kind,
-            model=spec.model,
-            code="",
-            error=None,
-            param="",
             created_us=now_us(),
-            ended_us=0,
             now_us=now_us(),
-            session=spec.session,
-            retry_of=spec.retry_of,
-            body=spec.body,
-            outputs=spec.outputs,
-            params=spec.params,
-            sampling=spec.sampling,
-            prompt_ids=spec.prompt_ids,
             audio=tuple(AudioIn(duration_s=clip.num_samples / clip.rate_hz) for clip in spec.audio),
-            tasks=tuple(
-                TaskTrace(
-                    stage=stage,
-                    state="running",
-                    role=stage,
-                    owner=f"{stage}@host",
-                    walk="decode",
-                    epoch=Epoch(1),
-                    cached_rows=self.script.cached_rows,
-                )
-                for stage in self.graph.stages_for(spec.outputs)
-            )
-            + (
-                TaskTrace(
-                    stage=CLIENT, state="running", role="", owner=self.id, walk="", epoch=Epoch(1)
-                ),
-            ),
+            tasks=tuple(build_rows(TaskTrace, columns, *rows)),
             edges=tuple(
-                EdgeTrace(
-                    name=edge.name,
-                    source=edge.source,
-                    target=edge.target,
-                    produced=0,
-                    consumed=0,
-                    items=0,
-                )
+                build(EdgeTrace, name=edge.name, source=edge.source, target=edge.target)
                 for edge in self.graph.edges_for(spec.outputs)
             ),
         )
 
     def chunks_of(self, spec: RequestSpec) -> list[Chunk]:
-        """Chunks of text and audio alternately; the last of each edge is final. A capture is
-        acknowledged.
+        """Chunks of text and audio alternately; the last of each edge is final. A hidden-state
+        sample is acknowledged.
         """
         if spec.outputs == (TRAINED,):
-            numbers = {
-                name: WireTensor(dtype="int64", shape=(1,), data=bytes(8))
-                for name in ("windows", "version")
-            }
-            return [
-                Chunk(
-                    request=spec.id,
-                    edge=TRAINED,
-                    index=0,
-                    epoch=Epoch(1),
-                    tensors=numbers,
-                    final=True,
-                )
-            ]
+            return [_acknowledgement(spec)]
         text = self._text_chunks(spec) if TEXT in spec.outputs else []
         audio = self._audio_chunks(spec) if AUDIO in spec.outputs else []
         mixed: list[Chunk] = []
@@ -462,17 +297,10 @@ class FakeClient:
             end = self.tokenizer.token_to_id("<|im_end|>")
             assert end is not None
             ids.append(end)
+        last = len(ids) - 1
         return [
-            _chunk(
-                spec,
-                TEXT,
-                index,
-                "ids",
-                "int32",
-                np.asarray([token], "<i4"),
-                final=index == len(ids) - 1,
-            )
-            for index, token in enumerate(ids)
+            tensor_chunk(spec.id, TEXT, "ids", np.asarray([token], "<i4"), index=n, final=n == last)
+            for n, token in enumerate(ids)
         ]
 
     def _audio_chunks(self, spec: RequestSpec) -> list[Chunk]:
@@ -482,12 +310,11 @@ class FakeClient:
         size = self.script.samples_per_chunk
         cuts = [wave[start : start + size] for start in range(0, len(wave), size)]
         chunks = [
-            _chunk(spec, AUDIO, n, "pcm", "int16", cut, final=False) for n, cut in enumerate(cuts)
+            tensor_chunk(spec.id, AUDIO, "pcm", cut, index=n, final=False)
+            for n, cut in enumerate(cuts)
         ]
-        return [
-            *chunks,
-            Chunk(request=spec.id, edge=AUDIO, index=len(cuts), epoch=Epoch(1), final=True),
-        ]
+        end = build(Chunk, request=spec.id, edge=AUDIO, index=len(cuts), epoch=1, final=True)
+        return [*chunks, end]
 
     def _workers(self) -> list[WorkerView]:
         running = sum(1 for trace in self.traces.values() if trace.state == "running")
@@ -503,11 +330,11 @@ class FakeClient:
 
 
 def worker_view(worker: str, role: str, *, state: str = "ready", running: int = 0) -> WorkerView:
-    return WorkerView(
-        id=WorkerId(worker),
+    return build(
+        WorkerView,
+        id=worker,
         role=role,
         host="host",
-        pid=1,
         state=state,
         started_us=1,
         lease_left_s=2.5,
@@ -542,17 +369,7 @@ def sine(num_samples: int) -> np.ndarray:
     return np.resize(second, num_samples)
 
 
-def _chunk(
-    spec: RequestSpec,
-    edge: EdgeName,
-    index: int,
-    name: str,
-    dtype: str,
-    data: np.ndarray,
-    *,
-    final: bool,
-) -> Chunk:
-    tensor = WireTensor(dtype=dtype, shape=data.shape, data=data.tobytes())
-    return Chunk(
-        request=spec.id, edge=edge, index=index, epoch=Epoch(1), tensors={name: tensor}, final=final
-    )
+def _acknowledgement(spec: RequestSpec) -> Chunk:
+    number = WireTensor(dtype="int64", shape=(1,), data=bytes(8))
+    tensors = {"windows": number, "version": number}
+    return build(Chunk, request=spec.id, edge=TRAINED, epoch=1, tensors=tensors, final=True)

@@ -289,7 +289,7 @@ def test_page_shows_session_ended_by_operator(
             expect(page.locator("#state")).to_have_text("Listening")
             session = str(js(page, "fleetVoice.conversation.session"))
             wait_until(
-                lambda: "view" in here.client.held[session].fields, "the session to be listed"
+                lambda: "view" in here.client.voice.held[session].fields, "the session to be listed"
             )
             if ended_by.endswith("away"):
                 js(page, "fleetVoice.socket.socket.close(4001)")
@@ -298,4 +298,4 @@ def test_page_shows_session_ended_by_operator(
             expect(page.locator("#state")).to_have_text("Ended")
             expect(page.locator(".reason")).to_contain_text("An operator ended this conversation")
             assert not js(page, "fleetVoice.mic.on")
-            assert list(here.client.held) == []
+            assert list(here.client.voice.held) == []

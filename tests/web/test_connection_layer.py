@@ -26,10 +26,10 @@ from websockets.protocol import State
 
 from tests.support import REPO, cli_env, free_port, wait_until
 from tests.web import attacks
-from tests.web.attacks import HEAD, AttackTarget, attacking, read_to_end
+from tests.web.attacks import HEAD, SPOKEN, AttackTarget, attacking, read_to_end
 from tests.web.conftest import HELLO, Loaded, bounded, serving
-from tests.web.test_connection_bounds import LONG_ANSWER, SPOKEN
 from tests.web.test_serve import answers, start_with
+from tests.web.test_slow_clients import LONG_ANSWER
 from web import serve
 from web.http.addresses import client_address
 from web.http.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, AbuseLog

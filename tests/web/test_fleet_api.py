@@ -13,7 +13,8 @@ from fleet.core.ids import AUDIO, COMPLETION, REQUEST, RESPONSE, StageName, show
 from tests.web.conftest import ServedGateway
 from tests.web.divided import ANCHOR, ANCHOR_WITH_GAP, GAP, SECOND, STANDS_BY, divided_workers
 from tests.web.fake_telemetry import FakeTelemetry
-from tests.web.plausible import HOSTILE, busy, worker_id
+from tests.web.plausible import busy
+from tests.web.plausible_requests import HOSTILE, worker_id
 
 
 @pytest.fixture

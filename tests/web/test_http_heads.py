@@ -11,10 +11,9 @@ import pytest
 
 from tests.support import wait_until
 from tests.web import attacks
-from tests.web.attacks import AttackTarget, read_to_end, read_up_to
+from tests.web.attacks import SPOKEN, AttackTarget, read_to_end, read_up_to
 from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import Script
-from tests.web.test_connection_bounds import SPOKEN
 from tests.web.test_disconnect import wait_for_abort
 
 BODY = json.dumps({"model": "omni", "messages": HELLO}).encode()

@@ -15,7 +15,7 @@ from fleet.core.errors import RedisUnreachable
 from tests.support import await_until
 from tests.web.conftest import Loaded, ServedGateway, bounded, serving
 from tests.web.console.busy_gateway import fill
-from tests.web.fake_client import FakeLogins
+from tests.web.fake_stores import FakeLogins
 from tests.web.realtime.refused_socket import refusal_of
 from web.http.guard import COOKIE, CSRF_HEADER, SECURE_COOKIE
 from web.http.logins import CACHE_S, KEEP_S, MAX_CACHED, RENEW_S, Logins

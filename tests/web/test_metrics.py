@@ -6,7 +6,8 @@ from fleet.core.ids import RequestId, StageName
 from tests.support import await_until
 from tests.web.conftest import Loaded, ServedGateway
 from tests.web.divided import ANCHOR, FIRST, STANDS_BY, divided_workers
-from tests.web.plausible import busy, worker_id
+from tests.web.plausible import busy
+from tests.web.plausible_requests import worker_id
 from web.gateway import playback_reports
 from web.gateway.metrics import PlaybackContinuity
 from web.gateway.playback_reports import PlaybackReports

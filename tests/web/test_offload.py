@@ -19,7 +19,7 @@ from tests.support import wait_until
 from tests.web.conftest import HELLO, ServedGateway
 from tests.web.test_bad_input import post
 from web.gateway.stored_body import stored_body
-from web.offload import INLINE_BYTES, read_in_thread
+from web.http.offload import INLINE_BYTES, read_in_thread
 from web.schema.chat import parse_chat
 
 LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_BYTES}}

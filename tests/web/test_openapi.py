@@ -11,7 +11,8 @@ from starlette.routing import Route
 from tests.web.conftest import Loaded, ServedGateway
 from tests.web.fake_client import Script
 from web.app import create_app
-from web.openapi import OPERATIONS, Operation, document
+from web.openapi.document import document
+from web.openapi.operations import OPERATIONS, Operation
 
 DESCRIBED = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
 """Prefixes of the API; other routes are pages."""

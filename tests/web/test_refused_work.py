@@ -10,7 +10,7 @@ from fleet.core.errors import Overloaded
 from tests.web.bombs import CHAT, JSON
 from tests.web.gateway_target import gateway_target
 from tests.web.realtime.manual_clock import ManualClock
-from web.refused_work import MAX_DEBT_S, PAID_PER_S, SMALL_S, RefusedWork
+from web.http.refused_work import MAX_DEBT_S, PAID_PER_S, SMALL_S, RefusedWork
 
 
 def test_refused_work_adds_up_to_a_wait_that_its_time_pays() -> None:

@@ -20,7 +20,7 @@ from tests.support import free_port, wait_until
 from tests.web.conftest import Loaded
 from tests.web.test_serve import start_with
 from web.http.tls import tls_files
-from web.startup_message import startup_lines
+from web.serve import startup_lines
 
 SSH = {"SSH_CONNECTION": "10.0.0.9 51000 10.0.0.7 22"}
 

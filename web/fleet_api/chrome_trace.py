@@ -5,13 +5,14 @@ Source: the "Trace Event Format" document of the Chromium project: complete even
 (i), metadata (M); times in us.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
+from fleet.core.ids import StageName
 from fleet.graphs import Graph
 from fleet.telemetry.trace import EdgeTrace, RequestTrace, TaskTrace
-from web.fleet_api.walk_spans import EdgeLogs, find_walk_spans
+from web.fleet_api.walk_spans import EdgeLogs, WalkSpan, find_walk_spans
 
 PROCESS = 1
 
@@ -35,11 +36,14 @@ class ChromeTrace(msgspec.Struct, frozen=True, kw_only=True):
     otherData: dict[str, str] = {}
 
 
+Arguments = dict[str, str | int]
+
+
 def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> ChromeTrace:
     """Convert a trace. Lanes in the order of the graph: the request, stages, edges, walks of
     stages, then KV owners.
 
-    `logs`: chunks by edge, which determine the begin of walks.
+    `logs` holds the chunks by edge, which determine the begin of walks.
     """
     walks = {
         task.stage: found
@@ -50,63 +54,53 @@ def chrome_trace_of(trace: RequestTrace, graph: Graph, logs: EdgeLogs) -> Chrome
         "request",
         *(task.stage for task in trace.tasks),
         *(f"edge {edge.name}" for edge in trace.edges),
+        *(f"walks {stage}" for stage in walks),
+        *sorted({f"kv {span.stage}" for span in trace.kv}),
     ]
-    lanes += [f"walks {stage}" for stage in walks]
-    lanes += sorted({f"kv {span.stage}" for span in trace.kv})
     number = {lane: place for place, lane in enumerate(lanes, start=1)}
-    end = trace.ended_us or trace.now_us
-    events = [ChromeTraceEvent(name="process_name", ph="M", args={"name": trace.id})]
-    events += [
+    names = [
         ChromeTraceEvent(name="thread_name", ph="M", tid=number[lane], args={"name": lane})
         for lane in lanes
     ]
-    events.append(
-        _span(
-            trace.state,
-            trace.created_us,
-            end,
-            number["request"],
-            {"kind": trace.kind, "model": trace.model},
-        )
-    )
-    for task in trace.tasks:
-        events += _task_spans(task, end, number[task.stage])
-    for edge in trace.edges:
-        events += _edge_spans(edge, number[f"edge {edge.name}"])
-    for stage, spans in walks.items():
-        lane = number[f"walks {stage}"]
-        events += [
-            _span(span.walk, span.from_us, span.to_us, lane, {"worker": span.worker})
-            for span in spans
-        ]
-    for span in trace.kv:
-        events.append(
-            _span(
-                span.worker,
-                span.from_us,
-                span.to_us or end,
-                number[f"kv {span.stage}"],
-                {"how": span.how},
-            )
-        )
-    for event in trace.events:
-        lane = number.get(event.stage, number["request"])
-        args: dict[str, str | int] = {
-            "worker": event.worker,
-            "epoch": event.epoch,
-            "detail": event.detail,
-        }
-        events.append(
-            ChromeTraceEvent(name=event.what, ph="i", ts=event.at_us, tid=lane, s="t", args=args)
-        )
     return ChromeTrace(
-        traceEvents=events,
+        traceEvents=[
+            ChromeTraceEvent(name="process_name", ph="M", args={"name": trace.id}),
+            *names,
+            *_events(trace, walks, number),
+        ],
         otherData={"request": trace.id, "graph": trace.graph, "state": trace.state},
     )
 
 
-def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEvent]:
-    args: dict[str, str | int] = {"worker": task.owner, "epoch": task.epoch, "state": task.state}
+def _events(
+    trace: RequestTrace,
+    walks: Mapping[StageName, Sequence[WalkSpan]],
+    number: Mapping[str, int],
+) -> Iterator[ChromeTraceEvent]:
+    """Yield the events of a trace. `number` is the number of each lane."""
+    end = trace.ended_us or trace.now_us
+    kind: Arguments = {"kind": trace.kind, "model": trace.model}
+    yield _span(trace.state, trace.created_us, end, number["request"], kind)
+    for task in trace.tasks:
+        yield from _task_events(task, end, number[task.stage])
+    for edge in trace.edges:
+        if edge.first_us:
+            yield _edge_span(edge, number[f"edge {edge.name}"])
+    for stage, spans in walks.items():
+        for span in spans:
+            lane = number[f"walks {stage}"]
+            yield _span(span.walk, span.from_us, span.to_us, lane, {"worker": span.worker})
+    for span in trace.kv:
+        lane = number[f"kv {span.stage}"]
+        yield _span(span.worker, span.from_us, span.to_us or end, lane, {"how": span.how})
+    for event in trace.events:
+        lane = number.get(event.stage, number["request"])
+        args: Arguments = {"worker": event.worker, "epoch": event.epoch, "detail": event.detail}
+        yield _instant(event.what, event.at_us, lane, args)
+
+
+def _task_events(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEvent]:
+    args: Arguments = {"worker": task.owner, "epoch": task.epoch, "state": task.state}
     for name, begin, until in (
         ("queue", task.granted_us, task.claimed_us or end),
         ("to first output", task.claimed_us, task.first_us or task.finished_us or end),
@@ -115,7 +109,7 @@ def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEve
         if begin and until >= begin:
             yield _span(name, begin, until, lane, args)
     for receipt in task.receipts:
-        counts: dict[str, str | int] = {
+        counts: Arguments = {
             "chunks": receipt.num_chunks,
             "hop mean us": receipt.hop_mean_us,
             "hop max us": receipt.hop_max_us,
@@ -123,32 +117,24 @@ def _task_spans(task: TaskTrace, end: int, lane: int) -> Iterator[ChromeTraceEve
             "pulled bytes": receipt.pull_bytes,
             "pull us": receipt.pull_us,
         }
-        yield ChromeTraceEvent(
-            name=f"received {receipt.edge}",
-            ph="i",
-            ts=receipt.first_us,
-            tid=lane,
-            s="t",
-            args=counts,
-        )
+        yield _instant(f"received {receipt.edge}", receipt.first_us, lane, counts)
 
 
-def _edge_spans(edge: EdgeTrace, lane: int) -> Sequence[ChromeTraceEvent]:
-    if not edge.first_us:
-        return ()
-    args: dict[str, str | int] = {
+def _edge_span(edge: EdgeTrace, lane: int) -> ChromeTraceEvent:
+    args: Arguments = {
         "chunks": edge.produced,
         "consumed": edge.consumed,
         "items": edge.items,
         "bytes": edge.num_bytes,
         "remote bytes": edge.remote_bytes,
     }
-    return (_span(f"{edge.source} to {edge.target}", edge.first_us, edge.last_us, lane, args),)
+    return _span(f"{edge.source} to {edge.target}", edge.first_us, edge.last_us, lane, args)
 
 
-def _span(
-    name: str, begin: int, end: int, lane: int, args: dict[str, str | int]
-) -> ChromeTraceEvent:
-    return ChromeTraceEvent(
-        name=name, ph="X", ts=begin, dur=max(end - begin, 0), tid=lane, args=args
-    )
+def _span(name: str, begin: int, end: int, lane: int, args: Arguments) -> ChromeTraceEvent:
+    duration = max(end - begin, 0)
+    return ChromeTraceEvent(name=name, ph="X", ts=begin, dur=duration, tid=lane, args=args)
+
+
+def _instant(name: str, at_us: int, lane: int, args: Arguments) -> ChromeTraceEvent:
+    return ChromeTraceEvent(name=name, ph="i", ts=at_us, tid=lane, s="t", args=args)

@@ -20,8 +20,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
-    """`loaded_percent`: of its weights, by the most advanced of its starting workers; None if it is
-    not known.
+    """A role whose workers are starting. `loaded_percent` is the loaded share of the weights in the
+    most advanced worker; None if it is not known.
     """
 
     role: str
@@ -33,8 +33,8 @@ class StartingRole(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Readiness(msgspec.Struct, frozen=True, kw_only=True):
-    """`missing`: roles without a live worker; `starting`: those of them that have one starting. For
-    clients with the API key.
+    """Answer of GET /ready. For clients with the API key, `missing` names the roles without a live
+    worker, and `starting` the missing roles with a starting worker.
 
     With no role missing, `error` says why Redis admits no requests.
     """
@@ -93,10 +93,9 @@ class HealthRoutes:
             transfers = await self._gateway.client.telemetry.transfers()
             metrics.live.set(await self._gateway.client.telemetry.num_live())
         except FleetError:
-            workers, roles, transfers = [], [], None
-        metrics.set_roles(roles)
-        metrics.set_workers(workers, roles)
-        metrics.set_transfers(transfers)
+            metrics.fleet.show()
+        else:
+            metrics.fleet.show(workers, roles, transfers.edges)
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

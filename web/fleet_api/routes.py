@@ -38,8 +38,8 @@ from web.fleet_api.request_detail import (
     wav_of,
 )
 from web.fleet_api.training import TrainingApi
+from web.gateway.fleet_metrics import GATEWAY_ROLE
 from web.gateway.gateway import Gateway
-from web.gateway.metrics import GATEWAY_ROLE
 from web.http.body import read_body
 from web.http.json_response import json_response
 

@@ -14,7 +14,7 @@ from fleet.processing.audio import decode_parts, needs_decoder
 from fleet.processing.base import AudioSource, Samples
 from fleet.processing.decoder_pool import DecoderPool
 from fleet.processing.decoding import DecodeJob
-from web.ports import FleetPort
+from web.gateway.fleet_port import FleetPort
 
 
 class AudioPreparation:

@@ -28,13 +28,13 @@ from fleet.graphs import Graph
 from fleet.processing import AudioPart, ChatRequest, Frontend, GivenAnswer, Message, TextPart
 from web.gateway.answer import AnswerStream, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
+from web.gateway.fleet_port import FleetPort
 from web.gateway.live_captures import NO_STORE, LiveCaptures
 from web.gateway.metrics import Metrics
 from web.gateway.playback_reports import PlaybackReports
 from web.gateway.sampling import request_seed, resolve_sampling, stage_defaults
 from web.gateway.stored_body import stored_body
-from web.offload import INLINE_BYTES, prepare_in_thread
-from web.ports import FleetPort
+from web.http.offload import INLINE_BYTES, prepare_in_thread
 from web.schema.chat import (
     AudioUrlPartBody,
     ChatBody,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fleet.config import FleetConfig
 from fleet.core.request import RequestSpec
 from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
-from web.ports import FleetPort
+from web.gateway.fleet_port import FleetPort
 
 NO_STORE = "no_store"
 """Key of a request's `reply`: its client sent `store: false`, so its answer is never trained on."""

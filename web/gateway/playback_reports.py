@@ -8,7 +8,7 @@ import logging
 from fleet.core.errors import FleetError
 from fleet.core.ids import RequestId
 from fleet.process.background import start
-from web.ports import FleetPort
+from web.gateway.fleet_port import FleetPort
 
 log = logging.getLogger("fleet.web")
 

@@ -23,8 +23,8 @@ from web.http.disconnect import is_stalled, until_disconnect
 from web.http.errors import envelope_of
 from web.http.json_response import json_response
 from web.http.middleware import request_id_of
+from web.http.offload import parse_body
 from web.http.sse import event, send_stream
-from web.offload import parse_body
 from web.openai.audio_encoder import encode_whole
 from web.schema.chat import AudioFormat, ChatBody, parse_chat
 from web.schema.fields.chat import CHAT

@@ -24,8 +24,8 @@ from web.http.body import read_body
 from web.http.disconnect import until_disconnect
 from web.http.errors import envelope_of
 from web.http.middleware import request_id_of
+from web.http.offload import INLINE_BYTES, parse_body, prepare_in_thread
 from web.http.sse import event, send_stream
-from web.offload import INLINE_BYTES, parse_body, prepare_in_thread
 from web.openai.audio_encoder import MEDIA_TYPES, open_encoder
 from web.schema.audio import SpeechBody, parse_speech
 from web.schema.chat import AudioOptions, ChatOptions, voice_name

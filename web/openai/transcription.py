@@ -31,8 +31,8 @@ from web.http.errors import envelope_of
 from web.http.forms import open_form
 from web.http.json_response import json_response
 from web.http.middleware import request_id_of
+from web.http.offload import prepare_in_thread
 from web.http.sse import event, send_stream
-from web.offload import prepare_in_thread
 from web.schema.audio import TranscriptionForm, ignored_of, parse_transcription
 from web.schema.chat import ChatOptions
 from web.schema.fields.common import ONE_FILE

@@ -17,7 +17,7 @@ from fleet.core.errors import FleetError, UnsupportedValue
 from fleet.core.ids import RequestId
 from web.gateway.gateway import Gateway
 from web.gateway.ignored_fields import warning_of
-from web.offload import read_in_thread, read_input
+from web.http.offload import read_in_thread, read_input
 from web.realtime.clock import Clock, Timer
 from web.realtime.context import EventQueue, SessionContext, SharedAudio
 from web.realtime.conversation import Conversation

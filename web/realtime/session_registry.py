@@ -1,69 +1,43 @@
 """Registry of the voice sessions of this gateway: admission, resumption after a lost connection,
 storage for other gateways.
 
-Knows no protocol of a socket.
+Knows no protocol of a socket, and no record in Redis but through `session_records`.
 """
 
 import asyncio
-import contextlib
 import logging
-import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
-from fleet.config.schema import LeaseConfig
 from fleet.control.client import HeldVoice, Saved
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError, NotFound, Overloaded, SecretInUse, quoted
+from fleet.core.errors import FleetError, Overloaded
 from fleet.process.background import start
 from fleet.processing import voice_activity
 from web.gateway.gateway import Gateway
-from web.http.errors import SessionEndedByOperator, SessionExpired, SessionIdle
+from web.http.errors import SessionExpired, SessionIdle
+from web.realtime import session_records
 from web.realtime.admission import Admission
 from web.realtime.clock import Clock, Timer
 from web.realtime.context import SharedAudio
 from web.realtime.protocol.server_events import SessionCreated, new_id
 from web.realtime.protocol.settings import Settings
 from web.realtime.session import Session
+from web.realtime.session_records import ENDED, SessionRecords
 from web.realtime.session_views import shown_id
-from web.realtime.snapshot import STATE, Snapshot, restore, resumed
+from web.realtime.snapshot import Snapshot, restore, resumed
 from web.realtime.transport.client_connection import ClientWriter
 from web.realtime.transport.client_secrets import API_KEY, short_name
 from web.realtime.transport.refusal import close_code, close_reason, error_event
 
 log = logging.getLogger("fleet.web")
 
-RENEW_S = 2.0
-"""Interval in which a session that does not change is written, so that it does not expire."""
 SETTLE_S = 0.1
 """Changes within this time are written together."""
 STOP_AFTER_S = 2.0
 """Time until a session that another gateway continues is stopped here; see `_give_up`."""
-ENDED = "an operator ended the session"
-SPARE_S = 10.0
-"""Time that a session outlives its client's absence in Redis, so that the gateway is the one to end
-it.
-"""
-FIRST_S = 10.0
-"""Lifetime in Redis of a session that was never written: one whose client left before is soon not
-counted.
-"""
-ABSENCE_POLL_S, ABSENCE_SPARE_S = 0.1, 0.5
-
-
-def absence_tries(lease: LeaseConfig) -> int:
-    """Number of tries for a secret in use, `ABSENCE_POLL_S` apart: a gateway that died is fenced
-    before.
-
-    A page that is reloaded may also connect before the loss of its former connection is noticed.
-    """
-    return 1 + math.ceil((lease.worker_ttl_s + ABSENCE_SPARE_S) / ABSENCE_POLL_S)
-
-
-Undo = Callable[[str, int], Coroutine[None, None, None]]
-"""Callback for a session, given by id and epoch, whose client left while it was being held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +53,7 @@ class Received:
 
 @dataclass(slots=True, eq=False)
 class SessionEntry:
-    """A session of this gateway. `owner`: the credential that opened it, as
+    """A session of this gateway. `owner` is the credential that opened it, as
     `fleet.control.voice.hold` names it.
 
     Units: `began_at` and `active_at` in seconds of the clock, `away_us` since 1970.
@@ -109,11 +83,7 @@ class SessionRegistry:
         self._entries: dict[str, SessionEntry] = {}
         self._admission = Admission(self._voice)
         self._shared = SharedAudio()
-        self._retrying: set[str] = set()
-        """Secrets in use for which a client waits until its former connection is known to be
-        lost.
-        """
-        self._ending: set[asyncio.Task[None]] = set()
+        self._records = SessionRecords(gateway, self._clock)
         self.early_bytes = 0
         """Bytes that the queued clients have sent."""
 
@@ -136,7 +106,7 @@ class SessionRegistry:
         Raises: Overloaded if the queue is full too; SecretInUse; RedisUnreachable.
         """
         settings = msgspec.structs.replace(settings, id=new_id("sess"), model=self._gateway.model)
-        held = await self._hold_new(settings.id, owner)
+        held = await self._records.create(settings.id, owner)
         for replaced_id in held.replaced:
             self.end(replaced_id)
         try:
@@ -149,63 +119,13 @@ class SessionRegistry:
                 held,
             )
         except BaseException:
-            self._spawn(self._forget(settings.id, held.epoch))
+            self._records.delete(settings.id, held.epoch)
             raise
         session = entry.session
         session.connection.attach(writer)
         session.connection.send(SessionCreated(session=session.settings))
         session.publish()
         return session
-
-    async def _hold_new(self, session_id: str, owner: str) -> HeldVoice:
-        """Create the record of a session. Raises: SecretInUse, RedisUnreachable."""
-        tries_left = absence_tries(self._gateway.config.lease)
-        while True:
-            try:
-                held = await self._hold(session_id, FIRST_S, owner, self._forget, new=True)
-                assert held is not None, "two sessions of one name"
-                return held
-            except SecretInUse:
-                tries_left -= 1
-                if owner in self._retrying or tries_left <= 0:
-                    raise
-            self._retrying.add(owner)
-            try:
-                await self._clock.sleep(ABSENCE_POLL_S)
-            finally:
-                self._retrying.discard(owner)
-
-    async def _hold(
-        self, session_id: str, ttl_s: float, owner: str, undo: Undo, *, new: bool = False
-    ) -> HeldVoice | None:
-        """Become the holder of a session; if the caller is cancelled meanwhile, `undo` that.
-
-        Raises: SecretInUse, RedisUnreachable.
-        """
-        holding = asyncio.ensure_future(
-            self._gateway.client.voice.hold(session_id, ttl_s, owner, new=new)
-        )
-        try:
-            return await asyncio.shield(holding)
-        except asyncio.CancelledError:
-            self._spawn(self._undo(session_id, holding, undo))
-            raise
-
-    async def _undo(
-        self, session_id: str, holding: asyncio.Future[HeldVoice | None], undo: Undo
-    ) -> None:
-        with contextlib.suppress(FleetError):
-            held = await holding
-            if held is not None:
-                await undo(session_id, held.epoch)
-
-    async def _mark_away(self, session_id: str, epoch: int, owner: str) -> None:
-        """Allow a client that left while its session was taken over to reconnect, or to open
-        another one.
-        """
-        await self._gateway.client.voice.save(
-            session_id, epoch, owner, self._ttl_s, {"away_us": str(now_us()).encode()}
-        )
 
     async def _wait_for_admission(
         self, session_id: str, held: HeldVoice, owner: str, on_position: Callable[[int], None]
@@ -219,32 +139,16 @@ class SessionRegistry:
         queued = self._admission.join(by_secret=by_secret, on_position=on_position)
         if queued.admitted.is_set():
             return held
-        renewing = asyncio.create_task(self._renew(session_id, held.epoch, owner))
-        try:
+        async with self._records.renewing(session_id, held.epoch, owner):
             await self._admission.wait(queued)
-        finally:
-            renewing.cancel()
         try:
-            again = await self._hold(session_id, self._ttl_s, owner, self._forget)
+            again = await self._records.hold_again(session_id, owner)
             if again is None:
                 raise Overloaded("the place in line was lost while Redis was away; try again")
         except BaseException:
             self._admission.release(by_secret=by_secret)
             raise
         return again
-
-    async def _renew(self, session_id: str, epoch: int, owner: str) -> None:
-        """Renew the record of a queued client, which counts among the sessions of its secret."""
-        while True:
-            try:
-                await self._gateway.client.voice.save(session_id, epoch, owner, self._ttl_s, {})
-            except FleetError as error:
-                log.warning(
-                    "session %s: its place in the queue could not be renewed: %s",
-                    shown_id(session_id),
-                    error.message,
-                )
-            await self._clock.sleep(RENEW_S)
 
     async def resume(
         self, session_id: str, writer: ClientWriter, received: Received, owner: str
@@ -301,17 +205,7 @@ class SessionRegistry:
         return held and is_here
 
     async def _take_over(self, session_id: str, received: Received, owner: str) -> SessionEntry:
-        held = await self._hold(
-            session_id, self._ttl_s, owner, lambda name, epoch: self._mark_away(name, epoch, owner)
-        )
-        if held is None and await self._gateway.client.voice.was_ended(session_id, owner):
-            raise SessionEndedByOperator(ENDED, param="session")
-        if held is None:
-            raise _unknown(session_id)
-        if STATE not in held.fields:
-            # Its gateway died before it wrote anything of it.
-            await self._forget(session_id, held.epoch)
-            raise _unknown(session_id)
+        held = await self._records.take_over(session_id, owner)
         entry = self._entries.get(session_id)
         if entry is not None:
             # Another connection of the same client was faster.
@@ -403,20 +297,7 @@ class SessionRegistry:
         self._remove(entry)
         entry.session.connection.close(code, reason)
         entry.session.stop()
-        self._spawn(self._forget(entry.session.id, epoch))
-
-    def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
-
-    async def _forget(self, session_id: str, epoch: int | None) -> None:
-        try:
-            await self._gateway.client.voice.end(session_id, epoch)
-        except FleetError as error:
-            log.warning(
-                "session %s: its end could not be written: %s", shown_id(session_id), error.message
-            )
+        self._records.delete(entry.session.id, epoch)
 
     def _remove(self, entry: SessionEntry) -> None:
         if self._entries.get(entry.session.id) is not entry:
@@ -455,10 +336,6 @@ class SessionRegistry:
 
     # storing
 
-    @property
-    def _ttl_s(self) -> float:
-        return self._voice.reconnect_timeout_s + SPARE_S
-
     async def _write_changes(self, entry: SessionEntry) -> None:
         """Write the session whenever it changes, at least each `RENEW_S`, until it is over."""
         session = entry.session
@@ -469,15 +346,13 @@ class SessionRegistry:
                 self._close(entry, close_code(error), close_reason(error), entry.epoch)
                 return
             due_s = entry.began_at + self._voice.max_session_s - self._clock.now()
-            if await self._clock.wait(entry.changed, min(RENEW_S, max(0.0, due_s))):
+            if await self._clock.wait(entry.changed, min(session_records.RENEW_S, max(0.0, due_s))):
                 await self._clock.sleep(SETTLE_S)
             entry.changed.clear()
             try:
                 if not await self._write(entry):
-                    self._give_up(
-                        entry,
-                        ended=await self._gateway.client.voice.was_ended(session.id, entry.owner),
-                    )
+                    ended = await self._records.was_ended(session.id, entry.owner)
+                    self._give_up(entry, ended=ended)
                     return
             except FleetError as error:
                 entry.snapshot.forget()
@@ -506,9 +381,8 @@ class SessionRegistry:
         """Return False if the session is not held by this gateway any more. Raises:
         RedisUnreachable.
         """
-        voice = self._gateway.client.voice
-        saved = await voice.save(
-            entry.session.id, entry.epoch, entry.owner, self._ttl_s, fields, removed
+        saved = await self._records.save(
+            entry.session.id, entry.epoch, entry.owner, fields, removed
         )
         if saved is Saved.RESTORED:
             log.warning(
@@ -534,13 +408,6 @@ class SessionRegistry:
         # Later: the other gateway may not have resumed the request yet. Once it has, this one
         # cannot abort it any more.
         self._clock.call_later(STOP_AFTER_S, session.stop)
-
-
-def _unknown(session_id: str) -> NotFound:
-    return NotFound(
-        f"session: no session {quoted(session_id)}; it never existed, or is over. Begin another",
-        param="session",
-    )
 
 
 def _duration(seconds: float) -> str:

@@ -16,7 +16,7 @@ from fleet.processing.speech_presence import has_speech
 from fleet.processing.voice_activity import RATE_HZ
 from fleet.processing.voice_onset import VoicedSearch
 from web.http.errors import error_type
-from web.offload import prepare_in_thread
+from web.http.offload import prepare_in_thread
 from web.openai.transcription import transcribe
 from web.realtime.audio.input_buffer import AudioInputBuffer
 from web.realtime.audio.turn_detector import (

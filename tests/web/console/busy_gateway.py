@@ -44,7 +44,7 @@ def fill(gateway: ServedGateway) -> None:
     gateway.client.training.known, gateway.client.training.shown = training()
     for number, state in enumerate(("speaking", "listening")):
         view = session(number, state, telemetry.rows[-1 - number].id)
-        gateway.client.held[view.id] = HeldVoice(
+        gateway.client.voice.held[view.id] = HeldVoice(
             epoch=1, fields={"view": msgspec.json.encode(view)}
         )
 

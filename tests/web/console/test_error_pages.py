@@ -54,10 +54,10 @@ def test_error_page_of_unreachable_redis_offers_retry(gateway: ServedGateway) ->
 
 
 def test_error_page_of_internal_error_names_the_request(gateway: ServedGateway) -> None:
-    gateway.client.held["broken"] = HeldVoice(epoch=1, fields={"view": b"no view"})
+    gateway.client.voice.held["broken"] = HeldVoice(epoch=1, fields={"view": b"no view"})
     answer = gateway.http.get("/sessions", headers=BROWSER)
     json = gateway.http.get("/sessions").json()
-    del gateway.client.held["broken"]
+    del gateway.client.voice.held["broken"]
     page = error_page(answer, 500)
     assert answer.headers["x-request-id"] in page and "Decode" not in page
     assert json["error"]["code"] == "server_error"

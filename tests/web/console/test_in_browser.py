@@ -16,7 +16,7 @@ from tests.web.conftest import Loaded, ServedGateway, serving
 from tests.web.console.busy_gateway import fill, paths
 from tests.web.console.watched_page import OpenPage, publish_event
 from tests.web.fake_telemetry import FakeTelemetry
-from tests.web.plausible import HOSTILE, request_id
+from tests.web.plausible_requests import HOSTILE, request_id
 from tests.web.voice.browsers import visiting
 
 pytestmark = pytest.mark.one_file_in(3, "pages in a browser")

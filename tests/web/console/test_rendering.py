@@ -16,7 +16,7 @@ from tests.web.console import html_audit
 from tests.web.console.busy_gateway import LIVE_PAGES, fill, paths
 from tests.web.divided import ANCHOR, GAP, SECOND
 from tests.web.fake_telemetry import FakeTelemetry
-from tests.web.plausible import HOSTILE, worker_id
+from tests.web.plausible_requests import HOSTILE, worker_id
 
 MAX_PAGE_BYTES = 100_000
 NAMES = (*LIVE_PAGES, "request", "worker")
@@ -134,7 +134,7 @@ def test_worker_page_shows_its_part_of_a_divided_model(busy_gateway: ServedGatew
 
 @pytest.mark.parametrize("name", LIVE_PAGES)
 def test_page_of_empty_fleet_names_the_next_step(gateway: ServedGateway, name: str) -> None:
-    gateway.client.held.clear()
+    gateway.client.voice.held.clear()
     page = page_of(gateway, f"/{name}")
     # the fake always has workers; the queues page has three such texts
     if name not in ("workers", "queues"):

@@ -60,7 +60,7 @@ async def test_secret_opens_its_session_from_any_origin(
         address(gateway), additional_headers={"authorization": f"Bearer {secret.value}"}
     ) as socket:
         assert socket.subprotocol is None and (await created(socket))["instructions"]
-    gateway.client.secrets.clear()
+    gateway.client.voice.secrets.clear()
     refusal = await refusal_of(gateway, subprotocols=protocols(secret.value))
     assert (
         refusal.close_code == 3000

@@ -268,8 +268,8 @@ async def test_session_continues_at_another_gateway(loaded: Loaded) -> None:
             await page.until_audio(response, RATE_HZ)
             wait_until(
                 lambda: (
-                    page.session in first.client.held
-                    and len(first.client.held[page.session].fields) == 3
+                    page.session in first.client.voice.held
+                    and len(first.client.voice.held[page.session].fields) == 3
                 ),
                 "written",
             )
@@ -320,8 +320,8 @@ async def test_response_under_way_waits_for_redis_at_another_gateway(
             await page.until_audio(response, RATE_HZ)
             wait_until(
                 lambda: (
-                    page.session in first.client.held
-                    and len(first.client.held[page.session].fields) == 3
+                    page.session in first.client.voice.held
+                    and len(first.client.voice.held[page.session].fields) == 3
                 ),
                 "written",
             )
@@ -348,7 +348,9 @@ async def test_text_arrives_once_after_an_old_snapshot(
         )
 
         def written(session: str) -> int:
-            state = msgspec.msgpack.decode(first.client.held[session].fields.get("state", b"\x80"))
+            state = msgspec.msgpack.decode(
+                first.client.voice.held[session].fields.get("state", b"\x80")
+            )
             return (state.get("response") or {}).get("sent_chars", 0)
 
         async with opened(first) as page:
@@ -379,7 +381,7 @@ async def test_normal_closure_ends_the_session_and_its_request(gateway: ServedGa
         await page.until("response.output_audio_transcript.delta")
     (fake,) = gateway.client.streams.values()
     wait_until(lambda: fake.aborted, "the abort")
-    wait_until(lambda: page.session not in gateway.client.held, "the session to be forgotten")
+    wait_until(lambda: page.session not in gateway.client.voice.held, "the session to be forgotten")
     async with connect(
         f"{gateway.url.replace('http', 'ws')}/console/ws?session={page.session}"
     ) as socket:

@@ -194,7 +194,7 @@ async def test_random_invalid_events_leave_other_sessions_undisturbed(
     gateway: ServedGateway, num_events: int, path: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     gateway.client.script = Script(num_samples=4_800)
-    before, held, fuzzer = live(Session), set(gateway.client.held), Fuzzer(1)
+    before, held, fuzzer = live(Session), set(gateway.client.voice.held), Fuzzer(1)
     with caplog.at_level(logging.ERROR):
         async with opened(gateway) as bystander:
             await bystander.complete("hello")
@@ -206,7 +206,7 @@ async def test_random_invalid_events_leave_other_sessions_undisturbed(
     )
 
     async def nothing_is_left() -> bool:
-        return held >= set(gateway.client.held) and live(Session) <= before
+        return held >= set(gateway.client.voice.held) and live(Session) <= before
 
     await await_until(nothing_is_left, "every session to be gone")
     assert all(stream.finished or stream.aborted for stream in gateway.client.streams.values())

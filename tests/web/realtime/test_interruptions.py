@@ -109,7 +109,7 @@ async def test_false_alarm_resumes_a_response_that_another_gateway_began(
             response = await answering(page, first)
             await page.until_audio(response["id"], AHEAD)
             wait_until(
-                lambda: "state" in first.client.held[page.session].fields,
+                lambda: "state" in first.client.voice.held[page.session].fields,
                 "the session to be written",
             )
             had = len(page.audio[response["id"]]) // 2

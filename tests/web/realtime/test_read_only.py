@@ -41,7 +41,8 @@ async def test_read_only_gateway_shows_only_the_end_of_session_ids(gateway: Serv
         response = (await page.done())["id"]
         (request,) = gateway.client.streams
         wait_until(
-            lambda: gateway.client.held[page.session].fields.get("view"), "the session to be listed"
+            lambda: gateway.client.voice.held[page.session].fields.get("view"),
+            "the session to be listed",
         )
         shown = {
             path: gateway.http.get(path).text

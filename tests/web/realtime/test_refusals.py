@@ -80,7 +80,7 @@ async def test_socket_without_the_right_key_is_refused_first(
     (line,) = logged(caplog)
     assert "127.0.0.1:" in line and "invalid_api_key" in line
     assert WRONG_KEY not in line and "ek_" not in line and KEY not in line
-    assert not locked.client.held
+    assert not locked.client.voice.held
 
 
 @pytest.mark.parametrize("path", ["/v1/realtime", "/console/ws"])
@@ -190,7 +190,7 @@ async def test_socket_of_another_site_is_refused_in_its_subprotocol(
 
 async def test_events_of_a_refused_socket_are_not_read(gateway: ServedGateway) -> None:
     """Frames sent right after the handshake open no session and are not read."""
-    held = set(gateway.client.held)
+    held = set(gateway.client.voice.held)
     async with connect(
         f"{gateway.url.replace('http', 'ws')}/v1/realtime", origin=Origin(EVIL)
     ) as client:
@@ -201,7 +201,7 @@ async def test_events_of_a_refused_socket_are_not_read(gateway: ServedGateway) -
                 )
         await client.wait_closed()
         assert client.close_code == 3000
-    assert set(gateway.client.held) <= held and not gateway.client.submitted
+    assert set(gateway.client.voice.held) <= held and not gateway.client.submitted
 
 
 async def test_refused_peer_that_ignores_the_close_does_not_block_others(

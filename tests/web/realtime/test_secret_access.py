@@ -30,7 +30,7 @@ from tests.web.conftest import Loaded
 from tests.web.realtime.socket_client import SocketClient, message
 from web.app import create_app
 from web.http.guard import LOGIN_PATH, OPEN_PATHS
-from web.realtime import session_registry
+from web.realtime import session_records
 from web.realtime.transport.client_secrets import OWNER
 from web.serve import Server, uvicorn_config
 
@@ -179,7 +179,7 @@ async def test_operator_end_is_not_shown_to_another_credential(first: HttpxGatew
 @pytest.fixture
 def refused_immediately(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway does not wait for a former connection of the secret."""
-    monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1)
+    monkeypatch.setattr(session_records, "absence_tries", lambda _lease: 1)
 
 
 @pytest.mark.usefixtures("refused_immediately")
@@ -240,7 +240,7 @@ async def test_reloaded_page_opens_another_session_with_its_secret(
     first: HttpxGateway, second: HttpxGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lost session is replaced on any gateway, and cannot be resumed."""
-    monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1000)
+    monkeypatch.setattr(session_records, "absence_tries", lambda _lease: 1000)
     secret, lost = await first.secret(), set[str]()
     for gateway in (first, first, second):
         async with opening(gateway, secret) as client:
@@ -271,7 +271,7 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gateway was killed just after renewing its lease, with open sessions."""
-    monkeypatch.setattr(session_registry, "absence_tries", lambda _lease: 1000)
+    monkeypatch.setattr(session_records, "absence_tries", lambda _lease: 1000)
     async with (
         serving(loaded, redis_url) as gateway,
         redis.asyncio.Redis.from_url(redis_url) as database,
@@ -293,7 +293,7 @@ async def test_session_that_returns_before_the_next_write_is_continued(
     first: HttpxGateway, second: HttpxGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It includes the items added at the other gateway meanwhile."""
-    monkeypatch.setattr(session_registry, "RENEW_S", 60.0)
+    monkeypatch.setattr(session_records, "RENEW_S", 60.0)
     secret = await first.secret()
     async with opening(first, secret) as client:
         query = f"?session={client.session}"
@@ -360,7 +360,7 @@ async def test_session_age_continues_at_another_gateway(
 async def test_idle_session_ends_with_its_reason(
     loaded: Loaded, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_registry, "RENEW_S", 0.01)
+    monkeypatch.setattr(session_records, "RENEW_S", 0.01)
     async with serving(loaded, redis_url, idle_s=0.1) as gateway, opening(gateway, KEY) as client:
         error = await client.error()
         assert error["code"] == "session_idle" and "voice.idle_s" in error["message"]

@@ -13,7 +13,8 @@ from fleet.config.schema import VoiceConfig
 from fleet.control.voice import HeldVoice
 from tests.support import await_until
 from tests.web.conftest import Loaded
-from tests.web.fake_client import FakeClient, FakeVoice, Script
+from tests.web.fake_client import FakeClient, Script
+from tests.web.fake_stores import FakeVoice
 from tests.web.realtime.manual_clock import ManualClock
 from tests.web.realtime.socket_client import message
 from web.gateway.gateway import Gateway
@@ -73,7 +74,7 @@ class Talk:
         """Let time pass, and let the gateway check its sessions twice."""
         self.clock.advance(seconds)
         for _ in range(2):
-            num_writes = self.fake.num_saved
+            num_writes = self.fake.voice.num_saved
             for session in self.registry.sessions.values():
                 session.publish()
             await await_until(
@@ -81,7 +82,7 @@ class Talk:
             )
 
     async def _is_checked(self, num_writes: int) -> bool:
-        return self.fake.num_saved > num_writes or not self.registry.sessions
+        return self.fake.voice.num_saved > num_writes or not self.registry.sessions
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ async def talk(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
 
 async def _none_held(fake: FakeClient) -> bool:
     await asyncio.sleep(0)
-    return not fake.held
+    return not fake.voice.held
 
 
 async def test_active_session_ends_at_its_longest_duration(talk: Talk) -> None:
@@ -239,7 +240,7 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
     entering = asyncio.create_task(talk.begin())
     if others:
         await await_until(
-            lambda: _is(lambda: len(talk.fake.held) > len(others)), "the client to be in line"
+            lambda: _is(lambda: len(talk.fake.voice.held) > len(others)), "the client to be in line"
         )
         talk.registry.end(others.pop().id)
     await asked.wait()
@@ -247,7 +248,7 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
     await asyncio.wait({entering})
     gate.set()
     await await_until(
-        lambda: _is(lambda: set(talk.fake.held) == {other.id for other in others}),
+        lambda: _is(lambda: set(talk.fake.voice.held) == {other.id for other in others}),
         "its session to be undone",
     )
     monkeypatch.undo()
@@ -279,7 +280,7 @@ async def test_client_that_leaves_during_a_takeover_is_away(
     await asyncio.wait({resuming})
     gate.set()
     await await_until(
-        lambda: _is(lambda: "away_us" in talk.fake.held[session.id].fields),
+        lambda: _is(lambda: "away_us" in talk.fake.voice.held[session.id].fields),
         "its client to be noted as away",
     )
     monkeypatch.undo()

@@ -96,7 +96,7 @@ async def test_session_ends_if_its_client_does_not_reconnect(small: ServedGatewa
         await page.drop()
     (fake,) = [stream for stream in small.client.streams.values() if not stream.finished]
     wait_until(lambda: fake.aborted, "the request to be aborted")
-    wait_until(lambda: page.session not in small.client.held, "the session to be forgotten")
+    wait_until(lambda: page.session not in small.client.voice.held, "the session to be forgotten")
 
 
 async def test_early_frames_are_bounded_in_number(

@@ -15,7 +15,7 @@ from fleet.telemetry.views import LogLine, LogQuery, WorkerView
 from web.console.missing_roles import describe_missing
 from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
 from web.console.pages.requests import RequestTableRow, build_row
-from web.gateway.metrics import GATEWAY_ROLE
+from web.gateway.fleet_metrics import GATEWAY_ROLE
 
 PATH = "/workers"
 NUM_REQUESTS, NUM_LINES = 20, 50

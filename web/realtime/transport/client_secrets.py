@@ -20,7 +20,7 @@ from web.http.body import read_body
 from web.http.errors import Unauthorized
 from web.http.guard import CLIENT_SECRET_PREFIX
 from web.http.json_response import json_response
-from web.offload import parse_body
+from web.http.offload import parse_body
 from web.realtime.protocol.capabilities import default_settings, drop_unserved
 from web.realtime.protocol.client_events import bad_field
 from web.realtime.protocol.server_events import new_id

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
 from web.http.errors import envelope_of, error_response, status_of
-from web.openapi import OPERATIONS
+from web.openapi.operations import OPERATIONS
 
 PREFIX = "/v1/"
 IGNORED: dict[str, str] = {

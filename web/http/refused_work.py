@@ -1,5 +1,5 @@
-"""Debts of senders for refused inputs: time spent on an input that was then refused. A sender with
-a large debt waits.
+"""Debts of senders for refused inputs: the time that was spent on them. A sender with a large debt
+waits.
 
 Answers are limited by their slots and by admission. Reading an input comes before both, so a client
 whose inputs are all refused would otherwise pay nothing. Knows no route.
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.core.errors import Overloaded
 
@@ -32,7 +32,7 @@ class RefusedWork:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._debts: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Sender -> its debt, and the time at which it was that."""
+        """Sender -> its debt, and the time of its last change."""
 
     def debt_s(self, sender: str) -> float:
         debt_s, at = self._debts.get(sender, (0.0, 0.0))
@@ -59,33 +59,21 @@ class RefusedWork:
             )
 
 
-@dataclass(slots=True)
-class Account:
-    """The debts, as one sender's requests use them."""
+class Charged(NamedTuple):
+    """The sender to charge for refused inputs, and the debts that the charge is added to."""
 
     work: RefusedWork
     sender: str
 
-    def check(self) -> None:
-        """Raises: Overloaded."""
-        self.work.check(self.sender)
 
-    def add(self, seconds: float) -> None:
-        self.work.add(self.sender, seconds)
-
-
-_account: ContextVar[Account | None] = ContextVar("fleet_refused_work", default=None)
+charged: ContextVar[Charged | None] = ContextVar("fleet_refused_work", default=None)
 
 
 @contextmanager
-def charging(account: Account) -> Iterator[None]:
-    """Charge refused inputs within this context, and in tasks that begin in it, to `account`."""
-    token = _account.set(account)
+def charging(work: RefusedWork, sender: str) -> Iterator[None]:
+    """Charge refused inputs within this context, and in tasks that begin in it, to `sender`."""
+    token = charged.set(Charged(work, sender))
     try:
         yield
     finally:
-        _account.reset(token)
-
-
-def account_or_none() -> Account | None:
-    return _account.get()
+        charged.reset(token)

@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Generic, ParamSpec, TypeVar
 
 from fleet.core.errors import BadInput
-from web.refused_work import Account, account_or_none
+from web.http.refused_work import charged
 
 P = ParamSpec("P")
 T = TypeVar("T")
 INLINE_BYTES = 16 * 1024
 """A smaller body is parsed within milliseconds for any content."""
 _reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fleet-reader")
-"""One thread, so that inputs are expanded in memory one after another."""
+"""A single thread, so that inputs are expanded in memory sequentially."""
 _preparers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="fleet-prompts")
 """Threads of their own for prompts: however long they take, audio is encoded meanwhile."""
 
@@ -51,19 +51,19 @@ async def prepare_in_thread(
 
 
 class _Work(Generic[T]):
-    """One call in a thread, whose time is charged if it ends in a refusal, or its client leaves
+    """A call in a thread, whose time is charged if it ends in a refusal, or its client leaves
     before its end.
     """
 
     def __init__(self, call: Callable[[], T], *, is_large: bool = True) -> None:
         self._call = call
         self._is_large = is_large
-        self._account: Account | None = account_or_none()
+        self._charged = charged.get()
         self._left = False
 
     async def run(self, pool: ThreadPoolExecutor) -> T:
-        if self._account is not None and self._is_large:
-            self._account.check()
+        if self._charged is not None and self._is_large:
+            self._charged.work.check(self._charged.sender)
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, self._timed)
         except asyncio.CancelledError:
@@ -78,5 +78,5 @@ class _Work(Generic[T]):
             refused = True
             raise
         finally:
-            if self._account is not None and (refused or self._left):
-                self._account.add(time.perf_counter() - began)
+            if self._charged is not None and (refused or self._left):
+                self._charged.work.add(self._charged.sender, time.perf_counter() - began)

@@ -1,0 +1,35 @@
+"""Structs of the real types, built from the fields that matter to a test."""
+
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+import numpy as np
+
+from fleet.core.chunk import Chunk, WireTensor
+from fleet.core.ids import Epoch
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def build(kind: type[S], /, **given: Any) -> S:
+    """Build a struct. A required field that is not given has the empty value of its type."""
+    required = [field for field in msgspec.structs.fields(kind) if field.required]
+    return kind(**({field.name: _empty(field.type) for field in required} | given))
+
+
+def build_rows(kind: type[S], names: str, *rows: tuple[object, ...]) -> list[S]:
+    """Build a struct from each row. `names` are the fields that the columns hold."""
+    return [build(kind, **dict(zip(names.split(), row, strict=True))) for row in rows]
+
+
+def _empty(kind: Any) -> object:
+    kind = getattr(kind, "__supertype__", kind)
+    return None if NoneType in get_args(kind) else (get_origin(kind) or kind)()
+
+
+def tensor_chunk(request: str, edge: str, name: str, data: np.ndarray, **fields: Any) -> Chunk:
+    """Build the chunk of one tensor, by default the first and last of its edge."""
+    tensor = WireTensor(dtype=data.dtype.name, shape=data.shape, data=data.tobytes())
+    given = {"epoch": Epoch(1), "final": True, "tensors": {name: tensor}} | fields
+    return build(Chunk, request=request, edge=edge, **given)
