@@ -4,7 +4,7 @@ prompt.
 
 from rich.console import Group
 
-from fleet.lab.measure.result import Result
+from fleet.lab.report.result import Result
 from fleet.lab.report.tables import table_of, titled
 from fleet.transfer.measure import ReadSpeed, measure_reads
 
