@@ -19,9 +19,10 @@ from fleet.lab.client.client import ApiClient, ResourcesInUse
 from fleet.lab.client.errors import ApiError
 from fleet.lab.client.realtime import BLOCK_BYTES, RealtimeSession, encode_event, update_audio_input
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.result import Result, summary_table
 from fleet.lab.measure.voice import TIMEOUT_S, EventReader, Samples, SpokenQuestion
-from fleet.lab.report.stats import Ratio, Summary, summarise
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, Summary, at_most, summarise
+from fleet.lab.report.tables import summary_table
 
 LONG_QUESTION = "count to twenty"
 """A question whose answer outlasts the interruption."""
@@ -85,11 +86,7 @@ class BargeInResult(Result, frozen=True, kw_only=True):
             ("barge-in to cancelled, p50", self.summary("cancelled_ms"), TARGET_P50_MS),
             ("cancelled to memory free, p50", self.summary("freed_ms"), FREED_TARGET_P50_MS),
         )
-        return [
-            Ratio(name=name, value=part.p50, target=target, at_most=True, unit="ms")
-            for name, part, target in parts
-            if part
-        ]
+        return [at_most(name, part.p50, target, "ms") for name, part, target in parts if part]
 
     def background_loads(self) -> list[float | None]:
         return [self.others_cores]

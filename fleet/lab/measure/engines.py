@@ -8,7 +8,6 @@ adds to it. Knows stages only as declared.
 import tempfile
 from itertools import islice
 from pathlib import Path
-from statistics import median
 
 import msgspec
 import yaml
@@ -25,12 +24,12 @@ from fleet.lab.measure.load import Advance, run_phase
 from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.prompts import pick
 from fleet.lab.measure.reference import ReferenceResult, ReferenceWork, run_in_subprocess
-from fleet.lab.measure.result import FLEET, OTHER, TWIN, Result
 from fleet.lab.measure.serving import Steps, encode_call, prepare
 from fleet.lab.measure.split import with_checkpoint
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
-from fleet.lab.report.stats import Ratio
+from fleet.lab.report.result import FLEET, OTHER, TWIN, Result
+from fleet.lab.report.stats import Ratio, at_least, median
 from fleet.lab.report.tables import figure, table_of, titled
 
 TORCH, VLLM, ON_VLLM = "torch engine", "LLM.generate", "fleet on vLLM"
@@ -110,7 +109,7 @@ class EngineComparison(Result, frozen=True, kw_only=True):
         wanted = [(TORCH, batch, TORCH_TARGET) for batch in self._batches]
         wanted += [(ON_VLLM, batch, FLEET_TARGET) for batch in self._batches]
         return [
-            Ratio(name=f"{name} / {VLLM}, batch {batch}", value=value, target=target, at_most=False)
+            at_least(f"{name} / {VLLM}, batch {batch}", value, target)
             for name, batch, target in wanted
             if (value := self.relative(name, batch)) is not None
         ]

@@ -35,11 +35,12 @@ from fleet.lab.measure.gpu_result import (
     StageSteps,
 )
 from fleet.lab.measure.options import BenchOptions
-from fleet.lab.measure.result import machine_line, print_line, ratio_table
 from fleet.lab.report.files import write_json
 from fleet.lab.report.machine import Machine, describe_machine
 from fleet.lab.report.progress import Meter, meter
-from fleet.lab.report.stats import Ratio
+from fleet.lab.report.result import machine_line
+from fleet.lab.report.stats import Ratio, at_least, at_most
+from fleet.lab.report.tables import print_line, ratio_table
 from fleet.stages.full_size import Expected, FullSizeBuilder, FullSizeModel, FullSizeOptions
 
 BATCHES = (1, 8, 32)
@@ -304,34 +305,19 @@ def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
     for name, target in expected.graph_gain.items():
         gain = result.steps_of(name)[1].graph_gain
         if gain is not None:
-            ratios.append(
-                Ratio(
-                    name=f"{name}, 1 request: eager / graph",
-                    value=gain,
-                    target=target,
-                    at_most=False,
-                )
-            )
+            ratios.append(at_least(f"{name}, 1 request: eager / graph", gain, target))
     for name, target in expected.batch_cost.items():
         by_batch = result.steps_of(name)
         cost = by_batch[MAX_BATCH].served_ms / by_batch[1].served_ms
-        ratios.append(
-            Ratio(name=f"{name}, {MAX_BATCH} requests / 1", value=cost, target=target, at_most=True)
-        )
+        ratios.append(at_most(f"{name}, {MAX_BATCH} requests / 1", cost, target))
     for name, target in expected.bytes_time.items():
         for batch, each in result.steps_of(name).items():
             times = each.bytes_time(result.copy_bytes_per_s)
             if times is not None:
                 row = f"{name}, {batch} request{'s' if batch > 1 else ''}: step / copy of its bytes"
-                ratios.append(Ratio(name=row, value=times, target=target, at_most=True))
+                ratios.append(at_most(row, times, target))
     audio_ms = result.first_audio_ms
     return (
         *ratios,
-        Ratio(
-            name="first audio",
-            value=audio_ms,
-            target=expected.first_audio_ms,
-            at_most=True,
-            unit="ms",
-        ),
+        at_most("first audio", audio_ms, expected.first_audio_ms, "ms"),
     )

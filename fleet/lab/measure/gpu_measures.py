@@ -21,7 +21,7 @@ from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.gpu_result import Prefill, SpeechRun, StageSteps
 from fleet.lab.measure.twin import SlowTwin, TwinChunk
 from fleet.lab.measure.weight_reads import WeightReads
-from fleet.lab.report.stats import percentile
+from fleet.lab.report.stats import median
 from fleet.stages.base import BuiltStage
 from fleet.stages.full_size import FullSizeModel
 
@@ -71,7 +71,7 @@ def measure_copies(clock: DeviceClock, num_bytes: int) -> float:
     source = torch.ones(num_bytes, dtype=torch.uint8, device=clock.device)
     target = torch.empty_like(source)
     took_s = [clock.timed(lambda: target.copy_(source))[0] for _ in range(NUM_COPIES)]
-    return 2 * num_bytes / percentile(took_s[2:], 50)
+    return 2 * num_bytes / median(took_s[2:])
 
 
 def answer(

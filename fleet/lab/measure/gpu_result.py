@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fleet.core.ids import StageName
-from fleet.lab.measure.result import MS, Result
-from fleet.lab.report.stats import Ratio, percentile
+from fleet.lab.report.result import MS, Result
+from fleet.lab.report.stats import Ratio, median
 from fleet.lab.report.tables import NONE, figure, table_of, titled
 
 GIB, MIB, GIGA = 2**30, 2**20, 1e9
@@ -34,11 +34,11 @@ class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def served_ms(self) -> float:
-        return percentile(self.served_s, 50) * MS
+        return median(self.served_s) * MS
 
     @property
     def eager_ms(self) -> float | None:
-        return percentile(self.eager_s, 50) * MS if self.eager_s else None
+        return median(self.eager_s) * MS if self.eager_s else None
 
     @property
     def graph_gain(self) -> float | None:
@@ -111,7 +111,7 @@ class GpuResult(Result, frozen=True, kw_only=True):
     @property
     def first_audio_ms(self) -> float:
         """The median over single answers."""
-        return percentile([run.first_audio_s[0] for run in self.singles], 50) * MS
+        return median([run.first_audio_s[0] for run in self.singles]) * MS
 
     def steps_of(self, stage: StageName) -> dict[int, StageSteps]:
         """Return a stage's steps by batch, in ascending order."""
@@ -167,7 +167,7 @@ class GpuResult(Result, frozen=True, kw_only=True):
         table = table_of("rows of the prompt", *(str(each.rows) for each in self.prefills))
         table.add_row(
             "ms to the first token",
-            *(figure(percentile(each.step_s, 50) * MS) for each in self.prefills),
+            *(figure(median(each.step_s) * MS) for each in self.prefills),
         )
         return titled("prefill of one request (medians)", table)
 
@@ -176,9 +176,7 @@ class GpuResult(Result, frozen=True, kw_only=True):
         published = {each.concurrency: each.audio_s_per_s for each in self.published}
         for run in (self.singles[-1], self.together):
             audio_ms = (
-                self.first_audio_ms
-                if run.concurrency == 1
-                else percentile(run.first_audio_s, 50) * MS
+                self.first_audio_ms if run.concurrency == 1 else median(run.first_audio_s) * MS
             )
             best = NONE if self.small else figure(published.get(run.concurrency))
             table.add_row(
@@ -190,7 +188,7 @@ class GpuResult(Result, frozen=True, kw_only=True):
 
     def _rate(self, concurrency: int) -> float:
         runs = self.singles if concurrency == 1 else (self.together,)
-        return percentile([run.audio_s_per_s for run in runs], 50)
+        return median([run.audio_s_per_s for run in runs])
 
     def _memory_table(self) -> Group:
         table = table_of("GiB", *self.memory.weight_bytes, "all weights", "peak")

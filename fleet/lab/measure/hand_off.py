@@ -18,13 +18,13 @@ from fleet.lab.measure.deployment import own_fleet, resolve_config
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.measure.result import PLAYED, Result, cells, cells_and_high
 from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
 from fleet.lab.measure.split import split_stages, splitting_overrides, with_checkpoint
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
-from fleet.lab.report.stats import Ratio, Summary, percentile, summarise
-from fleet.lab.report.tables import figure, table_of, titled
+from fleet.lab.report.result import PLAYED, Result
+from fleet.lab.report.stats import Ratio, Summary, at_least, at_most, median, summarise
+from fleet.lab.report.tables import cells, cells_and_high, figure, table_of, titled
 
 PARTS = (
     ("blocks copied or shared, task released", "prefilled_us", "handed_us"),
@@ -125,7 +125,7 @@ class PageReads(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ratio(self) -> float:
         """Speed of the reads by block relative to the plain read."""
-        return percentile(self.plain_us, 50) / percentile(self.blocks_us, 50)
+        return median(self.plain_us) / median(self.blocks_us)
 
     def table(self) -> Group:
         table = table_of("", "p50 us", "p95 us", "GB/s")
@@ -164,25 +164,12 @@ class HandOffResult(Result, frozen=True, kw_only=True):
         plain read.
         """
         ratios = [
-            Ratio(
-                name=f"hand-off p50, {stage.stage}",
-                value=whole.p50,
-                target=TARGET_P50_MS,
-                at_most=True,
-                unit="ms",
-            )
+            at_most(f"hand-off p50, {stage.stage}", whole.p50, TARGET_P50_MS, "ms")
             for stage in self.stages
             if (whole := stage.whole_ms) is not None
         ]
         if self.pages is not None:
-            ratios.append(
-                Ratio(
-                    name="KV blocks / plain read",
-                    value=self.pages.ratio,
-                    target=PAGES_TARGET,
-                    at_most=False,
-                )
-            )
+            ratios.append(at_least("KV blocks / plain read", self.pages.ratio, PAGES_TARGET))
         return ratios
 
     def background_loads(self) -> list[float]:

@@ -35,9 +35,9 @@ from fleet.lab.measure.pair import (
     ok,
     open_requests,
 )
-from fleet.lab.measure.result import FLEET, OTHER, PLAYED, Result
 from fleet.lab.report.plot import Axes, Panel
-from fleet.lab.report.stats import Ratio, percentile, summarise
+from fleet.lab.report.result import FLEET, OTHER, PLAYED, Result
+from fleet.lab.report.stats import Ratio, at_most, median, summarise
 from fleet.lab.report.tables import table_of, titled
 from fleet.process.parent_death import signalled_with_parent
 from fleet.worker.process.redis_link import RedisLink, TurnResult
@@ -92,8 +92,8 @@ class HopResult(Result, frozen=True, kw_only=True):
         return [self._draw]
 
     def targets(self) -> list[Ratio]:
-        p50_us = percentile(self.delivery_us, 50)
-        return [Ratio(name="hop p50", value=p50_us, target=TARGET_P50_US, at_most=True, unit="us")]
+        p50_us = median(self.delivery_us)
+        return [at_most("hop p50", p50_us, TARGET_P50_US, "us")]
 
     def _draw(self, axes: Axes) -> None:
         """Draw on a logarithmic scale, where a few late hops leave the others room."""
@@ -101,7 +101,7 @@ class HopResult(Result, frozen=True, kw_only=True):
         edges = [10 ** (low + (high - low) * step / NUM_BINS) for step in range(NUM_BINS + 1)]
         axes.hist(self.delivery_us, bins=edges, color=FLEET)
         axes.set_xscale("log")
-        axes.axvline(percentile(self.delivery_us, 50), color=OTHER, label="p50")
+        axes.axvline(median(self.delivery_us), color=OTHER, label="p50")
         axes.axvline(TARGET_P50_US, color=PLAYED, linestyle="--", label="target for p50")
         axes.set(
             xlabel="us from append to delivery",

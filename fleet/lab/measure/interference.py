@@ -22,7 +22,6 @@ from fleet.lab.measure.deployment import TargetFleet, own_fleet, resolve_config
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.options import BenchOptions
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.measure.result import FLEET, MS, OTHER, P95_ALPHA, PLAYED, Result, cells_and_high
 from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
 from fleet.lab.measure.split import (
     joining_overrides,
@@ -32,8 +31,9 @@ from fleet.lab.measure.split import (
 )
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
+from fleet.lab.report.result import FLEET, MS, OTHER, P95_ALPHA, PLAYED, Result
 from fleet.lab.report.stats import Summary, summarise
-from fleet.lab.report.tables import figure, table_of, titled
+from fleet.lab.report.tables import cells_and_high, figure, table_of, titled
 
 TOGETHER, SPLIT = "together", "split"
 MEDIA = ("text",)

@@ -5,8 +5,8 @@ targets. Measures nothing.
 import msgspec
 from rich.console import Group
 
-from fleet.lab.measure.result import MS, Result, differing
-from fleet.lab.report.stats import Ratio, percentile
+from fleet.lab.report.result import MS, Result
+from fleet.lab.report.stats import Ratio, at_most, differing, median
 from fleet.lab.report.tables import figure, table_of, titled
 
 NETWORK_TARGET = 1.2
@@ -32,14 +32,12 @@ class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def computed_s(self) -> float:
         """The median of the computation in a step, of all processes together."""
-        return percentile(
-            [step - hop for step, hop in zip(self.step_s, self.hop_s, strict=True)], 50
-        )
+        return median([step - hop for step, hop in zip(self.step_s, self.hop_s, strict=True)])
 
     @property
     def share(self) -> float:
         """The time of a step beyond its computation, relative to plain TCP (medians)."""
-        return (percentile(self.step_s, 50) - self.computed_s) / percentile(self.tcp_s, 50)
+        return (median(self.step_s) - self.computed_s) / median(self.tcp_s)
 
 
 class LinksResult(Result, frozen=True, kw_only=True):
@@ -57,10 +55,10 @@ class LinksResult(Result, frozen=True, kw_only=True):
     def tables(self) -> list[Group]:
         table = table_of("ms, p50", "step", "computed", "plain TCP", "ratio", "no delay", "KiB")
         for each in self.steps:
-            medians = [percentile(each.step_s, 50), each.computed_s, percentile(each.tcp_s, 50)]
+            medians = [median(each.step_s), each.computed_s, median(each.tcp_s)]
             sizes = " + ".join(figure(size / KIB) for size in each.sizes)
             cells = [*(figure(value * MS) for value in medians), figure(each.share)]
-            table.add_row(each.name, *cells, figure(percentile(each.undelayed_s, 50) * MS), sizes)
+            table.add_row(each.name, *cells, figure(median(each.undelayed_s) * MS), sizes)
         same = f"{self.num_equal} of {self.num_answers} answers are those without the delay"
         return [
             titled(f"{self.model}; decode of 1 over links of {self.delay_ms:g} ms; {same}", table)
@@ -68,12 +66,7 @@ class LinksResult(Result, frozen=True, kw_only=True):
 
     def targets(self) -> list[Ratio]:
         times = [
-            Ratio(
-                name=f"{each.name}: step minus computed / plain TCP",
-                value=each.share,
-                target=NETWORK_TARGET,
-                at_most=True,
-            )
+            at_most(f"{each.name}: step minus computed / plain TCP", each.share, NETWORK_TARGET)
             for each in self.steps
         ]
         return [*times, differing(self.num_equal, self.num_answers)]

@@ -16,7 +16,6 @@ from fleet.lab.measure.interference import Interference
 from fleet.lab.measure.links_result import LinksResult
 from fleet.lab.measure.load import LoadPhase
 from fleet.lab.measure.reference import ReferenceResult
-from fleet.lab.measure.result import Result, machine_line, print_line, ratio_table
 from fleet.lab.measure.scale_result import ScaleResult
 from fleet.lab.measure.serving import Serving
 from fleet.lab.measure.serving_report import (
@@ -37,7 +36,9 @@ from fleet.lab.measure.voice_sessions_result import VoiceSessionsResult
 from fleet.lab.report.files import write_json
 from fleet.lab.report.machine import Machine
 from fleet.lab.report.plot import draw_panels
+from fleet.lab.report.result import Result, machine_line
 from fleet.lab.report.stats import Ratio, Summary
+from fleet.lab.report.tables import print_line, ratio_table
 
 NOISY_CORES = 0.2
 PANEL_INCHES = (6.0, 3.8)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 from rich.console import Group
 
-from fleet.lab.measure.result import Result
-from fleet.lab.report.stats import Ratio
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, at_most
 from fleet.lab.report.tables import figure, table_of, titled
 
 SUBMIT_RATIO, MOVE_S, WATCH_MS = 1.2, 5.0, 100.0
@@ -53,14 +53,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         chunk = f"per chunk of {self.tensor_bytes} bytes"
         logged, limit = self.append_only_bytes, self.append_only_limit
         return (
-            Ratio(
-                name=f"append-only file {chunk}",
-                value=logged,
-                target=limit,
-                at_most=True,
-                unit="bytes",
-            ),
-            Ratio(name=f"commands {chunk}", value=self.commands, target=COMMANDS, at_most=True),
+            at_most(f"append-only file {chunk}", logged, limit, "bytes"),
+            at_most(f"commands {chunk}", self.commands, COMMANDS),
         )
 
 
@@ -131,28 +125,9 @@ class ScaleCosts(Result, frozen=True, kw_only=True):
         watch = f"conductor's turn with {self.sizes.waiting} waiting grants"
         return [
             *(ratio for replay in self.replays for ratio in replay.targets),
-            Ratio(
-                name=submit,
-                value=self.submit_us[1] / self.submit_us[0],
-                target=SUBMIT_RATIO,
-                at_most=True,
-            ),
-            Ratio(
-                name=f"rejoin {answers}", value=self.rejoin_s, target=MOVE_S, at_most=True, unit="s"
-            ),
-            Ratio(
-                name=f"take-over {answers}",
-                value=self.take_over_s,
-                target=MOVE_S,
-                at_most=True,
-                unit="s",
-            ),
-            Ratio(
-                name="lapsed leases meanwhile",
-                value=self.lapsed_leases,
-                target=0,
-                at_most=True,
-                unit="looks",
-            ),
-            Ratio(name=watch, value=self.watch_ms, target=WATCH_MS, at_most=True, unit="ms"),
+            at_most(submit, self.submit_us[1] / self.submit_us[0], SUBMIT_RATIO),
+            at_most(f"rejoin {answers}", self.rejoin_s, MOVE_S, "s"),
+            at_most(f"take-over {answers}", self.take_over_s, MOVE_S, "s"),
+            at_most("lapsed leases meanwhile", self.lapsed_leases, 0, "looks"),
+            at_most(watch, self.watch_ms, WATCH_MS, "ms"),
         ]

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 from rich.console import Group
 
-from fleet.lab.measure.result import Result
 from fleet.lab.measure.scale_costs_result import ScaleCosts
 from fleet.lab.report.plot import Axes, Panel
-from fleet.lab.report.stats import Ratio
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, at_least, at_most
 from fleet.lab.report.tables import figure, table_of, titled
 
 HOP_P99_MS, COST_RATIO, JOIN_RATIO, REDIS_US = 50.0, 1.3, 1.5, 60.0
@@ -216,54 +216,22 @@ class ScaleResult(Result, frozen=True, kw_only=True):
         few, many = self.phases[0], self.phases[-1]
         window, joined = many.window, self.joined
         pace = window.chunks_per_s / self.real_time_per_s(many.streams)
-        ratios = [
-            Ratio(
-                name=f"pace of {many.streams} streams / real time",
-                value=pace,
-                target=PACE_RATIO,
-                at_most=False,
-            )
-        ]
+        ratios = [at_least(f"pace of {many.streams} streams / real time", pace, PACE_RATIO)]
         for name, ages in window.hops.items():
             if ages is not None:
                 late = f"hop p99 at {many.streams} streams, {name}"
-                ratios.append(
-                    Ratio(
-                        name=late,
-                        value=ages.p99_us / 1e3,
-                        target=HOP_P99_MS,
-                        at_most=True,
-                        unit="ms",
-                    )
-                )
+                ratios.append(at_most(late, ages.p99_us / 1e3, HOP_P99_MS, "ms"))
         redis = f"CPU of Redis per chunk, {many.streams} streams"
-        ratios.append(
-            Ratio(
-                name=redis,
-                value=window.cost_of_us("redis"),
-                target=REDIS_US,
-                at_most=True,
-                unit="us",
-            )
-        )
+        ratios.append(at_most(redis, window.cost_of_us("redis"), REDIS_US, "us"))
         if few is not many and few.window.cost_us:
             name = f"CPU per chunk, {many.streams} streams / {few.streams}"
             value = window.cost_us / few.window.cost_us
-            ratios.append(Ratio(name=name, value=value, target=COST_RATIO, at_most=True))
+            ratios.append(at_most(name, value, COST_RATIO))
         if joined.alone.chunks:
             value = joined.together.chunks_per_s / joined.alone.chunks_per_s
-            ratios.append(
-                Ratio(
-                    name="chunks/s with a second worker",
-                    value=value,
-                    target=JOIN_RATIO,
-                    at_most=False,
-                )
-            )
+            ratios.append(at_least("chunks/s with a second worker", value, JOIN_RATIO))
         broken = sum(len(phase.broken) for phase in (*self.phases, joined))
-        ratios.append(
-            Ratio(name="incomplete answers", value=broken, target=0, at_most=True, unit="answers")
-        )
+        ratios.append(at_most("incomplete answers", broken, 0, "answers"))
         return [*ratios, *(self.costs.targets() if self.costs else ())]
 
     def background_loads(self) -> list[float]:

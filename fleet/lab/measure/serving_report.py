@@ -10,11 +10,11 @@ from rich.console import Group
 from fleet.lab.measure.answer_timing import AnswerTiming, AudioChunk
 from fleet.lab.measure.load import LoadPhase
 from fleet.lab.measure.reference import ReferenceResult
-from fleet.lab.measure.result import FLEET, MANY, MS, OTHER, P95_ALPHA, PLAYED, TWIN, cells
 from fleet.lab.measure.serving import Serving
 from fleet.lab.report.plot import Axes, Panel, finish_bars
-from fleet.lab.report.stats import Ratio, percentile, summarise
-from fleet.lab.report.tables import figure, table_of, titled
+from fleet.lab.report.result import FLEET, MANY, MS, OTHER, P95_ALPHA, PLAYED, TWIN
+from fleet.lab.report.stats import Ratio, at_least, at_most, median, summarise
+from fleet.lab.report.tables import cells, figure, table_of, titled
 
 FIRST_AUDIO_RATIO = 0.10
 LAST_SAMPLE_RATIO = 0.6
@@ -115,33 +115,21 @@ def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]
     if first is None or last is None or first_audio is None:
         return []
     ratios = [
-        Ratio(
-            name="first audio / baseline",
-            value=first.p50 / first_audio.p50,
-            target=FIRST_AUDIO_RATIO,
-            at_most=True,
-        ),
-        Ratio(
-            name="last sample / baseline",
-            value=last.p50 / percentile(seconds, 50),
-            target=LAST_SAMPLE_RATIO,
-            at_most=True,
-        ),
+        at_most("first audio / baseline", first.p50 / first_audio.p50, FIRST_AUDIO_RATIO),
+        at_most("last sample / baseline", last.p50 / median(seconds), LAST_SAMPLE_RATIO),
     ]
     concurrency = serving.concurrent.concurrency
     if concurrency >= THROUGHPUT_CONCURRENCY:
         value = serving.concurrent.throughput / baseline.throughput
         name = f"throughput at {concurrency} / baseline"
-        ratios.append(Ratio(name=name, value=value, target=THROUGHPUT_RATIO, at_most=False))
+        ratios.append(at_least(name, value, THROUGHPUT_RATIO))
     return ratios
 
 
 def against_twin(serving: Serving, twin: ReferenceResult) -> list[Ratio]:
     """Compare the wall time of the same requests, one at a time."""
     wall_s = sum(metrics.total_s for metrics in serving.single.metrics)
-    return [
-        Ratio(name="wall time / twin", value=wall_s / twin.seconds, target=TWIN_RATIO, at_most=True)
-    ]
+    return [at_most("wall time / twin", wall_s / twin.seconds, TWIN_RATIO)]
 
 
 def _timeline(axes: Axes, serving: Serving, baseline: ReferenceResult | None) -> None:

@@ -14,9 +14,9 @@ import msgspec
 from rich.console import Group
 
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.result import Result
 from fleet.lab.measure.serving import Steps
-from fleet.lab.report.stats import Ratio, percentile
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, at_least, median
 from fleet.lab.report.tables import figure, table_of, titled
 from fleet.process.parent_death import signalled_with_parent
 
@@ -46,7 +46,7 @@ class HopSamples(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ratio(self) -> float:
         """Time on the connection relative to that through the ring."""
-        return percentile(self.connection_us, 50) / percentile(self.ring_us, 50)
+        return median(self.connection_us) / median(self.ring_us)
 
 
 class TransportHops(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class TransportHops(msgspec.Struct, frozen=True, kw_only=True):
     def table(self) -> Group:
         table = table_of("KiB", "connection us", "ring us", "ratio", "CPU us", "CPU us, ring")
         for hop in self.hops:
-            times = (percentile(hop.connection_us, 50), percentile(hop.ring_us, 50), hop.ratio)
+            times = (median(hop.connection_us), median(hop.ring_us), hop.ratio)
             table.add_row(
                 f"{hop.kib}", *map(figure, (*times, hop.connection_cpu_us, hop.ring_cpu_us))
             )
@@ -89,7 +89,7 @@ class SpanHopsResult(Result, frozen=True, kw_only=True):
             if hop.kib == THRESHOLD_KIB
         ]
         name = f"connection / ring, {THRESHOLD_KIB} KiB"
-        return [Ratio(name=name, value=hop.ratio, target=TARGET, at_most=False) for hop in found]
+        return [at_least(name, hop.ratio, TARGET) for hop in found]
 
 
 def measure_span_hops(steps: Steps, *, small: bool) -> SpanHopsResult:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.span_hops import HOST, KIB, HopSamples
-from fleet.lab.report.stats import percentile
+from fleet.lab.report.stats import median
 from fleet.process.parent_death import signalled_with_parent
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
@@ -100,8 +100,8 @@ def measure(ends: Sequence[MeasuredEnd], kib: int) -> HopSamples:
         kib=kib,
         connection_us=tuple(took_us[0]),
         ring_us=tuple(took_us[1]),
-        connection_cpu_us=percentile(cpu_us[0], 50),
-        ring_cpu_us=percentile(cpu_us[1], 50),
+        connection_cpu_us=median(cpu_us[0]),
+        ring_cpu_us=median(cpu_us[1]),
     )
 
 

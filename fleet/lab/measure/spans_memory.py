@@ -13,7 +13,6 @@ from rich.console import Group
 
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.options import BenchOptions
-from fleet.lab.measure.result import Result
 from fleet.lab.measure.serving import Steps
 from fleet.lab.measure.spans import (
     SpanModelSize,
@@ -25,7 +24,8 @@ from fleet.lab.measure.spans import (
 from fleet.lab.measure.spans_process import SpanGroup, span_group
 from fleet.lab.measure.spans_protocol import Answer, ProcessMemory, ReadMemory
 from fleet.lab.report.background_load import BackgroundLoad
-from fleet.lab.report.stats import Ratio
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, at_least, at_most
 from fleet.lab.report.tables import figure, table_of, titled
 from fleet.spans.protocol.plan import ModelSizes, SpanPlan, plan_spans
 
@@ -108,27 +108,13 @@ class TooLargeResult(Result, frozen=True, kw_only=True):
         ]
 
     def targets(self) -> list[Ratio]:
+        name, lacking_mib = "too large", self.lacking_bytes / MIB
+        speed = self.limited_speed / self.spans_speed
         most = max(each.deviation for each in self.processes)
         return [
-            Ratio(
-                name="too large: plan of one process beyond the limit",
-                value=self.lacking_bytes / MIB,
-                target=1,
-                at_most=False,
-                unit="MiB",
-            ),
-            Ratio(
-                name="too large: one process / spans, both limited",
-                value=self.limited_speed / self.spans_speed,
-                target=SLOW_TARGET,
-                at_most=True,
-            ),
-            Ratio(
-                name="too large: resident weights, off the plan by",
-                value=most,
-                target=PLAN_TARGET,
-                at_most=True,
-            ),
+            at_least(f"{name}: plan of one process beyond the limit", lacking_mib, 1, "MiB"),
+            at_most(f"{name}: one process / spans, both limited", speed, SLOW_TARGET),
+            at_most(f"{name}: resident weights, off the plan by", most, PLAN_TARGET),
         ]
 
     def background_loads(self) -> list[float | None]:

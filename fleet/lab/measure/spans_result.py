@@ -5,9 +5,9 @@ nothing.
 import msgspec
 from rich.console import Group
 
-from fleet.lab.measure.result import FLEET, MANY, MS, OTHER, PLAYED, TWIN, Result, differing
 from fleet.lab.report.plot import Axes, Panel, finish_bars
-from fleet.lab.report.stats import Ratio, percentile
+from fleet.lab.report.result import FLEET, MANY, MS, OTHER, PLAYED, TWIN, Result
+from fleet.lab.report.stats import Ratio, at_least, at_most, differing, median, percentile
 from fleet.lab.report.tables import figure, table_of, titled
 
 ONE, FORWARD, REVERSE = "one process", "forward", "reverse"
@@ -34,14 +34,14 @@ class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_s: dict[str, tuple[float, ...]]
 
     def median(self, arrangement: str) -> float:
-        return percentile(self.tokens_per_s[arrangement], 50)
+        return median(self.tokens_per_s[arrangement])
 
     def relative(self, arrangement: str, other: str) -> float:
         """Return the median over the rounds of a speed relative to that of another arrangement in
         the same round.
         """
         pairs = zip(self.tokens_per_s[arrangement], self.tokens_per_s[other], strict=True)
-        return percentile([own / others for own, others in pairs], 50)
+        return median([own / others for own, others in pairs])
 
     def gain(self, arrangement: str) -> float:
         """Return the speed relative to one process."""
@@ -68,7 +68,7 @@ class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.num_workers} span worker{'s' if self.num_workers > 1 else ''}"
 
     def hop_ms(self, percent: float) -> float:
-        quietest_s = min(self.rounds_s, key=lambda passes_s: percentile(passes_s, 50))
+        quietest_s = min(self.rounds_s, key=median)
         return percentile(quietest_s, percent) / self.num_workers * MS
 
 
@@ -115,13 +115,7 @@ class SpansResult(Result, frozen=True, kw_only=True):
             for ratio in _ratios(work, direction)
         ]
         hops = [
-            Ratio(
-                name=f"hop, {each.name}, p50",
-                value=each.hop_ms(50),
-                target=HOP_TARGET_MS,
-                at_most=True,
-                unit="ms",
-            )
+            at_most(f"hop, {each.name}, p50", each.hop_ms(50), HOP_TARGET_MS, "ms")
             for each in self.hops
         ]
         return [*ratios, *hops, differing(self.num_equal, self.num_answers)]
@@ -146,16 +140,9 @@ class SpansResult(Result, frozen=True, kw_only=True):
 def _ratios(work: SpanWork, direction: str) -> list[Ratio]:
     if work.num_requests == 1 and not work.is_prefill:
         name = f"{work.name}, {direction}: time / one process"
-        return [
-            Ratio(name=name, value=1 / work.gain(direction), target=SINGLE_TARGET, at_most=True)
-        ]
-    share = Ratio(
-        name=f"{work.name}, {direction} / ceiling",
-        value=work.share(direction),
-        target=SHARE_TARGET,
-        at_most=False,
-    )
+        return [at_most(name, 1 / work.gain(direction), SINGLE_TARGET)]
+    share = at_least(f"{work.name}, {direction} / ceiling", work.share(direction), SHARE_TARGET)
     if not work.is_prefill:
         return [share]
     name = f"{work.name}, {direction} / one process"
-    return [Ratio(name=name, value=work.gain(direction), target=GAIN_TARGET, at_most=False), share]
+    return [at_least(name, work.gain(direction), GAIN_TARGET), share]

@@ -2,16 +2,14 @@
 nothing.
 """
 
-from statistics import median
-
 import msgspec
 from rich.console import Group
 
 from fleet.core.request import RequestSpec
 from fleet.drafts.figures.speculation import EAGLE3, NGRAM, OFF, SUFFIX
-from fleet.lab.measure.result import FLEET, MANY, OTHER, PLAYED, Result, differing
 from fleet.lab.report.plot import Axes, Panel
-from fleet.lab.report.stats import Ratio
+from fleet.lab.report.result import FLEET, MANY, OTHER, PLAYED, Result
+from fleet.lab.report.stats import Ratio, at_least, differing, median
 from fleet.lab.report.tables import figure, table_of, titled
 
 COLORS = {OFF: PLAYED, NGRAM: OTHER, SUFFIX: FLEET, EAGLE3: MANY}
@@ -154,27 +152,18 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
     def targets(self) -> list[Ratio]:
         drafted = [run for run in self.runs if run.drafter != OFF]
         trained = [run for run in drafted if (run.drafter, run.batch) == (EAGLE3, 1)]
-        return [
-            *(
-                Ratio(
-                    name=f"{run.drafter} / {OFF}, {run.numerics}, batch {run.batch}",
-                    value=self.gain(run),
-                    target=SPEEDS[run.numerics] if run in trained else LOSS_TARGET,
-                    at_most=False,
-                )
-                for run in drafted
-            ),
-            *(
-                Ratio(
-                    name=f"tokens per pass, {run.drafter}, {run.numerics}",
-                    value=run.acceptance_length,
-                    target=LEAST_ACCEPTANCE,
-                    at_most=False,
-                )
-                for run in trained
-            ),
-            differing(*self._compared),
+        ratios = [
+            at_least(
+                f"{run.drafter} / {OFF}, {run.numerics}, batch {run.batch}",
+                self.gain(run),
+                SPEEDS[run.numerics] if run in trained else LOSS_TARGET,
+            )
+            for run in drafted
         ]
+        for run in trained:
+            name = f"tokens per pass, {run.drafter}, {run.numerics}"
+            ratios.append(at_least(name, run.acceptance_length, LEAST_ACCEPTANCE))
+        return [*ratios, differing(*self._compared)]
 
     def background_loads(self) -> list[float | None]:
         return list(self.others_cores)

@@ -2,14 +2,12 @@
 targets. Measures nothing.
 """
 
-from statistics import median
-
 import msgspec
 from rich.console import Group
 
-from fleet.lab.measure.result import FLEET, MS, OTHER, PLAYED, Result
 from fleet.lab.report.plot import Axes, Panel
-from fleet.lab.report.stats import Ratio, percentile
+from fleet.lab.report.result import FLEET, MS, OTHER, PLAYED, Result
+from fleet.lab.report.stats import Ratio, at_least, at_most, median, percentile
 from fleet.lab.report.tables import figure, table_of, titled
 
 CAPTURE_TARGET = 0.95
@@ -89,19 +87,8 @@ class TrainingCosts(Result, frozen=True, kw_only=True):
     def targets(self) -> list[Ratio]:
         idle = next(one for one in self.rounds if not one.trains)
         return [
-            Ratio(
-                name="captures / none, trainer idle",
-                value=idle.ratio,
-                target=CAPTURE_TARGET,
-                at_most=False,
-            ),
-            Ratio(
-                name="p99 of gaps, added by exchanges",
-                value=self.added_gap_ms,
-                target=GAP_TARGET_MS,
-                at_most=True,
-                unit="ms",
-            ),
+            at_least("captures / none, trainer idle", idle.ratio, CAPTURE_TARGET),
+            at_most("p99 of gaps, added by exchanges", self.added_gap_ms, GAP_TARGET_MS, "ms"),
         ]
 
     def background_loads(self) -> list[float | None]:

@@ -5,7 +5,7 @@ prompt.
 from rich.console import Group
 
 from fleet.lab.measure.reads import ReadSpeed, measure_reads
-from fleet.lab.measure.result import Result
+from fleet.lab.report.result import Result
 from fleet.lab.report.tables import table_of, titled
 
 SIZES_BYTES = (4 * 1024, 64 * 1024, 1024 * 1024, 16 * 1024 * 1024)

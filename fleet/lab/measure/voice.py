@@ -34,8 +34,9 @@ from fleet.lab.client.realtime import (
     update_audio_input,
 )
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.result import Result, summary_table
-from fleet.lab.report.stats import Ratio, Summary, summarise
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, Summary, at_most, summarise
+from fleet.lab.report.tables import summary_table
 from fleet.processing.voice_onset import FirstVoicedClock
 
 SILENCE_MS = 500
@@ -129,7 +130,7 @@ class VoiceResult(Result, frozen=True, kw_only=True):
         if (fleet_ms := self.fleet_ms) is None:
             return []
         name = "voice turn without its silence, p50"
-        return [Ratio(name=name, value=fleet_ms.p50, target=TARGET_P50_MS, at_most=True, unit="ms")]
+        return [at_most(name, fleet_ms.p50, TARGET_P50_MS, "ms")]
 
     def background_loads(self) -> list[float | None]:
         return [self.others_cores]

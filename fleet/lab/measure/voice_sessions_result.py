@@ -7,8 +7,8 @@ from rich.console import Group
 from rich.text import Text
 
 from fleet.lab.client.realtime import LatencyPart
-from fleet.lab.measure.result import Result
-from fleet.lab.report.stats import Ratio, percentile, summarise
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, at_least, at_most, percentile, summarise
 from fleet.lab.report.tables import NONE, figure, table_of, titled
 
 
@@ -158,20 +158,8 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
         count, queued = len(self.sessions), self.queued
         unanswered = count * self.wanted_turns - len(self.turns)
         ratios = [
-            Ratio(
-                name=f"underruns of {count} voice sessions",
-                value=self.underruns,
-                target=0,
-                at_most=True,
-                unit="underruns",
-            ),
-            Ratio(
-                name="questions not answered",
-                value=unanswered,
-                target=0,
-                at_most=True,
-                unit="questions",
-            ),
+            at_most(f"underruns of {count} voice sessions", self.underruns, 0, "underruns"),
+            at_most("questions not answered", unanswered, 0, "questions"),
         ]
         if queued is not None:
             admitted = (
@@ -180,14 +168,7 @@ class VoiceSessionsResult(Result, frozen=True, kw_only=True):
                 and queued.admitted_ms is not None
                 and queued.answered
             )
-            ratios.append(
-                Ratio(
-                    name="extra session queued, then admitted",
-                    value=float(admitted),
-                    target=1,
-                    at_most=False,
-                )
-            )
+            ratios.append(at_least("extra session queued, then admitted", float(admitted), 1))
         return ratios
 
     def background_loads(self) -> list[float | None]:

@@ -17,8 +17,9 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ratio(msgspec.Struct, frozen=True, kw_only=True):
-    """A number and its target. `at_most`: the number must not exceed the target; else it must reach
-    it.
+    """A number and its target; `at_least` and `at_most` make one.
+
+    `at_most`: True for an upper limit, False for a lower limit.
     """
 
     name: str
@@ -30,6 +31,21 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def met(self) -> bool:
         return self.value <= self.target if self.at_most else self.value >= self.target
+
+
+def at_most(name: str, value: float, target: float, unit: str = "x") -> Ratio:
+    """Compare a number with an upper limit."""
+    return Ratio(name=name, value=value, target=target, at_most=True, unit=unit)
+
+
+def at_least(name: str, value: float, target: float, unit: str = "x") -> Ratio:
+    """Compare a number with a lower limit."""
+    return Ratio(name=name, value=value, target=target, at_most=False, unit=unit)
+
+
+def differing(num_equal: int, num_answers: int) -> Ratio:
+    """Compare the number of answers that differ from the expected ones with 0."""
+    return at_most("differing answers", num_answers - num_equal, 0, "answers")
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
@@ -45,6 +61,11 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)
 
 
+def median(samples: Sequence[float]) -> float:
+    """Return the 50th percentile."""
+    return percentile(samples, 50)
+
+
 def summarise(samples: Sequence[float | None]) -> Summary | None:
     """Summarise the samples that are not None; None without any."""
     known = [sample for sample in samples if sample is not None]
@@ -52,7 +73,7 @@ def summarise(samples: Sequence[float | None]) -> Summary | None:
         return None
     return Summary(
         count=len(known),
-        p50=percentile(known, 50),
+        p50=median(known),
         p95=percentile(known, 95),
         mean=sum(known) / len(known),
         low=min(known),

@@ -1,9 +1,13 @@
 """Tables on the terminal, of one look. Knows no number's meaning."""
 
+from collections.abc import Iterable
+
 from rich.box import SIMPLE_HEAD
-from rich.console import Group
+from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
+
+from fleet.lab.report.stats import Ratio, Summary
 
 NONE = "-"
 
@@ -22,9 +26,46 @@ def table_of(*columns: str) -> Table:
 
 
 def figure(value: float | None) -> str:
+    """Return a number with three significant digits, or a dash."""
     if value is None:
         return NONE
     return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def figures(*values: float | None) -> list[str]:
+    """Return the cells of several numbers."""
+    return [figure(value) for value in values]
+
+
+def cells(summary: Summary | None, scale: float = 1.0) -> list[str]:
+    """Return the cells of the median and of the 95th percentile."""
+    return cells_and_high(summary, scale)[:2]
+
+
+def cells_and_high(summary: Summary | None, scale: float = 1.0) -> list[str]:
+    """Return the cells of the median, the 95th percentile and the maximum."""
+    if summary is None:
+        return [NONE] * 3
+    return figures(summary.p50 * scale, summary.p95 * scale, summary.high * scale)
+
+
+def summary_table(title: str, unit: str, rows: Iterable[tuple[str, Summary | None]]) -> Group:
+    """Make a table of the rows that have samples."""
+    table = table_of(unit, "p50", "p95", "max")
+    for name, summary in rows:
+        if summary:
+            table.add_row(name, *cells_and_high(summary))
+    return titled(title, table)
+
+
+def ratio_table(ratios: Iterable[Ratio]) -> Group:
+    """Make the table of the numbers that have a target."""
+    table = table_of("", "measured", "target", "")
+    for ratio in ratios:
+        unit = "" if ratio.unit == "x" else f" {ratio.unit}"
+        target = target_cells(ratio.target, unit, at_most=ratio.at_most, met=ratio.met)
+        table.add_row(ratio.name, f"{figure(ratio.value)}{unit}", *target)
+    return titled("targets", table)
 
 
 def target_cells(target: float, unit: str, *, at_most: bool, met: bool | None) -> tuple[str, str]:
@@ -39,3 +80,8 @@ def bar_of(share: float, width: int = 10) -> str:
     """Return a picture of a share as a bar of `width` characters; a share above 1 fills it."""
     filled = round(min(max(share, 0.0), 1.0) * width)
     return "█" * filled + "░" * (width - filled)
+
+
+def print_line(console: Console, line: str, style: str | None = None) -> None:
+    """Print a line that the terminal wraps."""
+    console.print(line, style=style, highlight=False, soft_wrap=True)

@@ -1,0 +1,130 @@
+"""Results of measurements, and a report of several: on the terminal, as a picture, and as JSON.
+Measures nothing.
+"""
+
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+from rich.console import Console, RenderableType
+
+from fleet.lab.report.files import write_json
+from fleet.lab.report.machine import Machine, describe_machine
+from fleet.lab.report.plot import Panel, draw_panels
+from fleet.lab.report.stats import Ratio
+from fleet.lab.report.tables import print_line, ratio_table
+
+MS = 1e3
+FLEET, MANY, OTHER, TWIN, PLAYED = "#2563eb", "#0d9488", "#b45309", "#7c3aed", "#6b7280"
+"""Colours of the panels."""
+P95_ALPHA = 0.4
+NOISY_CORES = 0.2
+PANEL_INCHES = (6.0, 3.8)
+
+
+class Result(msgspec.Struct, frozen=True):
+    """Outcome of one measurement, and how a report shows and judges it.
+
+    A result may have `others_cores`, the background load: one number, or a tuple with a number for
+    each part of the measurement; None where it is not known.
+    """
+
+    def tables(self) -> Iterable[RenderableType]:
+        """Return the tables of the terminal, in order."""
+        return ()
+
+    def panels(self) -> Sequence[Panel]:
+        """Return the panels of the picture, in order."""
+        return ()
+
+    def targets(self) -> Sequence[Ratio]:
+        """Return the numbers that have a target."""
+        return ()
+
+    def background_loads(self) -> Sequence[float | None]:
+        """Return the background load of each part of the measurement, in cores."""
+        loads: float | Sequence[float | None] | None = getattr(self, "others_cores", None)
+        return loads if isinstance(loads, Sequence) else (loads,)
+
+    def percentiles(self) -> dict[str, msgspec.Struct]:
+        """Return summaries that precede the raw numbers in the JSON file, by name."""
+        return {}
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """Results of one run, by key. `command`: its arguments; `began`: local time, ISO 8601.
+
+    `subject`: beginning of the picture's title.
+    """
+
+    command: tuple[str, ...]
+    began: str = msgspec.field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
+    machine: Machine = msgspec.field(default_factory=describe_machine)
+    results: dict[str, Result] = {}
+    subject: str = ""
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        return [ratio for result in self.results.values() for ratio in result.targets()]
+
+    @property
+    def missed(self) -> list[Ratio]:
+        return [ratio for ratio in self.ratios if not ratio.met]
+
+    def show(self, console: Console) -> None:
+        """Print the machine, the tables, the targets and a warning about background load."""
+        print_line(console, machine_line(self.machine))
+        for result in self.results.values():
+            console.print(*result.tables(), highlight=False)
+        if self.ratios:
+            console.print(ratio_table(self.ratios))
+        loads = [load for result in self.results.values() for load in result.background_loads()]
+        others_cores = max((load or 0.0 for load in loads), default=0.0)
+        if others_cores > NOISY_CORES:
+            line = f"background load of up to {others_cores:.1f} cores: measure again on a quiet "
+            print_line(console, f"{line}machine", style="yellow")
+
+    def draw(self, path: Path) -> None:
+        """Write the picture; a report without anything to draw makes none."""
+        panels = [panel for result in self.results.values() for panel in result.panels()]
+        machine = self.machine
+        title = (
+            f"{self.subject}{machine.processor}, {machine.cores} cores, load {machine.load_1min} "
+            f"before, {self.began}"
+        )
+        draw_panels(panels, path, title, PANEL_INCHES)
+
+    def write(self, path: Path, keys: Iterable[str] = ()) -> None:
+        """Write the JSON file, in which a key of `keys` without a result is null."""
+        found: dict[str, object] = dict.fromkeys(keys)
+        for key, result in self.results.items():
+            found |= parts if (parts := parts_of(result)) else {key: result}
+        percentiles: dict[str, msgspec.Struct] = {}
+        for result in self.results.values():
+            percentiles |= result.percentiles()
+        head = {"began": self.began, "command": self.command, "machine": self.machine}
+        file = {
+            "percentiles": percentiles,
+            "met": {ratio.name: ratio.met for ratio in self.ratios},
+            "report": {**head, **found, "ratios": self.ratios},
+        }
+        write_json(file, path)
+
+
+class Parts(Result, frozen=True):
+    """A result whose fields stand in the JSON report each under its own name."""
+
+
+def parts_of(result: Result) -> dict[str, object]:
+    """Return the fields of a result of several parts, nothing of another result."""
+    return msgspec.structs.asdict(result) if isinstance(result, Parts) else {}
+
+
+def machine_line(machine: Machine) -> str:
+    """Return the machine in one line."""
+    libraries = ", ".join(f"{name} {version}" for name, version in machine.libraries.items())
+    return (
+        f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, load "
+        f"{machine.load_1min} before; Python {machine.python}, {libraries}"
+    )
