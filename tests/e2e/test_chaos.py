@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from fleet.cli.main import app
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from fleet.lab.faults.report import Verdict
 from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, REDIS, REDIS_KINDS, FaultKind
 from fleet.lab.faults.soak_report import SoakVerdict
+from fleet.lab.faults.verdict import Verdict
 from tests.support import REPO, run_cli, set_options
 
 STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]

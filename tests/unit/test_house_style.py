@@ -10,7 +10,6 @@ from tests.sources import EVERYTHING, SOURCES, imports, nodes, parsed, relative
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
 MAX_FMT_SKIPS = 30
 LARGE = {
-    "fleet/cli/chaos.py: chaos",
     "fleet/cli/serve.py: worker",
     "fleet/cli/spans.py: plan",
     "fleet/config/rules.py",
@@ -20,8 +19,6 @@ LARGE = {
     "fleet/drafts/trainer/engine.py",
     "fleet/engine/torch/lm_engine.py",
     "fleet/engine/torch/paged_attention.py: attend_parts",
-    "fleet/lab/faults/report.py: judge",
-    "fleet/lab/faults/voice.py",
     "fleet/lab/measure/options.py: _parser",
     "fleet/spans/anchor/passes.py",
     "fleet/spans/net/connection.py",
@@ -35,7 +32,6 @@ LARGE = {
     "tests/fundamentals/test_fencing.py",
     "tests/oracle/test_omni_spans.py",
     "tests/span_route.py",
-    "tests/unit/test_chaos.py",
     "tests/unit/test_config_bad.py",
     "tests/unit/test_lm_loop.py",
     "tests/web/console/oversized_fleet.py: fill_to_limits",
