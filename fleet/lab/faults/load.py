@@ -22,15 +22,15 @@ POLL_S = 0.05
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as its client received it. `lost`: reason why the request was not completely
+    """A request as its client received it. `lost`: reason why the request was not completely
     answered, else "".
 
     `id`: the fleet's request id; `gateway_changes`: number of gateways lost during the answer;
     `refusals`: number of refusals, after each of which the request was sent again. `unread`:
     whether the answer could not be read once more, since Redis had lost or deleted it.
     Units: seconds; `sent_s` and `ended_s` since the phase began, `chunks_s` since the request was
-    sent. `stalled_s`: pauses of playback from the first audio on. `difference`: from the reference
-    answer; `changed`: difference between the first and the second reading of the answer.
+    sent. `stalled_s`: pauses of playback from the first audio on. `difference`: difference from
+    the reference answer; `changed`: difference between the first and the second reading.
     """
 
     request: int

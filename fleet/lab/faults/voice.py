@@ -2,7 +2,7 @@
 gateway, and keep their turns.
 
 Each session asks one typed question after another. An answer passes if the audio that arrived, over
-however many connections, is that of its log, byte by byte; a session passes if at its end the
+however many connections, equals its log, byte by byte; a session passes if at its end the
 conversation still has every question and answer.
 """
 
@@ -17,6 +17,7 @@ from base64 import b64decode
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -52,16 +53,16 @@ is asked for again.
 UNAVAILABLE = ("redis_unreachable", "overloaded", "gateway_stopping")
 """Codes of errors to which HTTP's status is 503."""
 MAX_REPEATS = 200
+T = TypeVar("T")
 
 
 class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and its answer. `lost`: the reason for which it was not completely answered,
-    else "".
+    """A question and its answer. `lost`: reason why the question was not completely answered, else
+    "".
 
-    `resumed`: connections lost during the turn; `repeated`: responses asked for again, since they
-    were refused or lost;
-    `different`: the audio that arrived is not that of the log; `unread`: the log was not there to
-    compare.
+    `resumed`: number of connections lost during the turn; `repeated`: number of responses asked for
+    again, since they were refused or lost; `different`: whether the audio that arrived differs from
+    the log; `unread`: whether the log was not there to compare.
     Units: seconds; `asked_s` and `ended_s` since the phase began, `longest_gap_s` between two
     pieces of audio.
     """
@@ -80,8 +81,8 @@ class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation. `forgotten`: items that the conversation lacked at its end, or had with
-    other words.
+    """A conversation under test. `forgotten`: items that the conversation lacked at its end, or had
+    with other words.
     """
 
     turns: tuple[ChaosTurn, ...]
@@ -113,7 +114,10 @@ class _Turn:
     def ask_again(self) -> None:
         """Forget a response that the session does not know."""
         self.repeated += bool(self.response)
-        self.response, self.request, self.answer, self.status = "", "", "", ""
+        self.response = ""
+        self.request = ""
+        self.answer = ""
+        self.status = ""
         self.audio.clear()
 
     def add_audio(self, pcm: bytes) -> None:
@@ -129,8 +133,8 @@ class _Stopped(Exception):
 
 
 class VoiceConversation:
-    """One session's client, which blocks its thread. `threads`: threads of all sessions, for their
-    events.
+    """The client of a session, which blocks its thread. `threads`: threads of all sessions, for
+    their events.
     """
 
     def __init__(
@@ -192,36 +196,37 @@ class VoiceConversation:
             number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s()
         )
         self._open = turn
-        lost = self._complete(turn)
-        result = self._result(turn, lost=lost) if lost else self._compare(turn)
+        text = self._random.choice(PROMPTS)
+        try:
+            self._persist(turn, lambda: self._advance(turn, text))
+            result = self._compare(turn)
+        except ApiError as error:
+            result = self._result(turn, lost=str(error))
         self._open = None
         return result
 
-    def _complete(self, turn: _Turn) -> str:
-        """Return "" once the answer is complete, or the reason for which it is not."""
-        text = self._random.choice(PROMPTS)
-        pause = threading.Event()
+    def _persist(self, turn: _Turn, attempt: Callable[[], T]) -> T:
+        """Repeat an attempt over further connections. Raises: ApiError if that is of no use, or
+        nothing has arrived for `GIVE_UP_S`.
+        """
         while True:
             try:
-                self._advance(turn, text)
-                return "" if turn.status in COMPLETE else f"the response was {turn.status}"
+                self._connect(turn)
+                return attempt()
             except ApiRefused as error:
                 reason = str(error)
             except (OSError, WebSocketException, ApiUnreachable) as error:
                 reason = f"the connection broke: {str(error) or type(error).__name__}"
-            except ApiError as error:
-                return str(error)
             self._abort()
             turn.resumed += 1
             if time.monotonic() - turn.progress_s > GIVE_UP_S:
-                return reason
-            pause.wait(RETRY_S)
+                raise ApiError(reason)
+            self._threads.cancelled.wait(RETRY_S)
 
     def _advance(self, turn: _Turn, text: str) -> None:
         """Receive the answer over one connection. Raises: ApiError, OSError, WebSocketException if
         that ends before.
         """
-        self._connect(turn)
         if not turn.is_asked:
             self._ask(turn, text)
         pause = threading.Event()
@@ -435,15 +440,10 @@ class VoiceConversation:
         return forgotten
 
     def _retrieve(self, turn: _Turn, item: str) -> str | None:
-        while True:
-            try:
-                self._connect(turn)
-                return self._has(turn, item)
-            except (OSError, WebSocketException, ApiError):
-                self._abort()
-                if time.monotonic() - turn.progress_s > GIVE_UP_S:
-                    return None
-                self._threads.cancelled.wait(RETRY_S)
+        try:
+            return self._persist(turn, lambda: self._has(turn, item))
+        except ApiError:
+            return None
 
 
 class VoiceLoad:
