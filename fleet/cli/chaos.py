@@ -79,6 +79,51 @@ Json = Annotated[
 Png = Annotated[Path | None, typer.Option(metavar="FILE", help="The run as a picture.")]
 
 
+HELP = """\
+Inject faults into a fleet under load, and check that its clients still receive every byte.
+
+Starts a fleet of its own on free ports, with a Redis of its own, two replicas of every role,
+two conductors, two gateways, and numerics=invariant unless --set says otherwise; a running
+fleet is not touched. Each request, greedy or sampled, is first answered without faults. Then
+all are sent again and again, while faults are injected by a schedule drawn from --seed: each
+into the replica with most tasks, or into the leading conductor, and the next only once the
+fleet is complete again. Where a stage is split, every other fault in a half of it waits for a
+hand-off; where its conversations are saved, for a save. A client whose gateway is lost resumes
+its answer at the other one, with Last-Event-ID; one that is refused with 503 sends its request
+again. Faults in Redis last longer than a lease, and are repaired. Voice sessions ask one
+question after another over WS /v1/realtime, and resume too.
+
+The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and
+what is left at the end. Each answer is also read once more from its beginning, and must not
+have changed. Spoken answers must be those of the log, and a voice session must have every
+question and answer at its end. A save may fail, with an error that says why and without a
+change of the file; each file must have the rows of the undisturbed conversation, and the last
+ones must load. With --set training.enabled=true answers are captured; each that the trainer
+acknowledged must be in its last checkpoint, and new in one window only. With --set
+numerics=fast rounding depends on the batch, so differences from the undisturbed answers are
+counted by kind, and do not fail the run. Pauses are reported by fault, role and detection, next
+to the undisturbed ones.
+
+Exit status: 0 nothing was lost, different or left, and the fleet recovered each time; 1
+otherwise, or an option is invalid.
+
+Examples:
+
+  fleet chaos
+
+  fleet chaos --set checkpoint=tiny --how kill --roles conductor,web --kills 10 --json
+  chaos.json --png chaos.png
+
+  fleet chaos --config configs/both_pd.yaml --how kill --kills-per-role 5
+
+  fleet chaos --set engine=fake --how redis --kills-per-role 5 --voice 4
+
+  fleet chaos --set training.enabled=true --roles trainer,thinker,conductor --how kill,stop
+
+  fleet chaos --soak 20000 --check --json soak.json --png soak.png
+"""
+
+
 def chaos(
     config: ConfigFile = None,
     set_: Overrides = None,
@@ -100,86 +145,27 @@ def chaos(
     json: Json = None,
     png: Png = None,
 ) -> None:
-    """Inject faults into a fleet under load, and check that its clients still receive every byte.
-
-    Starts a fleet of its own on free ports, with a Redis of its own, two replicas of every role,
-    two conductors, two gateways, and numerics=invariant unless --set says otherwise; a running
-    fleet is not touched. Each request, greedy or sampled, is first answered without faults. Then
-    all are sent again and again, while faults are injected by a schedule drawn from --seed: each
-    into the replica with most tasks, or into the leading conductor, and the next only once the
-    fleet is complete again. Where a stage is split, every other fault in a half of it waits for a
-    hand-off; where its conversations are saved, for a save. A client whose gateway is lost resumes
-    its answer at the other one, with Last-Event-ID; one that is refused with 503 sends its request
-    again. Faults in Redis last longer than a lease, and are repaired. Voice sessions ask one
-    question after another over WS /v1/realtime, and resume too.
-
-    The verdict counts lost requests, answers that differ from the undisturbed ones in any byte, and
-    what is left at the end. Each answer is also read once more from its beginning, and must not
-    have changed. Spoken answers must be those of the log, and a voice session must have every
-    question and answer at its end. A save may fail, with an error that says why and without a
-    change of the file; each file must have the rows of the undisturbed conversation, and the last
-    ones must load. With --set training.enabled=true answers are captured; each that the trainer
-    acknowledged must be in its last checkpoint, and new in one window only. With --set
-    numerics=fast rounding depends on the batch, so differences from the undisturbed answers are
-    counted by kind, and do not fail the run. Pauses are reported by fault, role and detection, next
-    to the undisturbed ones.
-
-    Exit status: 0 nothing was lost, different or left, and the fleet recovered each time; 1
-    otherwise, or an option is invalid.
-
-    Examples:
-
-      fleet chaos
-
-      fleet chaos --set checkpoint=tiny --how kill --roles conductor,web --kills 10 --json
-      chaos.json --png chaos.png
-
-      fleet chaos --config configs/both_pd.yaml --how kill --kills-per-role 5
-
-      fleet chaos --set engine=fake --how redis --kills-per-role 5 --voice 4
-
-      fleet chaos --set training.enabled=true --roles trainer,thinker,conductor --how kill,stop
-
-      fleet chaos --soak 20000 --check --json soak.json --png soak.png
-    """
+    """Run `fleet chaos`; `HELP` explains it."""
     from fleet.lab.faults.main import run
-    from fleet.lab.faults.options import ChaosOptions, SoakOptions
-    from fleet.lab.faults.soak import run_soak
+    from fleet.lab.faults.options import ChaosOptions
 
-    overrides, command = tuple(set_ or ()), tuple(sys.argv[1:])
-    if soak is None:
-        status = run(
-            ChaosOptions(
-                config=config,
-                overrides=overrides,
-                seed=seed,
-                requests=requests,
-                concurrency=concurrency,
-                kills=kills,
-                kills_per_role=kills_per_role,
-                roles=roles,
-                how=how,
-                spacing_s=spacing,
-                voice=voice,
-                saves=saves,
-                json=json,
-                png=png,
-            ),
-            command,
-        )
-    else:
-        status = run_soak(
-            SoakOptions(
-                config=config,
-                overrides=overrides,
-                seed=seed,
-                requests=soak,
-                minutes=minutes,
-                concurrency=concurrency,
-                check=check,
-                json=json,
-                png=png,
-            ),
-            command,
-        )
-    raise typer.Exit(status)
+    options = ChaosOptions(
+        config=config,
+        overrides=tuple(set_ or ()),
+        seed=seed,
+        requests=requests,
+        concurrency=concurrency,
+        voice=voice,
+        saves=saves,
+        kills=kills,
+        kills_per_role=kills_per_role,
+        roles=roles,
+        how=how,
+        spacing_s=spacing,
+        soak=soak,
+        minutes=minutes,
+        check=check,
+        json=json,
+        png=png,
+    )
+    raise typer.Exit(run(options, tuple(sys.argv[1:])))

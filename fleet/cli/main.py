@@ -19,6 +19,7 @@ from fleet.cli import (
     spans,
     train,
 )
+from fleet.cli.chaos import HELP as CHAOS_HELP
 from fleet.cli.chaos import chaos
 from fleet.cli.doctor import doctor
 from fleet.cli.up import up
@@ -51,7 +52,7 @@ app.add_typer(draft.app)
 app.add_typer(train.app)
 app.add_typer(pocket.app)
 app.command(context_settings=bench.PASS_THROUGH)(bench.bench)
-app.command()(chaos)
+app.command(help=CHAOS_HELP)(chaos)
 
 
 def main() -> None:

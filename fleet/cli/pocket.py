@@ -103,10 +103,8 @@ def evaluate(
         from rich.console import Console
 
         from fleet.lab.pocket.judge.options import options_of
-        from fleet.lab.pocket.judge.plot import draw
-        from fleet.lab.pocket.judge.report import write_report
+        from fleet.lab.pocket.judge.report import draw, show, write_report
         from fleet.lab.pocket.judge.run import run
-        from fleet.lab.pocket.judge.show import show
     options = options_of(
         parts or (),
         questions,

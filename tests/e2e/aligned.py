@@ -4,9 +4,9 @@ server.
 
 import numpy as np
 
-from fleet.lab.pocket.judge.align import align
 from fleet.lab.pocket.judge.listen import extent
-from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.judge.pitch import align
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.shape import VOICES
 from fleet.lab.pocket.speech.analysis import HOP_S, NUM_MELS, analyse
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ

@@ -9,42 +9,36 @@ from typer.testing import CliRunner
 
 from fleet.cli.main import app
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
-from fleet.lab.faults.report import Verdict
 from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, REDIS, REDIS_KINDS, FaultKind
 from fleet.lab.faults.soak_report import SoakVerdict
+from fleet.lab.faults.verdict import Verdict
 from tests.support import REPO, run_cli, set_options
 
 STAGES = [stage.name for stage in GRAPHS[DEFAULT_GRAPH].stages]
 ROLES = [*STAGES, CONDUCTOR, GATEWAY]
-SHORT = (
-    "--requests",
-    "4",
-    "--concurrency",
-    "4",
-    "--how",
-    "kill",
-    "--spacing",
-    "0.2",
-    "--set",
-    "lease.worker_ttl_s=20",
-)
+SHORT = "--requests 4 --concurrency 4 --how kill --spacing 0.2 --set lease.worker_ttl_s=20".split()
 """A lease that outlasts the run: each death is detected by its keeper."""
+
+
+def passed_verdict(folder: Path) -> Verdict:
+    """Return the verdict of a run in which nothing was lost, different or left."""
+    verdict = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Verdict)
+    assert verdict.passed and not verdict.lost and not verdict.different
+    assert verdict.residue.is_empty
+    return verdict
 
 
 @pytest.mark.timeout(600)
 def test_chaos_kill_of_each_role_loses_and_changes_nothing(tmp_path: Path) -> None:
     """Duration: less than a minute on two idle cores, several on busy ones."""
-    reports = ("--json", "verdict.json", "--png", "verdict.png")
+    reports = "--json verdict.json --png verdict.png".split()
     done = run_cli(
         "chaos", "--set", "checkpoint=tiny", *SHORT, *reports, cwd=tmp_path, timeout_s=580
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "chaos passed" in done.stdout
 
-    verdict = msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict)
-    assert (
-        verdict.passed and not verdict.lost and not verdict.different and verdict.residue.is_empty
-    )
+    verdict = passed_verdict(tmp_path)
     assert sorted(fault.role for fault in verdict.faults) == sorted(ROLES)
     assert all(
         fault.kind == FaultKind.KILL and fault.recovered_s is not None for fault in verdict.faults
@@ -76,10 +70,7 @@ def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
         "chaos", *fake, *options, "--json", "verdict.json", cwd=folder, timeout_s=timeout_s
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    verdict = msgspec.json.decode((folder / "verdict.json").read_bytes(), type=Verdict)
-    assert (
-        verdict.passed and not verdict.lost and not verdict.different and verdict.residue.is_empty
-    )
+    verdict = passed_verdict(folder)
     assert all(fault.role == REDIS and fault.recovered_s is not None for fault in verdict.faults)
     assert all(session.turns and not session.forgotten for session in verdict.sessions)
     assert not any(
@@ -94,18 +85,7 @@ def spoken_run(*options: str, folder: Path, timeout_s: float) -> Verdict:
 @pytest.mark.one_in(2, "chaos")
 @pytest.mark.timeout(300)
 def test_chaos_faults_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> None:
-    options = (
-        "--how",
-        "readonly,tail",
-        "--requests",
-        "4",
-        "--concurrency",
-        "4",
-        "--voice",
-        "2",
-        "--spacing",
-        "0.2",
-    )
+    options = "--how readonly,tail --requests 4 --concurrency 4 --voice 2 --spacing 0.2".split()
     verdict = spoken_run(*options, folder=tmp_path, timeout_s=280)
     assert {fault.kind for fault in verdict.faults} == {FaultKind.READONLY, FaultKind.TAIL}
     assert len(verdict.sessions) == 2
@@ -114,18 +94,7 @@ def test_chaos_faults_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> Non
 @pytest.mark.thorough
 @pytest.mark.timeout(3600)
 def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_path: Path) -> None:
-    options = (
-        "--how",
-        "redis",
-        "--kills-per-role",
-        "5",
-        "--requests",
-        "8",
-        "--concurrency",
-        "8",
-        "--voice",
-        "4",
-    )
+    options = "--how redis --kills-per-role 5 --requests 8 --concurrency 8 --voice 4".split()
     verdict = spoken_run(*options, folder=tmp_path, timeout_s=3500)
     assert Counter(fault.kind for fault in verdict.faults) == dict.fromkeys(REDIS_KINDS, 5)
 
@@ -134,7 +103,7 @@ def test_chaos_five_faults_of_each_kind_in_redis_lose_no_answer_and_no_turn(tmp_
 @pytest.mark.timeout(400)
 def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None:
     """Too short for a verdict on growth: processes are still warming up."""
-    options = ("--soak", "300", "--minutes", "0.5", "--json", "soak.json", "--png", "soak.png")
+    options = "--soak 300 --minutes 0.5 --json soak.json --png soak.png".split()
     done = run_cli("chaos", *options, cwd=tmp_path, timeout_s=380)
     assert done.returncode == 0, done.stdout + done.stderr
     verdict = msgspec.json.decode((tmp_path / "soak.json").read_bytes(), type=SoakVerdict)
@@ -158,30 +127,12 @@ def test_soak_reports_memory_files_and_threads_over_time(tmp_path: Path) -> None
 @pytest.mark.parametrize("file", ["spans_forward.yaml", "spans_reverse.yaml"])
 @pytest.mark.timeout(900)
 def test_chaos_kills_and_freezes_in_saves_leave_whole_files(file: str, tmp_path: Path) -> None:
-    options = (
-        "--roles",
-        "lm,lm.span",
-        "--how",
-        "kill,stop",
-        "--kills",
-        "12",
-        "--requests",
-        "8",
-        "--concurrency",
-        "4",
-    )
-    quick = (
-        "--config",
-        str(REPO / "configs" / file),
-        "--set",
-        "lease.worker_ttl_s=3",
-        "--spacing",
-        "0.5",
-    )
-    done = run_cli("chaos", *quick, *options, "--json", "verdict.json", cwd=tmp_path, timeout_s=880)
+    options = "--roles lm,lm.span --how kill,stop --kills 12 --requests 8 --concurrency 4".split()
+    quick = "--set lease.worker_ttl_s=3 --spacing 0.5 --json verdict.json --config".split()
+    config = str(REPO / "configs" / file)
+    done = run_cli("chaos", *options, *quick, config, cwd=tmp_path, timeout_s=880)
     assert done.returncode == 0, done.stdout + done.stderr
-    verdict = msgspec.json.decode((tmp_path / "verdict.json").read_bytes(), type=Verdict)
-    assert verdict.passed and not verdict.lost and not verdict.different
+    verdict = passed_verdict(tmp_path)
     assert verdict.aimed == {"save": 6} and verdict.in_moment.get("save", 0) >= 1
     assert (
         verdict.saves is not None

@@ -18,8 +18,8 @@ from openai import OpenAI
 
 from fleet.lab.pocket.corpus import spoken
 from fleet.lab.pocket.judge.demo import PICTURE, SCENES
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.judge.recognise import Recogniser
-from fleet.lab.pocket.judge.teach import speak_all
 from fleet.lab.pocket.shape import VOICES
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, SynthesizedSpeech, Voice
 from tests.support import run_cli, start_cli

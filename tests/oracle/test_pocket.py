@@ -12,7 +12,7 @@ import soxr
 
 from fleet.cli.checkpoint import resolve_checkpoint
 from fleet.config import load_config
-from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Voice
 from fleet.processing.base import Message
 from fleet.processing.qwen3_omni import OmniFrontend

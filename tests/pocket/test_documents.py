@@ -23,8 +23,8 @@ def test_model_card_links_existing_files() -> None:
         for target in LINK.findall((CHECKPOINT / "README.md").read_text())
         if "//" not in target
     ]
-    assert f"../../docs/{PICTURE}" in targets
-    assert {f"../../docs/{scene.name}.wav" for scene in SCENES} <= set(targets)
+    assert f"../../lab/pocket/docs/{PICTURE}" in targets
+    assert {f"../../lab/pocket/docs/{scene.name}.wav" for scene in SCENES} <= set(targets)
     assert [target for target in targets if not (CHECKPOINT / target).is_file()] == []
 
 
@@ -41,6 +41,7 @@ def test_shipped_files_are_package_data() -> None:
     patterns = tomllib.loads((REPO / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
     ]["*"]
-    shipped = {path for pattern in patterns for path in POCKET.glob(pattern)}
+    packages = (POCKET, REPO / "fleet")
+    shipped = {path for each in packages for pattern in patterns for path in each.glob(pattern)}
     wanted = {path for folder in (CHECKPOINT, DOCS) for path in folder.rglob("*") if path.is_file()}
     assert wanted and wanted <= shipped

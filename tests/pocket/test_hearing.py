@@ -1,4 +1,4 @@
-"""Training of the audio tower: voices, augmentation, forward passes equal to those of
+"""Training of the audio tower: voices, augmentation, forward passes equal to
 `transformers`, and CTC.
 """
 

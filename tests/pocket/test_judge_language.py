@@ -7,8 +7,7 @@ import pytest
 from fleet.core.errors import ConfigError
 from fleet.lab.pocket.corpus import dialogues, sentences
 from fleet.lab.pocket.corpus.families import TABLES
-from fleet.lab.pocket.judge.bigram import END, START, arpa
-from fleet.lab.pocket.judge.grammar import can_produce, jsgf, templates
+from fleet.lab.pocket.judge.language import END, START, arpa, can_produce, jsgf, templates
 from fleet.lab.pocket.judge.questions import distinct
 from fleet.lab.pocket.judge.words import (
     MISSING,

@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from fleet.lab.pocket.corpus import ChatTurn, Dialogue
 from fleet.lab.pocket.judge import speech_out
-from fleet.lab.pocket.judge.align import align
 from fleet.lab.pocket.judge.ask import ChatReply
 from fleet.lab.pocket.judge.listen import extent
 from fleet.lab.pocket.judge.options import JudgeOptions
-from fleet.lab.pocket.judge.pitch import carried_errors, errors, within
+from fleet.lab.pocket.judge.pitch import align, carried_errors, errors, within
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.judge.recognise import Recogniser
 from fleet.lab.pocket.judge.report import Figure
-from fleet.lab.pocket.judge.teach import speak_all
 from fleet.lab.pocket.shape import VOICES
 from fleet.lab.pocket.speech.analysis import Track, analyse
 from fleet.lab.pocket.speech.wordlock import SentenceFrames, lock, speech_end_s

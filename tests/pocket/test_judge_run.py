@@ -23,11 +23,9 @@ from fleet.lab.pocket.corpus.dialogue import DONT_KNOW
 from fleet.lab.pocket.judge import speech_in
 from fleet.lab.pocket.judge.ask import Advance, ChatQuestion, ChatReply, JudgeClient
 from fleet.lab.pocket.judge.options import JudgeOptions
-from fleet.lab.pocket.judge.plot import draw
 from fleet.lab.pocket.judge.questions import distinct
-from fleet.lab.pocket.judge.report import Figure, JudgeReport, write_report
+from fleet.lab.pocket.judge.report import Figure, JudgeReport, draw, show, write_report
 from fleet.lab.pocket.judge.run import run
-from fleet.lab.pocket.judge.show import show
 from fleet.lab.pocket.shape import VOICES
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Teacher, Voice
 from fleet.lab.report.machine import describe_machine
@@ -237,7 +235,7 @@ class TranscribingClient(JudgeClient):
 
 
 def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both conditions have the same voice, so that only the noise differs."""
+    """The two conditions have the same voice, so that only the noise differs."""
     conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
     monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))
     client = TranscribingClient()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.lab.pocket.judge.spectrogram import DEPTH_DB, HOP_SAMPLES, TOP_HZ, Panel, draw, levels_db
+from fleet.lab.pocket.judge.demo import DEPTH_DB, HOP_SAMPLES, TOP_HZ, Panel, draw, levels_db
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
 
 

@@ -1,4 +1,4 @@
-"""Training of the Talker: forward pass and input equal those of `transformers`."""
+"""Training of the Talker: forward pass and input as in `transformers`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ from fleet.lab.pocket.shape import (
 from fleet.lab.pocket.speech.shards import CODES, Utterance
 from fleet.lab.pocket.train import talker as talker_module
 from fleet.lab.pocket.train.pointer import PointerTargets, pointer_accuracy
-from fleet.lab.pocket.train.talker import TalkerPart
+from fleet.lab.pocket.train.talker import TalkerPart, speak
 from fleet.lab.pocket.train.talker_batch import (
     AUDIO_ROW,
     END,
@@ -38,7 +38,6 @@ from fleet.lab.pocket.train.talker_batch import (
     text_side,
 )
 from fleet.lab.pocket.train.talker_forward import Lean, Tapped, new_talker
-from fleet.lab.pocket.train.talker_speak import speak
 
 TEXT = "say hello to mary"
 TABLE = text_table()
@@ -264,7 +263,7 @@ def test_audio_rows_are_identical_for_the_talker(talker: Any) -> None:
     rows = talker.hidden_projection(
         torch.randn(3, HIDDEN, generator=torch.Generator().manual_seed(0))
     )
-    torch.testing.assert_close(rows, Lean(talker).text_rows(TABLE)[AUDIO_ROW].expand(3, -1))
+    torch.testing.assert_close(rows, Lean(talker).text_embeddings(TABLE)[AUDIO_ROW].expand(3, -1))
 
 
 def test_training_uses_shards_coded_later(

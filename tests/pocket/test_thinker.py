@@ -1,4 +1,4 @@
-"""Training of the Thinker: batches, forward pass equal to that of `transformers`, and learning."""
+"""Training of the Thinker: batches, forward pass equal to `transformers`, and learning."""
 
 from itertools import islice
 

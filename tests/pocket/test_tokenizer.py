@@ -65,37 +65,16 @@ def test_typed_text_is_tokenized_as_spoken_text(tokenizer: Tokenizer, typed: str
     assert tokenizer.encode(typed).ids == encode(spoken(typed))
 
 
-@pytest.mark.parametrize("first", range(0, 1000, 250))
-def test_three_digit_numbers_are_spelled_out(tokenizer: Tokenizer, first: int) -> None:
-    for value in range(first, first + 250):
-        assert tokenizer.encode(str(value)).ids == encode(spoken(str(value)))
-
-
-@pytest.mark.parametrize(
-    ("typed", "normalised"),
-    [
-        ("What's 12+5?", "what's twelve plus five"),
-        ("7 * 8 - 100", "seven times eight minus one hundred"),
-        ("007, 2024, 12345!", "seven two zero two four one two three four five"),
-        (
-            "\N{LATIN CAPITAL LETTER C WITH CEDILLA}a va? \N{SLIGHTLY SMILING FACE}\n\nOui",
-            "ca va oui",
-        ),
-        ("''tis o'clock'", "tis o'clock"),
-        ("!!!", ""),
-    ],
-)
-def test_examples_of_typed_text(tokenizer: Tokenizer, typed: str, normalised: str) -> None:
-    assert tokenizer.decode(tokenizer.encode(typed).ids) == normalised == spoken(typed)
+def test_three_digit_numbers_are_spelled_out(tokenizer: Tokenizer) -> None:
+    for number in map(str, range(1000)):
+        assert tokenizer.encode(number).ids == encode(spoken(number))
 
 
 @given(ids=any_ids)
-def test_tokenizer_decodes_ids_as_the_corpus_does(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_tokenizer_decodes_ids_as_the_corpus_does_also_incrementally(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
     assert tokenizer.decode(ids) == decode(ids)
-
-
-@given(ids=any_ids)
-def test_ids_decode_incrementally(tokenizer: Tokenizer, ids: list[int]) -> None:
     stream = IncrementalDetokenizer(tokenizer)
     pieces = [stream.add([each]) for each in ids]
     assert "".join(pieces) + stream.finish() == decode(ids)

@@ -85,8 +85,8 @@ def saved(
     exact: bool = True,
     longest_s: float = 30.0,
 ) -> Iterator[list[SavedConversation]]:
-    """Save one conversation so often; the result is complete after the block. Each save takes one
-    second.
+    """Save a conversation `num_saves` times; the result is complete after the block. A save takes
+    a second.
     """
     seconds = itertools.count()
     result: list[SavedConversation] = []

@@ -1,6 +1,7 @@
 """The verdict of a soak: what counts as growth, and when no process is killed."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from fleet.lab.faults.errors import ChaosError
-from fleet.lab.faults.options import SoakOptions
+from fleet.lab.faults.options import ChaosOptions, check_soak
 from fleet.lab.faults.soak_load import SoakCounts
 from fleet.lab.faults.soak_report import (
     CALM,
@@ -143,12 +144,13 @@ def test_process_is_named_after_its_command(command: list[str], kind: str) -> No
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"requests": 99}, "--soak 99: give at least 100"),
+        ({"soak": 99}, "--soak 99: give at least 100"),
         ({"minutes": 0.0}, "--minutes 0: give"),
         ({"concurrency": 0}, "--conc"),
     ],
 )
 def test_invalid_soak_option_is_named_with_the_fix(changed: dict[str, float], message: str) -> None:
-    options: dict[str, float] = {"requests": 100, "minutes": 1.0, "concurrency": 8, **changed}
+    options = ChaosOptions(seed=0, requests=1, spacing_s=1.0, soak=100, minutes=1.0, concurrency=8)
+    check_soak(options)
     with pytest.raises(ChaosError, match=message):
-        SoakOptions(config=None, overrides=(), seed=0, check=False, json=None, png=None, **options)  # pyright: ignore[reportArgumentType]
+        check_soak(replace(options, **changed))  # pyright: ignore[reportArgumentType]

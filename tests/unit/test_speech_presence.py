@@ -9,7 +9,7 @@ import pytest
 import soundfile
 import soxr
 
-from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.teacher import Voice
 from fleet.processing.speech_presence import WINDOW_FRAMES, has_speech
 from fleet.processing.voice_activity import FRAME_SAMPLES

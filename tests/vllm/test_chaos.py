@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from fleet.lab.faults.report import Verdict
+from fleet.lab.faults.verdict import Verdict
 from tests.support import run_cli, set_options
 from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE
 

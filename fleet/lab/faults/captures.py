@@ -1,20 +1,17 @@
-"""Captures for a trainer under faults, and what its last checkpoint must say of them.
+"""Hidden-state samples for a trainer under faults, and what its last checkpoint must say of them.
 
-A capture may fail, with an error; it is counted as lost. One that was acknowledged is in the last
-checkpoint, whose windows have each sample as a new one at most once, however often it was received
-again.
+A sample may fail, with an error, and is then counted as lost. An acknowledged sample is in the last
+checkpoint, which counts it as new in at most one window, however often it was received again.
 """
 
 import asyncio
 import random
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
-from rich.console import Group
 
 from fleet.config import FleetConfig
 from fleet.control.client import FleetClient
@@ -23,9 +20,9 @@ from fleet.drafts.capture.pool import prepare
 from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
 from fleet.drafts.trainer.engine import CHECKPOINTS
 from fleet.drafts.trainer.state import TrainedSamples, read_samples
+from fleet.lab.faults.client_threads import ClientThreads
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.report.tables import table_of, titled
 from fleet.processing import Message, TextPart, load_frontend
 
 MOST_CAPTURES = 900
@@ -35,8 +32,8 @@ ENDS_S = 60.0
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`failed`: by the error's code. `windows`: in the last checkpoint. `wrong`: what fails the
-    run.
+    """`failed`: number of failures by error code. `windows`: number of windows in the last
+    checkpoint. `wrong`: a line for each mistake, which fails the run.
     """
 
     acknowledged: int
@@ -46,39 +43,33 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaptureLoad:
-    """Clients that capture one answer after another, as many as the deployment allows at one time;
-    none without a trainer.
+    """Clients that capture the hidden states of one answer after another, as many clients as the
+    deployment allows. Does nothing without a trainer.
     """
 
     def __init__(self, redis_url: str, config: FleetConfig, seed: int) -> None:
-        self._redis_url, self._config, self._seed = redis_url, config, seed
+        self._redis_url = redis_url
+        self._config = config
+        self._seed = seed
+        self._threads = ClientThreads()
         self._acknowledged: list[str] = []
         self._failed: Counter[str] = Counter()
-        self._finishing = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
         self._checkpoint = ""
         self._error: Exception | None = None
         self._num_begun = 0
-        self._step: Callable[[], None] = lambda: None
 
-    @contextmanager
-    def running(self, step: Callable[[], None]) -> Iterator[None]:
+    def running(self, step: Callable[[], None]) -> AbstractContextManager[None]:
         """Capture during the block. `step` is called after each capture."""
-        self._step = step
-        if self._config.training.enabled:
-            self._thread.start()
-        try:
-            yield
-        finally:
-            self._finishing.set()
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._capture_all())
-        except Exception as error:  # raised by `finish`, in the thread of the run
-            self._error = error
+        def run(_: int) -> None:
+            try:
+                asyncio.run(self._capture_all(step))
+            except Exception as error:  # raised by `finish`, in the thread of the run
+                self._error = error
 
-    async def _capture_all(self) -> None:
+        return self._threads.running(int(self._config.training.enabled), run)
+
+    async def _capture_all(self, step: Callable[[], None]) -> None:
         config = self._config
         frontend = load_frontend(
             config.graph_declaration().frontend, Path(config.checkpoint), config.limits
@@ -89,42 +80,35 @@ class CaptureLoad:
 
         def sample() -> AnsweredPrompt:
             text = f"{rng.randrange(10**6)} {rng.choice(PROMPTS)}"
-            spec = prepare(
-                (Message(role="user", content=TextPart(text=text, where="messages")),),
-                config,
-                frontend,
-            )
+            message = Message(role="user", content=TextPart(text=text, where="messages"))
+            spec = prepare((message,), config, frontend)
             return AnsweredPrompt(spec=spec, answer=spec.prompt_ids[-MOST_ANSWER_IDS:])
 
+        async def capture_some() -> None:
+            while not self._threads.finishing.is_set() and self._num_begun < MOST_CAPTURES:
+                self._num_begun += 1
+                try:
+                    self._acknowledged.append((await source.capture(sample())).request)
+                except FleetError as error:
+                    self._failed[error.code] += 1
+                step()
+
         try:
-            await asyncio.gather(
-                *(self._capture_some(source, sample) for _ in range(config.training.max_in_flight))
-            )
+            await asyncio.gather(*(capture_some() for _ in range(config.training.max_in_flight)))
             self._checkpoint = (await client.training.state()).checkpoint
         finally:
             await client.stop()
 
-    async def _capture_some(
-        self, source: CaptureSource, sample: Callable[[], AnsweredPrompt]
-    ) -> None:
-        while not self._finishing.is_set() and self._num_begun < MOST_CAPTURES:
-            self._num_begun += 1
-            try:
-                self._acknowledged.append((await source.capture(sample())).request)
-            except FleetError as error:
-                self._failed[error.code] += 1
-            self._step()
-
     def finish(self) -> CaptureReport | None:
-        """Wait for the last captures, and read the last checkpoint. None without a trainer. Raises:
-        the error of a client.
+        """Wait for the last captures, and read the last checkpoint; return None without a trainer.
+        Raises: the error of a client.
         """
         if not self._config.training.enabled:
             return None
-        self._thread.join(ENDS_S)
+        self._threads.join(ENDS_S)
         if self._error is not None:
             raise self._error
-        if self._thread.is_alive():
+        if self._threads.is_alive():
             raise ChaosError(f"captures did not end within {ENDS_S:g} s after the last fault")
         samples = TrainedSamples()
         if self._checkpoint:
@@ -138,39 +122,24 @@ class CaptureLoad:
 
 
 def wrong_samples(acknowledged: list[str], samples: TrainedSamples) -> list[str]:
-    """Return what is wrong with the samples of the last checkpoint, a line each."""
-    contained, new = (
-        Counter(samples.contained),
-        Counter(each for window in samples.windows for each in window),
-    )
-    counted = Counter(acknowledged)
-    lost = [
-        f"capture {each} was acknowledged, but the last checkpoint lacks it"
-        for each in acknowledged
-        if not contained[each]
+    """Return a line for each mistake in the samples of the last checkpoint."""
+    contained = set(samples.contained)
+    new = Counter(each for window in samples.windows for each in window)
+    return [
+        *(
+            f"capture {each} was acknowledged, but the last checkpoint lacks it"
+            for each in acknowledged
+            if each not in contained
+        ),
+        *(
+            f"capture {each} was a new sample of {count} windows"
+            for each, count in new.items()
+            if count > 1
+        ),
+        *(
+            f"capture {each} was acknowledged {count} times"
+            for each, count in Counter(acknowledged).items()
+            if count > 1
+        ),
+        *(["no capture was acknowledged"] if not acknowledged else []),
     ]
-    twice = [
-        f"capture {each} was a new sample of {count} windows"
-        for each, count in new.items()
-        if count > 1
-    ]
-    again = [
-        f"capture {each} was acknowledged {count} times"
-        for each, count in counted.items()
-        if count > 1
-    ]
-    none = ["no capture was acknowledged"] if not acknowledged else []
-    return [*lost, *twice, *again, *none]
-
-
-def captures_table(report: CaptureReport) -> Group:
-    table = table_of("", "count")
-    rows = (
-        ("acknowledged", report.acknowledged),
-        *((f"lost: {code}", count) for code, count in report.failed.items()),
-        ("windows in the last checkpoint", report.windows),
-        ("wrong", len(report.wrong)),
-    )
-    for name, count in rows:
-        table.add_row(name, str(count))
-    return titled("captures for the trainer under faults", table)

@@ -1,8 +1,7 @@
-"""A client that survives the loss of its gateway: it resumes its answer at another one by
+"""A client that survives the loss of its gateway: it resumes its answer at another gateway by
 `Last-Event-ID`.
 
-It uses nothing that another client of the API could not use: addresses, response headers and event
-ids.
+The client needs only what every client of the API has: addresses, response headers and event ids.
 """
 
 import itertools
@@ -19,7 +18,9 @@ from fleet.lab.client.transport import TIMEOUT_S, OpenResponse
 UNREACHABLE_S = 30.0
 """Time without a gateway that serves after which a client gives up."""
 NOT_FOUND, UNAVAILABLE = 404, 503
-"""Status of a gateway that serves later, for example once Redis does; it says when."""
+"""Status for an unknown request, and for a gateway that serves later, for example once Redis does;
+the response says when.
+"""
 RETRY_S, MAX_RETRY_S = 0.1, 2.0
 """Pause before the next try, and the longest one that a gateway may ask for."""
 BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
@@ -29,9 +30,9 @@ BLANK, ID, STOPPING = b"\n\n", b"id: ", b'"code":"gateway_stopping"'
 class ResumableStream:
     """The stream of one answer, over however many connections.
 
-    `gateway_changes`: gateways lost during the answer. `refusals`: those with `UNAVAILABLE`, each
-    tried again. `silent`: connections that timed out; they are closed only once another gateway has
-    the answer, since closing one cancels the request.
+    `gateway_changes`: number of gateways lost during the answer. `refusals`: number of refusals
+    with `UNAVAILABLE`, each tried again. `silent`: connections that timed out, which are closed
+    only once another gateway has the answer, since a close cancels the request.
     Units: `sent_s`, and `reached_s` when a gateway last sent something, on `time.perf_counter`;
     pieces count from `sent_s`.
     """
@@ -98,8 +99,8 @@ class Gateways:
     def receive(
         self, body: bytes, is_cancelled: Callable[[], bool], request_id: str = ""
     ) -> ResumableStream:
-        """Request an answer, or take that of `request_id` from its beginning, and receive it to its
-        end.
+        """Request an answer, or the answer to `request_id` once more from its beginning, and
+        receive it to its end.
 
         Raises: ApiError in one line: refused, or no gateway can be reached.
         """

@@ -19,14 +19,14 @@ from fleet.lab.faults.processes import ExtraProcesses, find_processes, listening
 from fleet.lab.faults.recovery import Recovery
 from fleet.lab.faults.redis_faults import RedisFaults
 from fleet.lab.faults.save_clock import SaveClock
-from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, LABELS, REDIS, Fault, FaultKind, Moment
+from fleet.lab.faults.schedule import CONDUCTOR, GATEWAY, REDIS, SIGNALS, Fault, FaultKind, Moment
 from fleet.lab.faults.watch import FleetWatch, Member
 
 RECOVERY_TIMEOUT_S = 300.0
 """A machine whose cores are all busy needs minutes to load a worker."""
 TAKEN_OVER_S = 0.5
-"""Time for which a frozen process stays frozen after its lease has lapsed, so that others own its
-tasks when it resumes.
+"""Time for which a frozen process stays frozen after its lease has lapsed, so that other workers
+own its tasks when it resumes.
 """
 CLIENTS_RESUME_S = 15.0
 """Time for the clients of a frozen gateway to resume at another."""
@@ -37,14 +37,14 @@ POLL_S, CHOOSE_POLL_S = 0.1, 0.01
 
 
 class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault. `requests`: those of whose tasks the target owned one; among conductors the target
-    is the leader.
+    """A fault and its effect. `target`: id of the worker, of the gateway or of the leading
+    conductor. `requests`: ids of the requests with a task on the target.
 
-    `moment`: that for which it waited; `in_moment`: that hand-off was unconfirmed, or that save
-    under way, when the signal was sent.
+    `moment`: event for which the fault waited; `in_moment`: whether that event, an unconfirmed
+    hand-off or a save, was still under way when the signal was sent.
     Units: seconds since the phase began; `until_s`: when a stopped process was resumed or Redis was
     repaired, else `at_s`.
-    `recovered_s`: time until the fleet was complete again, None if it was not within
+    `recovered_s`: time until the fleet was complete again, None if that took longer than
     `RECOVERY_TIMEOUT_S`.
     """
 
@@ -61,12 +61,21 @@ class InjectedFault(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signal(self) -> str:
-        return LABELS[self.kind]
+        """Name of the fault in reports: its signal, or its kind for a fault in Redis."""
+        return SIGNALS.get(self.kind, self.kind.value)
+
+    @property
+    def outcome(self) -> str:
+        if self.recovered_s is None:
+            return "not recovered"
+        return f"recovered after {self.recovered_s:.1f} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _FaultTarget:
-    """`is_open`: returns True while the moment lasts for which the fault waited."""
+    """A process to disturb. `is_open`: returns True while the moment lasts for which the fault
+    waited.
+    """
 
     member: Member
     process: psutil.Process
@@ -93,15 +102,13 @@ class FaultInjector:
         watch: FleetWatch,
         event_log: EventLog,
         extras: ExtraProcesses,
-        redis_faults: RedisFaults | None = None,
-        saves: SaveClock | None = None,
+        redis_faults: RedisFaults | None,
+        saves: SaveClock,
     ) -> None:
-        self._watch, self._event_log, self._extras, self._redis_faults = (
-            watch,
-            event_log,
-            extras,
-            redis_faults,
-        )
+        self._watch = watch
+        self._event_log = event_log
+        self._extras = extras
+        self._redis_faults = redis_faults
         self._saves = saves
         self._now_s: Callable[[], float] = time.perf_counter
         self._pause = threading.Event()
@@ -119,9 +126,8 @@ class FaultInjector:
         injected: list[InjectedFault] = []
         for fault in faults:
             self._pause.wait(fault.pause_s)
-            injected.append(
-                self._inject_in_redis(fault) if fault.role == REDIS else self._inject(fault)
-            )
+            inject = self._inject_in_redis if fault.role == REDIS else self._inject
+            injected.append(inject(fault))
             report(injected[-1])
             if injected[-1].recovered_s is None:
                 break
@@ -136,7 +142,6 @@ class FaultInjector:
         target, at_s = f"redis at port {self._redis_faults.servers.primary.port}", self._now_s()
         self._redis_faults.inject(fault)
         until_s = self._now_s()
-        recovered_s = self._now_s() - at_s if self.wait_until_complete() else None
         return InjectedFault(
             role=REDIS,
             kind=fault.kind,
@@ -144,7 +149,7 @@ class FaultInjector:
             requests=(),
             at_s=at_s,
             until_s=until_s,
-            recovered_s=recovered_s,
+            recovered_s=self._now_s() - at_s if self.wait_until_complete() else None,
         )
 
     def _inject(self, fault: Fault) -> InjectedFault:
@@ -152,28 +157,17 @@ class FaultInjector:
         member, process = target.member, target.process
         replacement = _command(fault.role, process)
         fault_us, at_s = self._event_log.now_us(), self._now_s()
-        match fault.kind:
-            case FaultKind.KILL:
-                process.kill()
-            case FaultKind.TERM:
-                process.terminate()
-            case FaultKind.STOP:
-                process.suspend()
-            case _:
-                raise AssertionError(f"{fault.kind} is no fault in a process")
+        process.send_signal(signal.Signals[SIGNALS[fault.kind]])
         in_moment = target.is_open()
         if fault.kind is FaultKind.STOP:
             in_time = self._resume(process, member)
+            until_s = self._now_s()
         else:
             in_time = self._wait(lambda: _has_ended(process))
-        until_s = self._now_s() if fault.kind is FaultKind.STOP else at_s
+            until_s = at_s
         if fault.kind is FaultKind.TERM:
             self._extras.start(replacement)
-        complete = (
-            in_time
-            and self._wait(lambda: not self._watch.is_registered(member))
-            and self.wait_until_complete()
-        )
+        complete = in_time and self._wait_until_gone(member) and self.wait_until_complete()
         recovered_s = self._now_s() - at_s if complete else None
         registered = "" if fault.role == GATEWAY else fault.role
         recovery = self._event_log.recovery_since(fault_us, member.id, registered)
@@ -193,47 +187,33 @@ class FaultInjector:
         )
 
     def _at_moment(self, fault: Fault) -> _FaultTarget | None:
-        """Wait for the moment of a fault; return the role's process, or None if there is none in
-        time or its worker has ended.
+        """Wait for the moment of a fault; return the role's process, or None if the moment does not
+        come in time or its worker has ended.
         """
-        match fault.moment:
-            case Moment.HAND_OFF:
-                return self._in_hand_off(fault.role)
-            case Moment.SAVE:
-                return self._in_save(fault)
-            case Moment.ANY:
-                return None
+        stage = StageName(fault.role.partition(".")[0])
+        if fault.moment is Moment.HAND_OFF:
+            return self._in_hand_off(stage, from_source=self._watch.hands_off(fault.role))
+        return self._in_save(stage, fault) if fault.moment is Moment.SAVE else None
 
-    def _in_hand_off(self, role: str) -> _FaultTarget | None:
+    def _in_hand_off(self, stage: StageName, *, from_source: bool) -> _FaultTarget | None:
         """Return the role's side of the next hand-off."""
-        stage = StageName(role.partition(".")[0])
-        from_source = self._watch.hands_off(role)
         hand_off = self._event_log.next_hand_off(
             stage, from_source=from_source, timeout_s=MOMENT_TIMEOUT_S
         )
-        return (
-            None
-            if hand_off is None
-            else _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
-        )
+        if hand_off is None:
+            return None
+        return _FaultTarget.of(hand_off.worker, lambda: self._event_log.is_open(hand_off))
 
-    def _in_save(self, fault: Fault) -> _FaultTarget | None:
-        """Return the worker whose rows the next save copies, or one of the span workers that have a
-        part of them.
+    def _in_save(self, stage: StageName, fault: Fault) -> _FaultTarget | None:
+        """Return the worker whose KV blocks the next save copies, or a span worker with a part of
+        them.
         """
-        assert self._saves is not None, (
-            "a run whose faults wait for saves has conversations that are saved"
-        )
-        saves = self._saves
-        save = saves.next_save(
-            fault.role.partition(".")[0], share=fault.severity, timeout_s=MOMENT_TIMEOUT_S
-        )
+        save = self._saves.next_save(stage, share=fault.severity, timeout_s=MOMENT_TIMEOUT_S)
         workers = [] if save is None else save.workers_of(fault.role)
         if save is None or not workers:
             return None
-        return _FaultTarget.of(
-            workers[int(fault.severity * 1000) % len(workers)], lambda: saves.is_open(save)
-        )
+        worker = workers[int(fault.severity * 1000) % len(workers)]
+        return _FaultTarget.of(worker, lambda: self._saves.is_open(save))
 
     def _busiest(self, role: str) -> _FaultTarget:
         """Return the process with most tasks, after a short wait for one that has any.
@@ -257,11 +237,11 @@ class FaultInjector:
             self._pause.wait(CHOOSE_POLL_S)
 
     def _resume(self, process: psutil.Process, member: Member) -> bool:
-        """Resume a frozen process once others own its tasks and, for a gateway, its clients have
-        resumed at another.
+        """Resume a frozen process once other workers own its tasks and, for a gateway, its clients
+        have resumed at another.
         """
         try:
-            lapsed = self._wait(lambda: not self._watch.is_registered(member))
+            lapsed = self._wait_until_gone(member)
             self._pause.wait(TAKEN_OVER_S)
             if member.role == GATEWAY:
                 self._wait(lambda: not self._watch.has_unassigned_consumers(), CLIENTS_RESUME_S)
@@ -269,6 +249,9 @@ class FaultInjector:
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
+
+    def _wait_until_gone(self, member: Member) -> bool:
+        return self._wait(lambda: not self._watch.is_registered(member))
 
     def _wait(self, reached: Callable[[], bool], timeout_s: float = RECOVERY_TIMEOUT_S) -> bool:
         deadline_s = self._now_s() + timeout_s

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 from fleet.config import FleetConfig
@@ -11,6 +12,7 @@ from fleet.graphs.training import TRAINER
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.schedule import (
     CONDUCTOR,
+    FORGETTING_KINDS,
     GATEWAY,
     KINDS,
     REDIS,
@@ -34,66 +36,41 @@ VOICE_TOKENS, VOICE_FRAMES = 24, 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosOptions:
-    """The options as typed; None and "" stand for their defaults."""
-
-    config: Path | None
-    overrides: tuple[str, ...]
-    seed: int
-    requests: int
-    concurrency: int
-    kills: int | None
-    kills_per_role: int | None
-    roles: str
-    how: str
-    spacing_s: float
-    voice: int
-    saves: int | None
-    json: Path | None
-    png: Path | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SoakOptions:
-    """The options of `--soak`. `requests` are sent evenly over `minutes`; `check`: exit with 1 if
-    the soak fails.
+    """The options as typed; None and "" stand for their defaults. With `soak`, a number of
+    requests, the fleet is loaded evenly over `minutes` instead, and `check` makes a failed soak
+    exit with 1.
     """
 
-    config: Path | None
-    overrides: tuple[str, ...]
+    config: Path | None = None
+    overrides: tuple[str, ...] = ()
     seed: int
     requests: int
-    minutes: float
     concurrency: int
-    check: bool
-    json: Path | None
-    png: Path | None
-
-    def __post_init__(self) -> None:
-        if self.requests < MIN_SOAK_REQUESTS:
-            raise ChaosError(
-                f"--soak {self.requests}: give at least {MIN_SOAK_REQUESTS} requests",
-                param="--soak",
-            )
-        if not 0 < self.minutes < float("inf"):
-            raise ChaosError(
-                f"--minutes {self.minutes:g}: give minutes, more than 0", param="--minutes"
-            )
-        if self.concurrency < 1:
-            raise ChaosError(
-                f"--concurrency {self.concurrency}: give a whole number of at least 1",
-                param="--concurrency",
-            )
+    kills: int | None = None
+    kills_per_role: int | None = None
+    roles: str = ""
+    how: str = ""
+    spacing_s: float
+    voice: int = 0
+    saves: int | None = None
+    soak: int | None = None
+    minutes: float = 0.0
+    check: bool = False
+    json: Path | None = None
+    png: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosPlan:
-    """The checked options, with those of chaos among their overrides, and what follows from them
+    """The checked options, with the overrides of chaos added, and what follows from them
     for a deployment.
 
-    Invariants: `roles` are those of the deployment, the conductor or the gateway, each once;
-    `kinds` are those of faults in processes of these roles, `redis_kinds` the others, each once.
-    `moments`: that for which every other fault in a role waits. `num_faults`, `num_redis_faults`:
-    of these kinds. `num_saved`: conversations that are saved, at each of `saved_stages`.
+    Invariants: `roles` are roles of the deployment, the conductor or the gateway, each once;
+    `kinds` are kinds of faults in processes of these roles, `redis_kinds` kinds of faults in Redis,
+    each once.
+    `moments`: moment by role, for which every other fault in the role waits. `num_faults`,
+    `num_redis_faults`: numbers of faults in processes and in Redis. `num_saved`: number of
+    conversations that are saved, at each of `saved_stages`.
     """
 
     options: ChaosOptions
@@ -112,39 +89,29 @@ class ChaosPlan:
 
     @property
     def has_second_gateway(self) -> bool:
-        """A fault in a gateway, or in its connection to Redis, needs another one at which clients
-        continue.
+        """Return True for faults in a gateway, or in its connection to Redis: clients continue at
+        another gateway.
         """
         return bool(self.kinds and GATEWAY in self.roles) or FaultKind.PARTITION in self.redis_kinds
 
     @property
     def has_silent_gateways(self) -> bool:
         """Return True if a gateway may send nothing without breaking its connections."""
-        return (
-            bool(FaultKind.STOP in self.kinds and GATEWAY in self.roles)
-            or FaultKind.PARTITION in self.redis_kinds
+        return FaultKind.PARTITION in self.redis_kinds or (
+            FaultKind.STOP in self.kinds and GATEWAY in self.roles
         )
 
     @property
     def may_forget(self) -> bool:
-        """Return True if Redis may lose ended requests, or delete their audio early for lack of
-        memory.
-        """
-        return any(
-            kind in self.redis_kinds for kind in (FaultKind.OOM, FaultKind.TAIL, FaultKind.FAILOVER)
-        )
+        """Return True if Redis may lose ended requests, or delete their audio early."""
+        return not FORGETTING_KINDS.isdisjoint(self.redis_kinds)
 
     def schedule(self) -> list[Fault]:
-        """Draw the faults from the seed."""
+        """Generate the faults from the seed."""
         seed, spacing_s = self.options.seed, self.options.spacing_s
-        in_processes = (
-            draw_faults(seed, self.num_faults, self.roles, self.kinds, spacing_s, self.moments)
-            if self.kinds
-            else []
-        )
         return mix(
             seed,
-            in_processes,
+            draw_faults(seed, self.num_faults, self.roles, self.kinds, spacing_s, self.moments),
             draw_redis_faults(seed, self.num_redis_faults, self.redis_kinds, spacing_s),
         )
 
@@ -152,43 +119,61 @@ class ChaosPlan:
 def chaos_overrides(
     config: FleetConfig, overrides: Sequence[str], *, voice: bool = False
 ) -> tuple[str, ...]:
-    """Put the overrides of chaos before those of the user, which win.
+    """Put the overrides of chaos before the user's, which win.
 
-    `voice`: those of voice sessions too: short answers, and their audio as it is in the log.
+    `voice`: whether to add overrides for voice sessions: short answers, and audio as it is in the
+    log.
     """
-    replicas = (f"stages.{key}.replicas={DEFAULT_REPLICAS}" for key in _replica_keys(config))
-    training = TRAINING if config.training.enabled else ()
     return (
         "numerics=invariant",
-        *replicas,
-        *training,
+        *(f"stages.{key}.replicas={DEFAULT_REPLICAS}" for key in _replica_keys(config)),
+        *(TRAINING if config.training.enabled else ()),
         *(_voice_overrides(config) if voice else ()),
         *overrides,
     )
 
 
 def _voice_overrides(config: FleetConfig) -> tuple[str, ...]:
-    sampled = (stage for stage in config.graph_declaration().stages if stage.default_sampling)
-    rows = ((stage.name, VOICE_TOKENS if stage.main else VOICE_FRAMES) for stage in sampled)
+    lengths = {
+        stage.name: VOICE_TOKENS if stage.main else VOICE_FRAMES
+        for stage in config.graph_declaration().stages
+        if stage.default_sampling
+    }
     return (
         "web.max_leading_silence_ms=null",
-        *(f"stages.{name}.sampling.max_tokens={count}" for name, count in rows),
+        *(f"stages.{name}.sampling.max_tokens={length}" for name, length in lengths.items()),
     )
 
 
 def _replica_keys(config: FleetConfig) -> list[str]:
-    """Return where a deployment counts its workers: of a stage, or of each half of a split one.
-    Span workers follow from it.
+    """Return the keys with worker counts: of a stage, or of each half of a split one. The number of
+    span workers follows from the stage's.
     """
-    roles = [role for role in config.roles() if not role.hosts_spans]
     return [
         str(role.name).replace(".", ".split.") if _is_half(config, role) else str(role.name)
-        for role in roles
+        for role in config.roles()
+        if not role.hosts_spans
     ]
 
 
 def _is_half(config: FleetConfig, role: Role) -> bool:
     return config.stage(role.stage).split is not None
+
+
+def check_soak(options: ChaosOptions) -> None:
+    """Check the options of a soak. Raises: ChaosError, BadInput naming the option and the fix."""
+    check_report_folders(json=options.json, png=options.png)
+    soak, minutes = options.soak or 0, options.minutes
+    _require(
+        soak >= MIN_SOAK_REQUESTS, "--soak", soak, f"give at least {MIN_SOAK_REQUESTS} requests"
+    )
+    _require(
+        isfinite(minutes) and minutes > 0,
+        "--minutes",
+        f"{minutes:g}",
+        "give minutes, more than 0",
+    )
+    _require_positive("--concurrency", options.concurrency)
 
 
 def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
@@ -198,10 +183,13 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
     roles = _parse_list(
         "--roles", options.roles, [*(str(role.name) for role in config.roles()), CONDUCTOR, GATEWAY]
     )
-    kinds, redis_kinds = _parse_kinds(options.how)
+    chosen = _parse_list("--how", options.how, [*FaultKind, REDIS]) if options.how else KINDS
+    kinds = tuple(kind for kind in KINDS if kind in chosen)
+    redis_kinds = tuple(kind for kind in REDIS_KINDS if kind in chosen or REDIS in chosen)
     num_faults, num_redis_faults = _count_faults(options, len(roles), len(kinds), len(redis_kinds))
-    saved_stages = _saved_stages(config)
-    num_saved = _count_saved(options, config, saved_stages)
+    savable = _savable_stages(config)
+    num_saved = _count_saved(options, config, savable)
+    saved_stages = savable if num_saved else ()
     return ChaosPlan(
         options=replace(
             options, overrides=chaos_overrides(config, options.overrides, voice=options.voice > 0)
@@ -209,11 +197,11 @@ def make_plan(options: ChaosOptions, config: FleetConfig) -> ChaosPlan:
         num_faults=num_faults,
         num_redis_faults=num_redis_faults,
         roles=roles,
-        moments=_moments(config, roles, saved_stages if num_saved else ()),
+        moments=_moments(config, roles, saved_stages),
         kinds=kinds,
         redis_kinds=redis_kinds,
         num_saved=num_saved,
-        saved_stages=saved_stages if num_saved else (),
+        saved_stages=saved_stages,
     )
 
 
@@ -225,15 +213,16 @@ def _moments(
     return halves | {str(role.name): Moment.SAVE for role in own if role.stage in saved_stages}
 
 
-def _saved_stages(config: FleetConfig) -> tuple[str, ...]:
-    """Return the stages of which conversations can be saved: of the divided ones, if there are
+def _savable_stages(config: FleetConfig) -> tuple[str, ...]:
+    """Return the stages whose conversations can be saved: only the divided ones, if there are
     any.
     """
-    caching = [stage.name for stage in config.graph_declaration().stages if stage.default_sampling]
     able = [
-        name
-        for name in caching
-        if config.stage(name).split is None and config.engine_of(name) == "torch"
+        stage.name
+        for stage in config.graph_declaration().stages
+        if stage.default_sampling
+        and config.stage(stage.name).split is None
+        and config.engine_of(stage.name) == "torch"
     ]
     return tuple([name for name in able if _is_divided(config, name)] or able)
 
@@ -250,40 +239,23 @@ def _count_saved(options: ChaosOptions, config: FleetConfig, stages: Sequence[st
         and config.lease.prefix_cache_s > 0
     )
     if options.saves is None:
-        return (
-            DEFAULT_SAVES
-            if keeps and any(_is_divided(config, StageName(stage)) for stage in stages)
-            else 0
-        )
-    if options.saves and not keeps:
-        raise ChaosError(
-            f"--saves {options.saves}: no stage of this fleet has conversations that can be "
-            "saved; that needs a stage without "
-            "split on the engine torch, lease.prefix_cache_s and limits.max_cached_conversations",
-            param="--saves",
-        )
-    return options.saves
-
-
-def _parse_kinds(how: str) -> tuple[tuple[FaultKind, ...], tuple[FaultKind, ...]]:
-    """Return the kinds of faults in processes, and those in Redis; only the former for an empty
-    text.
-    """
-    names = _parse_list("--how", how, [*FaultKind, REDIS]) if how else tuple(KINDS)
-    chosen = [
-        *(kind for kind in FaultKind if kind in names),
-        *(REDIS_KINDS if REDIS in names else ()),
-    ]
-    return tuple(kind for kind in KINDS if kind in chosen), tuple(
-        kind for kind in REDIS_KINDS if kind in chosen
+        divided = any(_is_divided(config, StageName(stage)) for stage in stages)
+        return DEFAULT_SAVES if keeps and divided else 0
+    _require(
+        keeps or not options.saves,
+        "--saves",
+        options.saves,
+        "no stage of this fleet has conversations that can be saved; that needs a stage without "
+        "split on the engine torch, lease.prefix_cache_s and limits.max_cached_conversations",
     )
+    return options.saves
 
 
 def _count_faults(
     options: ChaosOptions, num_roles: int, num_kinds: int, num_redis_kinds: int
 ) -> tuple[int, int]:
-    """Return the numbers of faults in processes and in Redis: --kills in all, or so many per role
-    and per kind of Redis's.
+    """Return the numbers of faults in processes and in Redis: --kills in all, or --kills-per-role
+    for each role and for each kind of faults in Redis.
     """
     in_processes = num_roles * num_kinds
     if options.kills:
@@ -293,34 +265,36 @@ def _count_faults(
     return num_roles * per_role, num_redis_kinds * (options.kills_per_role or 1)
 
 
+def _require(valid: bool, option: str, value: object, advice: str) -> None:
+    if not valid:
+        raise ChaosError(f"{option} {value}: {advice}", param=option)
+
+
+def _require_positive(option: str, value: int | None) -> None:
+    _require(value is None or value >= 1, option, value, "give a whole number of at least 1")
+
+
 def _check_numbers(options: ChaosOptions, config: FleetConfig) -> None:
-    counts = {
-        "--requests": options.requests,
-        "--concurrency": options.concurrency,
-        "--kills": options.kills,
-    }
-    for name, value in (counts | {"--kills-per-role": options.kills_per_role}).items():
-        if value is not None and value < 1:
-            raise ChaosError(f"{name} {value}: give a whole number of at least 1", param=name)
-    if options.saves is not None and options.saves < 0:
-        raise ChaosError(
-            f"--saves {options.saves}: give a number of conversations, 0 or more", param="--saves"
-        )
-    if options.voice < 0:
-        raise ChaosError(
-            f"--voice {options.voice}: give a number of voice sessions, 0 or more", param="--voice"
-        )
-    if not 0 <= options.spacing_s < float("inf"):
-        raise ChaosError(
-            f"--spacing {options.spacing_s:g}: give seconds, 0 or more", param="--spacing"
-        )
-    if options.concurrency > config.limits.max_requests:
-        raise ChaosError(
-            f"--concurrency {options.concurrency}: this fleet admits "
-            f"{config.limits.max_requests} requests at a time; "
-            f"add --set limits.max_requests={options.concurrency}",
-            param="--concurrency",
-        )
+    _require_positive("--requests", options.requests)
+    _require_positive("--concurrency", options.concurrency)
+    _require_positive("--kills", options.kills)
+    _require_positive("--kills-per-role", options.kills_per_role)
+    saves, voice, spacing_s = options.saves or 0, options.voice, options.spacing_s
+    _require(saves >= 0, "--saves", saves, "give a number of conversations, 0 or more")
+    _require(voice >= 0, "--voice", voice, "give a number of voice sessions, 0 or more")
+    _require(
+        isfinite(spacing_s) and spacing_s >= 0,
+        "--spacing",
+        f"{spacing_s:g}",
+        "give seconds, 0 or more",
+    )
+    _require(
+        options.concurrency <= config.limits.max_requests,
+        "--concurrency",
+        options.concurrency,
+        f"this fleet admits {config.limits.max_requests} requests at a time; "
+        f"add --set limits.max_requests={options.concurrency}",
+    )
     if options.kills is not None and options.kills_per_role is not None:
         raise ChaosError(
             "--kills-per-role sets the number of faults; leave out --kills",
@@ -330,20 +304,11 @@ def _check_numbers(options: ChaosOptions, config: FleetConfig) -> None:
 
 def _parse_list(option: str, text: str, known: Sequence[str]) -> tuple[str, ...]:
     """Parse a list with commas, each name once; all of `known` for an empty text."""
-    names = (
-        tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-        if text
-        else tuple(known)
-    )
+    if not text:
+        return tuple(known)
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    choice = f"use one or more of {', '.join(known)}"
     for name in names:
-        if name not in known:
-            raise ChaosError(
-                f"{option} {text}: {name!r} is unknown; use one or more of {', '.join(known)}",
-                param=option,
-            )
-    if not names:
-        raise ChaosError(
-            f"{option} {text!r}: the list is empty; use one or more of {', '.join(known)}",
-            param=option,
-        )
+        _require(name in known, option, text, f"{name!r} is unknown; {choice}")
+    _require(bool(names), option, repr(text), f"the list is empty; {choice}")
     return names

@@ -68,8 +68,8 @@ class ExtraProcesses:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(self, arguments: Sequence[str], redis_url: str | None = None) -> None:
-        """Start a command. `redis_url`: its own address of Redis, also of a later one with the same
-        arguments.
+        """Start a command. `redis_url`: address of Redis for this command, and for later commands
+        with the same arguments.
         """
         url = self._redis_urls.get(tuple(arguments), redis_url)
         if url is not None:

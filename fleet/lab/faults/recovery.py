@@ -25,12 +25,12 @@ up`, or `--keep`.
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """`detected`: a key of `DETECTED_BY`, "" if the target was not registered. `requests`: those
-    whose tasks the target lost.
+    """Recovery from a fault. `detected`: a key of `DETECTED_BY`, "" if the target was not
+    registered. `requests`: ids of the requests whose tasks the target lost.
 
-    Units: seconds after the fault. `fenced_s`: its rights ended; `granted_s`, `claimed_s`: the last
-    of its tasks was granted and claimed again; `joined_s`: another worker of the role joined, or
-    itself again. None if it did not happen.
+    Units: seconds from the fault to an event, None if the event did not happen. `fenced_s`: the
+    target lost its rights; `granted_s`, `claimed_s`: the last of its tasks was granted and claimed
+    again; `joined_s`: a worker of the role joined.
     """
 
     detected: str = ""
@@ -42,8 +42,8 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def recovery_of(events: Sequence[TimedEvent], target: str, role: str, fault_us: int) -> Recovery:
-    """Extract the recovery from `events` since the fault, oldest first. `role`: as workers register
-    it, "" for a gateway.
+    """Extract the recovery from `events` since the fault, oldest first. `role`: role that the
+    target has registered, "" for a gateway.
     """
 
     def after_s(at_us: int | None) -> float | None:

@@ -1,16 +1,20 @@
 """Faults that happen to Redis, or to the connections to it, and their repair.
 
-| oom | `maxmemory` below what is used | | readonly | the server follows a primary that does not
-answer | | noreplicas | it waits for replicas that do not exist | | misconf | its log may not grow,
-as on a full disk | | tail | it is killed, and restarted without the end of its log: at most what
-`appendfsync everysec` may lose | | partition | one gateway alone reaches it no longer | | clock |
-its clock is set forward, and later back | | failover | it is killed, a sentinel promotes its
-replica, and it returns as the replica |
+* oom: `maxmemory` is below what is used
+* readonly: the server follows a primary that does not answer
+* noreplicas: the server waits for replicas that do not exist
+* misconf: the log of the server may not grow, as on a full disk
+* tail: the server is killed, and restarted without the end of its log: at most what
+  `appendfsync everysec` may lose
+* partition: a single gateway reaches the server no longer
+* clock: the clock of the server is set forward, and later back
+* failover: the server is killed, a sentinel promotes its replica, and it returns as the replica
 """
 
 import resource
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 
@@ -52,11 +56,18 @@ def check_available(kinds: tuple[FaultKind, ...]) -> None:
         )
 
 
-class RedisFaults:
-    """Injects and repairs faults of one run's servers. `relay`: the connection of one gateway, None
-    without partitions.
+@dataclass(frozen=True, slots=True)
+class HeldFault:
+    """A fault that is in effect for `hold_s` and `more_s`. `begin` is called with the severity."""
 
-    Each fault is a call that returns once the fault is repaired. `pause` waits for so many seconds.
+    begin: Callable[["RedisFaults", RedisServer, float], object]
+    end: Callable[["RedisFaults", RedisServer], object]
+    more_s: float = 0.0
+
+
+class RedisFaults:
+    """Injects and repairs faults of one run's servers. `relay`: connection of a gateway to Redis,
+    None without partitions. `hold_s`: duration of a fault. `pause`: waits for a number of seconds.
     """
 
     def __init__(
@@ -66,7 +77,15 @@ class RedisFaults:
         hold_s: float = HOLD_S,
         pause: Callable[[float], object] = lambda duration_s: threading.Event().wait(duration_s),
     ) -> None:
-        self.servers, self._relay, self._hold_s, self._pause = servers, relay, hold_s, pause
+        self.servers = servers
+        self._relay = relay
+        self._hold_s = hold_s
+        self._pause = pause
+
+    @property
+    def relay(self) -> Relay:
+        assert self._relay is not None, "started for partitions"
+        return self._relay
 
     @property
     def relayed_url(self) -> str | None:
@@ -75,43 +94,17 @@ class RedisFaults:
 
     def inject(self, fault: Fault) -> None:
         """Inject a fault, and repair it. Raises: ChaosError, redis's errors."""
-        faults: dict[FaultKind, Callable[[RedisServer, float], None]] = {
-            FaultKind.OOM: self._fill_memory,
-            FaultKind.READONLY: self._make_replica,
-            FaultKind.NOREPLICAS: self._require_replicas,
-            FaultKind.MISCONF: self._fill_disk,
-            FaultKind.TAIL: self._lose_tail,
-            FaultKind.PARTITION: self._cut_off_gateway,
-            FaultKind.CLOCK: self._set_clock,
-            FaultKind.FAILOVER: self._fail_over,
-        }
-        faults[fault.kind](self.servers.primary, fault.severity)
-
-    def _hold(self) -> None:
-        self._pause(self._hold_s)
-
-    def _fill_memory(self, server: RedisServer, severity: float) -> None:
-        used = int(server.admin.info("memory")["used_memory"])
-        server.admin.config_set("maxmemory", int(used * _between(USED_SHARE, 1 - severity)))
-        self._hold()
-        server.admin.config_set("maxmemory", 0)
-
-    def _make_replica(self, server: RedisServer, severity: float) -> None:
-        server.admin.replicaof("127.0.0.1", str(CLOSED_PORT))
-        self._hold()
-        server.admin.replicaof("NO", "ONE")
-
-    def _require_replicas(self, server: RedisServer, severity: float) -> None:
-        server.admin.config_set("min-replicas-to-write", TOO_MANY_REPLICAS)
-        self._hold()
-        server.admin.config_set("min-replicas-to-write", 0)
-
-    def _fill_disk(self, server: RedisServer, severity: float) -> None:
-        _, limit = server.log_file()
-        unlimited = resource.RLIM_INFINITY
-        server.process.rlimit(psutil.RLIMIT_FSIZE, (limit, unlimited))
-        self._hold()
-        server.process.rlimit(psutil.RLIMIT_FSIZE, (unlimited, unlimited))
+        server = self.servers.primary
+        if (held := HELD_FAULTS.get(fault.kind)) is not None:
+            held.begin(self, server, fault.severity)
+            self._pause(held.more_s + self._hold_s)
+            held.end(self, server)
+        elif fault.kind is FaultKind.TAIL:
+            self._lose_tail(server, fault.severity)
+        elif fault.kind is FaultKind.CLOCK:
+            self._set_clock(server, fault.severity)
+        else:
+            self.servers.fail_over()
 
     def _lose_tail(self, server: RedisServer, severity: float) -> None:
         former, before = server.log_file()
@@ -123,25 +116,50 @@ class RedisFaults:
             file.truncate(max(0, size - max(1, round(severity * written))))
         server.start()
 
-    def _cut_off_gateway(self, server: RedisServer, severity: float) -> None:
-        assert self._relay is not None, "started for partitions"
-        self._relay.hold()
-        self._pause(PARTITION_S + self._hold_s)
-        self._relay.release()
-
     def _set_clock(self, server: RedisServer, severity: float) -> None:
-        step_s = _between(CLOCK_STEP_S, severity)
-        for ahead_s in (step_s, 0.0):
+        for ahead_s in (_between(CLOCK_STEP_S, severity), 0.0):
             server.set_clock(ahead_s)
             wait_for(
                 lambda ahead_s=ahead_s: abs(server.clock_ahead_s() - ahead_s) < 0.5,
                 "the clock to be set",
             )
-            self._hold()
+            self._pause(self._hold_s)
 
-    def _fail_over(self, server: RedisServer, severity: float) -> None:
-        self.servers.fail_over()
+
+def _limit_memory(server: RedisServer, severity: float) -> None:
+    used = int(server.admin.info("memory")["used_memory"])
+    server.admin.config_set("maxmemory", int(used * _between(USED_SHARE, 1 - severity)))
+
+
+def _limit_file_size(server: RedisServer, limit: int) -> None:
+    server.process.rlimit(psutil.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 def _between(bounds: tuple[float, float], share: float) -> float:
     return bounds[0] + (bounds[1] - bounds[0]) * share
+
+
+HELD_FAULTS = {
+    FaultKind.OOM: HeldFault(
+        lambda _, server, severity: _limit_memory(server, severity),
+        lambda _, server: server.admin.config_set("maxmemory", 0),
+    ),
+    FaultKind.READONLY: HeldFault(
+        lambda _, server, __: server.admin.replicaof("127.0.0.1", str(CLOSED_PORT)),
+        lambda _, server: server.admin.replicaof("NO", "ONE"),
+    ),
+    FaultKind.NOREPLICAS: HeldFault(
+        lambda _, server, __: server.admin.config_set("min-replicas-to-write", TOO_MANY_REPLICAS),
+        lambda _, server: server.admin.config_set("min-replicas-to-write", 0),
+    ),
+    FaultKind.MISCONF: HeldFault(
+        lambda _, server, __: _limit_file_size(server, server.log_file()[1]),
+        lambda _, server: _limit_file_size(server, resource.RLIM_INFINITY),
+    ),
+    FaultKind.PARTITION: HeldFault(
+        lambda faults, _, __: faults.relay.hold(),
+        lambda faults, _: faults.relay.release(),
+        PARTITION_S,
+    ),
+}
+"""Faults that begin, last and are repaired with one call each."""

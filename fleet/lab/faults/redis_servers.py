@@ -65,8 +65,8 @@ def _holds(reached: Callable[[], bool]) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class RedisServer:
-    """One server on a port of its own; its data outlives `kill`. `clock`: libfaketime, to run on a
-    clock that can be set.
+    """A Redis server on a port of its own; its data outlives `kill`. `clock`: path of libfaketime,
+    for a server whose clock can be set.
     """
 
     folder: Path
@@ -136,7 +136,7 @@ class RedisServer:
         return self.folder / "clock"
 
     def set_clock(self, ahead_s: float) -> None:
-        """Set the server's clock so far ahead of the machine's, within a second."""
+        """Set the server's clock `ahead_s` ahead of the machine's, within a second."""
         temporary = self._clock_file.with_suffix(".new")
         temporary.write_text(f"{ahead_s:+.3f}\n")
         temporary.replace(self._clock_file)

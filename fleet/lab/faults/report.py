@@ -1,218 +1,100 @@
-"""The verdict: lost and different answers, leftovers; and the pauses, which are not judged.
-Measures nothing.
-"""
+"""The verdict on a run as tables on the terminal, and as a picture. Judges nothing."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
-import msgspec
 from rich.console import Console, Group
 
-from fleet.lab.faults.captures import CaptureReport, captures_table
+from fleet.lab.faults.answer import Difference, longest_gap_s
+from fleet.lab.faults.captures import CaptureReport
 from fleet.lab.faults.faults import InjectedFault
 from fleet.lab.faults.load import Outcome
-from fleet.lab.faults.pauses import (
-    FaultGroup,
-    Pauses,
-    by_detection,
-    by_kind,
-    is_open_during,
-    pauses_of,
-)
+from fleet.lab.faults.pauses import is_open_during
 from fleet.lab.faults.recovery import DETECTED_BY
-from fleet.lab.faults.requests import is_sampled
-from fleet.lab.faults.save_report import SaveReport, reason_lines, report_saves, saves_table
-from fleet.lab.faults.saves import SavedConversation
-from fleet.lab.faults.schedule import REDIS, SIGNALS, Moment
-from fleet.lab.faults.voice import ChaosSession
-from fleet.lab.faults.watch import Residue
-from fleet.lab.report.machine import Machine
+from fleet.lab.faults.save_report import SaveReport, reason_lines
+from fleet.lab.faults.schedule import REDIS, SIGNALS, FaultKind
+from fleet.lab.faults.verdict import INVARIANT, Verdict
+from fleet.lab.report.plot import Axes, saved_figure
 from fleet.lab.report.stats import Summary, summarise
 from fleet.lab.report.tables import NONE, table_of, titled
 
-INVARIANT = "invariant"
 SHOWN = 8
-
-
-class ChaosSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """The run's options and environment. `began`: local time, ISO 8601. `replicas`, `standby`:
-    workers by role.
-
-    `requests`: the number of different ones, each sent at least once under faults. `voice`: voice
-    sessions beside them.
-    """
-
-    began: str
-    command: tuple[str, ...]
-    machine: Machine
-    model: str
-    numerics: str
-    seed: int
-    requests: int
-    concurrency: int
-    replicas: dict[str, int]
-    standby: dict[str, int]
-    voice: int = 0
-
-
-class Verdict(ChaosSetup, frozen=True, kw_only=True):
-    """One run.
-
-    `open_requests`: those that were open when a signal was sent, or started while a process was
-    stopped. `faults_by_role`: counts by role and signal. `aimed`: faults that waited for a moment,
-    by its name; `in_moment`: those that hit it. `refusals`: answers with status 503, after each of
-    which the client tried again. `saves`: None without conversations that are saved; `captures`:
-    None without a trainer.
-    """
-
-    passed: bool
-    answered: int
-    answered_greedy: int
-    answered_sampled: int
-    gateway_changes: int
-    refusals: int
-    lost: tuple[Outcome, ...]
-    changed: tuple[Outcome, ...]
-    different: tuple[Outcome, ...]
-    open_requests: int
-    pauses_open: Pauses
-    pauses_undisturbed: Pauses
-    kinds: tuple[FaultGroup, ...]
-    detections: tuple[FaultGroup, ...]
-    faults_by_role: dict[str, dict[str, int]]
-    aimed: dict[str, int]
-    in_moment: dict[str, int]
-    faults: tuple[InjectedFault, ...]
-    faults_left: int
-    residue: Residue
-    sessions: tuple[ChaosSession, ...]
-    saves: SaveReport | None
-    conversations: tuple[SavedConversation, ...]
-    captures: CaptureReport | None
-    undisturbed: tuple[Outcome, ...]
-    disturbed: tuple[Outcome, ...]
-
-
-def judge(
-    setup: ChaosSetup,
-    undisturbed: Sequence[Outcome],
-    disturbed: Sequence[Outcome],
-    sessions: Sequence[ChaosSession],
-    faults: Sequence[InjectedFault],
-    num_faults: int,
-    residue: Residue,
-    conversations: Sequence[SavedConversation] = (),
-    captures: CaptureReport | None = None,
-) -> Verdict:
-    """A run passes if nothing is lost, changed, different or left over, and the fleet recovered
-    from every fault.
-
-    Differences count only with invariant numerics: else the undisturbed run has roundings of its
-    own.
-    """
-    lost = tuple(outcome for outcome in disturbed if outcome.lost)
-    changed = tuple(outcome for outcome in disturbed if outcome.changed)
-    different = tuple(outcome for outcome in disturbed if outcome.difference)
-    open_requests = [
-        outcome for outcome in disturbed if any(is_open_during(outcome, fault) for fault in faults)
-    ]
-    recovered = len(faults) == num_faults and all(fault.recovered_s is not None for fault in faults)
-    answered = [outcome for outcome in disturbed if not outcome.lost]
-    sampled = sum(is_sampled(outcome.request) for outcome in answered)
-    alone = {
-        role for role, count in setup.replicas.items() if count == 1 and not setup.standby.get(role)
-    }
-    turns = [turn for session in sessions for turn in session.turns]
-    spoken = not any(turn.lost or turn.different for turn in turns) and not any(
-        session.forgotten for session in sessions
-    )
-    saves = report_saves(conversations, faults)
-    saved = saves is None or not saves.wrong
-    captured = captures is None or not captures.wrong
-    complete = not lost and not changed and spoken and saved and captured and residue.is_empty
-    return Verdict(
-        passed=complete and recovered and not (different and setup.numerics == INVARIANT),
-        **msgspec.structs.asdict(setup),
-        answered=len(answered),
-        answered_greedy=len(answered) - sampled,
-        answered_sampled=sampled,
-        gateway_changes=sum(outcome.gateway_changes for outcome in disturbed),
-        refusals=sum(outcome.refusals for outcome in disturbed),
-        lost=lost,
-        changed=changed,
-        different=different,
-        open_requests=len(open_requests),
-        pauses_open=pauses_of(open_requests),
-        pauses_undisturbed=pauses_of(undisturbed),
-        kinds=by_kind(disturbed, faults, alone),
-        detections=by_detection(disturbed, faults, alone),
-        faults_by_role=_count_by_role(faults),
-        aimed=dict(Counter(fault.moment for fault in faults if fault.moment is not Moment.ANY)),
-        in_moment=dict(Counter(fault.moment for fault in faults if fault.in_moment)),
-        faults=tuple(faults),
-        faults_left=num_faults - len(faults),
-        residue=residue,
-        sessions=tuple(sessions),
-        saves=saves,
-        conversations=tuple(conversations),
-        captures=captures,
-        undisturbed=tuple(undisturbed),
-        disturbed=tuple(disturbed),
-    )
-
-
-def _count_by_role(faults: Sequence[InjectedFault]) -> dict[str, dict[str, int]]:
-    counts: dict[str, dict[str, int]] = {}
-    for fault in faults:
-        of_role = counts.setdefault(fault.role, {})
-        of_role[fault.signal] = of_role.get(fault.signal, 0) + 1
-    return counts
+"""Lines of failures of the same sort that are shown."""
+COLOURS = {FaultKind.KILL: "#dc2626", FaultKind.STOP: "#2563eb", FaultKind.TERM: "#b45309"}
+REDIS_COLOUR = "#7c3aed"
+ANSWER, OPEN, UNDISTURBED, BAD = "#9ca3af", "#0d9488", "#6b7280", "#dc2626"
+SIZE_INCHES = (11.0, 6.5)
 
 
 def show(verdict: Verdict, console: Console) -> None:
-    colour, word = ("green", "passed") if verdict.passed else ("red", "failed")
-    tables = (
-        _answers_table(verdict),
-        _voice_table(verdict),
-        saves_table(verdict.saves) if verdict.saves else None,
-        captures_table(verdict.captures) if verdict.captures else None,
-        _faults_table(verdict),
-        _redis_table(verdict),
-        _pauses_table(verdict),
-        _affected_table(verdict),
-    )
-    for table in tables:
-        if table is not None:
-            console.print(table)
+    for table in _tables(verdict):
+        console.print(table)
     for line in _failures(verdict):
-        console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
+        say(console, line, "red")
     if verdict.numerics != INVARIANT and verdict.different:
-        console.print(_rounding_line(verdict), highlight=False, soft_wrap=True)
+        say(console, _rounding_line(verdict))
     for line in reason_lines(verdict.saves) if verdict.saves else ():
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
     for moment, count in verdict.aimed.items():
-        line = (
-            f"{count} faults waited for a {moment}, {verdict.in_moment.get(moment, 0)} were "
-            "injected before its end"
-        )
-        console.print(line, highlight=False, soft_wrap=True)
+        hits = verdict.in_moment.get(moment, 0)
+        say(console, f"{count} faults waited for a {moment}, {hits} were injected before its end")
     load = f"{verdict.model}, {verdict.concurrency} requests at a time, seed {verdict.seed}"
-    console.print(f"[{colour}]chaos {word}[/] ({load})", highlight=False, soft_wrap=True)
+    say_result(console, "chaos", verdict.passed, load)
 
 
-def _rounding_line(verdict: Verdict) -> str:
-    rounded = sum(bool(one.difference and one.difference.is_rounding) for one in verdict.different)
+def say(console: Console, line: str, style: str | None = None) -> None:
+    console.print(line, style=style, highlight=False, soft_wrap=True, markup=False)
+
+
+def say_result(console: Console, what: str, passed: bool, load: str) -> None:
+    colour, word = ("green", "passed") if passed else ("red", "failed")
+    console.print(f"[{colour}]{what} {word}[/] ({load})", highlight=False, soft_wrap=True)
+
+
+def filled_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Group:
+    table = table_of(*columns)
+    for row in rows:
+        table.add_row(*map(str, row))
+    return titled(title, table)
+
+
+def _tables(verdict: Verdict) -> Iterator[Group]:
+    yield _counts("answers under faults", _answer_counts(verdict))
+    if verdict.sessions:
+        yield _counts("voice sessions under faults", _voice_counts(verdict))
+    if verdict.saves:
+        yield _counts("saved conversations under faults", _save_counts(verdict.saves))
+    if verdict.captures:
+        yield _counts("captures for the trainer under faults", _capture_counts(verdict.captures))
+    in_redis = [fault for fault in verdict.faults if fault.role == REDIS]
+    if len(in_redis) < len(verdict.faults):
+        columns = ("role", *SIGNALS.values(), "requests", "recovered after, s: p50", "max")
+        yield filled_table("faults", columns, _fault_rows(verdict))
+    if in_redis:
+        columns = (
+            "fault in Redis",
+            "faults",
+            "repaired after, s: p50",
+            "recovered after, s: p50",
+            "max",
+        )
+        yield filled_table("faults in Redis", columns, _redis_rows(in_redis))
+    columns = ("", "requests", "p50", "p95", "max")
+    yield filled_table("pauses of clients, ms", columns, _pause_rows(verdict))
+    columns = ("fault", "detected by", "faults", "requests", "pause p50", "p95", "max")
+    columns = (*columns, "gap p95", "fenced p95", "claimed p95", "joined p50")
+    title = "pauses of affected requests, and times after the fault, ms"
+    yield filled_table(title, columns, _affected_rows(verdict))
+
+
+def _counts(title: str, rows: Iterable[Sequence[object]]) -> Group:
+    return filled_table(title, ("", "count"), rows)
+
+
+def _answer_counts(verdict: Verdict) -> Iterable[tuple[str, object]]:
+    residue = verdict.residue
     return (
-        f"numerics are {verdict.numerics}, so differences do not fail the run: {rounded} of "
-        f"{verdict.answered} answers differ in "
-        f"the last bits of samples, {len(verdict.different) - rounded} diverged; with --set "
-        "numerics=invariant none may differ"
-    )
-
-
-def _answers_table(verdict: Verdict) -> Group:
-    table = table_of("", "count")
-    rows = (
         ("requests", len(verdict.disturbed)),
         ("answered, greedy", verdict.answered_greedy),
         ("answered, sampled with a seed", verdict.answered_sampled),
@@ -223,82 +105,19 @@ def _answers_table(verdict: Verdict) -> Group:
         ("changed when read once more", len(verdict.changed)),
         ("no longer there to read once more", sum(outcome.unread for outcome in verdict.disturbed)),
         ("different in any byte", len(verdict.different)),
-        ("still live at the end", verdict.residue.live),
-        ("grants left", verdict.residue.queued),
-        ("tasks left with workers", verdict.residue.running),
-        ("arena slots left", verdict.residue.arena_slots),
-        ("KV pages left", verdict.residue.kv_pages),
-        ("keys that never expire", verdict.residue.num_keys),
-    )
-    for name, count in rows:
-        table.add_row(name, str(count))
-    return titled("answers under faults", table)
-
-
-def _pauses_table(verdict: Verdict) -> Group:
-    table = table_of("", "requests", "p50", "p95", "max")
-    for name, pauses in (
-        ("undisturbed", verdict.pauses_undisturbed),
-        ("open during a fault", verdict.pauses_open),
-    ):
-        parts = (
-            ("longest gap", pauses.gap_s),
-            ("first audio", pauses.first_s),
-            ("stalls of playback", pauses.stalled_s),
-        )
-        for part, summary in parts:
-            table.add_row(f"{name}: {part}", str(summary.count if summary else 0), *_ms(summary))
-    return titled("pauses of clients, ms", table)
-
-
-def _ms(summary: Summary | None) -> list[str]:
-    """Return p50, p95 and the maximum."""
-    return (
-        [f"{value * 1e3:.0f}" for value in (summary.p50, summary.p95, summary.high)]
-        if summary
-        else [NONE] * 3
+        ("still live at the end", residue.live),
+        ("grants left", residue.queued),
+        ("tasks left with workers", residue.running),
+        ("arena slots left", residue.arena_slots),
+        ("KV pages left", residue.kv_pages),
+        ("keys that never expire", residue.num_keys),
     )
 
 
-def _affected_table(verdict: Verdict) -> Group:
-    """Nothing is subtracted; the pauses of undisturbed requests have a table of their own."""
-    pauses = ("pause p50", "p95", "max", "gap p95")
-    table = table_of(
-        "fault",
-        "detected by",
-        "faults",
-        "requests",
-        *pauses,
-        "fenced p95",
-        "claimed p95",
-        "joined p50",
-    )
-    for group in (*verdict.kinds, *verdict.detections):
-        name = f"{group.signal} {group.role}" if group.role else "all"
-        detected = DETECTED_BY.get(group.detected, NONE) + (", only worker" if group.alone else "")
-        times = [
-            f"{one.p95 * 1e3:.0f}" if one else NONE
-            for one in (group.gap_s, group.fenced_s, group.claimed_s)
-        ]
-        joined = f"{group.joined_s.p50 * 1e3:.0f}" if group.joined_s else NONE
-        table.add_row(
-            name,
-            detected,
-            str(group.faults),
-            str(group.affected),
-            *_ms(group.pause_s),
-            *times,
-            joined,
-        )
-    return titled("pauses of affected requests, and times after the fault, ms", table)
-
-
-def _voice_table(verdict: Verdict) -> Group | None:
-    if not verdict.sessions:
-        return None
+def _voice_counts(verdict: Verdict) -> Iterable[tuple[str, object]]:
     turns = [turn for session in verdict.sessions for turn in session.turns]
-    table = table_of("", "count")
-    rows = (
+    forgotten = sum(len(session.forgotten) for session in verdict.sessions)
+    return (
         ("sessions", len(verdict.sessions)),
         ("turns", len(turns)),
         ("connections resumed", sum(turn.resumed for turn in turns)),
@@ -306,102 +125,212 @@ def _voice_table(verdict: Verdict) -> Group | None:
         ("lost", sum(bool(turn.lost) for turn in turns)),
         ("audio differs from the log", sum(turn.different for turn in turns)),
         ("log no longer there to compare", sum(turn.unread for turn in turns)),
-        (
-            "questions or answers forgotten",
-            sum(len(session.forgotten) for session in verdict.sessions),
-        ),
+        ("questions or answers forgotten", forgotten),
     )
-    for name, count in rows:
-        table.add_row(name, str(count))
-    return titled("voice sessions under faults", table)
 
 
-def _redis_table(verdict: Verdict) -> Group | None:
-    faults = [fault for fault in verdict.faults if fault.role == REDIS]
-    if not faults:
-        return None
-    table = table_of(
-        "fault in Redis", "faults", "repaired after, s: p50", "recovered after, s: p50", "max"
+def _save_counts(report: SaveReport) -> Iterable[tuple[str, object]]:
+    return (
+        ("conversations", report.conversations),
+        ("turns", report.turns),
+        ("saves", report.saves),
+        ("saved whole", report.whole),
+        ("struck by a fault", report.struck),
+        *((f"  by {fault}", count) for fault, count in report.struck_by.items()),
+        ("failed, struck by a fault", sum(report.struck_failed.values())),
+        ("failed, before or after a fault", sum(report.unstruck_failed.values())),
+        ("wrong", len(report.wrong)),
+        ("duration of whole saves, ms: p50, max", _p50_and_max(report.whole_s)),
+        ("duration of failed saves, ms: p50, max", _p50_and_max(report.failed_s)),
     )
+
+
+def _p50_and_max(summary: Summary | None) -> str:
+    return f"{_ms(summary, 'p50')}, {_ms(summary, 'high')}" if summary else NONE
+
+
+def _capture_counts(report: CaptureReport) -> Iterable[tuple[str, object]]:
+    return (
+        ("acknowledged", report.acknowledged),
+        *((f"lost: {code}", count) for code, count in report.failed.items()),
+        ("windows in the last checkpoint", report.windows),
+        ("wrong", len(report.wrong)),
+    )
+
+
+def _fault_rows(verdict: Verdict) -> Iterator[Sequence[object]]:
+    faults = [fault for fault in verdict.faults if fault.role != REDIS]
+    counts = Counter((fault.role, fault.kind) for fault in faults)
+    for role in dict.fromkeys(fault.role for fault in faults):
+        of_role = [fault for fault in faults if fault.role == role]
+        requests = sum(len(fault.requests) for fault in of_role)
+        yield role, *(counts[role, kind] for kind in SIGNALS), requests, *_recovered(of_role)
+
+
+def _redis_rows(faults: Sequence[InjectedFault]) -> Iterator[Sequence[object]]:
     for kind in dict.fromkeys(fault.kind for fault in faults):
         of_kind = [fault for fault in faults if fault.kind == kind]
         repaired = summarise([fault.until_s - fault.at_s for fault in of_kind])
-        recovered = summarise([fault.recovered_s for fault in of_kind])
-        times = (f"{recovered.p50:.1f}", f"{recovered.high:.1f}") if recovered else (NONE, NONE)
-        table.add_row(kind, str(len(of_kind)), f"{repaired.p50:.1f}" if repaired else NONE, *times)
-    return titled("faults in Redis", table)
+        assert repaired is not None
+        yield kind, len(of_kind), f"{repaired.p50:.1f}", *_recovered(of_kind)
 
 
-def _faults_table(verdict: Verdict) -> Group | None:
-    if all(fault.role == REDIS for fault in verdict.faults):
-        return None
-    table = table_of("role", *SIGNALS.values(), "requests", "recovered after, s: p50", "max")
-    counts = Counter((fault.role, fault.kind) for fault in verdict.faults)
-    for role in dict.fromkeys(fault.role for fault in verdict.faults if fault.role != REDIS):
-        of_role = [fault for fault in verdict.faults if fault.role == role]
-        recovered = summarise([fault.recovered_s for fault in of_role])
-        table.add_row(
-            role,
-            *(str(counts[role, kind]) for kind in SIGNALS),
-            str(sum(len(fault.requests) for fault in of_role)),
-            *((f"{recovered.p50:.1f}", f"{recovered.high:.1f}") if recovered else (NONE, NONE)),
+def _recovered(faults: Sequence[InjectedFault]) -> tuple[str, str]:
+    recovered = summarise([fault.recovered_s for fault in faults])
+    return (f"{recovered.p50:.1f}", f"{recovered.high:.1f}") if recovered else (NONE, NONE)
+
+
+def _pause_rows(verdict: Verdict) -> Iterator[Sequence[object]]:
+    for name, pauses in (
+        ("undisturbed", verdict.pauses_undisturbed),
+        ("open during a fault", verdict.pauses_open),
+    ):
+        for part, summary in (
+            ("longest gap", pauses.gap_s),
+            ("first audio", pauses.first_s),
+            ("stalls of playback", pauses.stalled_s),
+        ):
+            count = summary.count if summary else 0
+            yield f"{name}: {part}", count, *(_ms(summary, at) for at in ("p50", "p95", "high"))
+
+
+def _ms(summary: Summary | None, statistic: str) -> str:
+    return f"{getattr(summary, statistic) * 1e3:.0f}" if summary else NONE
+
+
+def _affected_rows(verdict: Verdict) -> Iterator[Sequence[object]]:
+    """Yield a row per group. Nothing is subtracted; the pauses of undisturbed requests have a table
+    of their own.
+    """
+    for group in (*verdict.kinds, *verdict.detections):
+        yield (
+            f"{group.signal} {group.role}" if group.role else "all",
+            DETECTED_BY.get(group.detected, NONE) + (", only worker" if group.alone else ""),
+            group.faults,
+            group.affected,
+            *(_ms(group.pause_s, statistic) for statistic in ("p50", "p95", "high")),
+            *(_ms(each, "p95") for each in (group.gap_s, group.fenced_s, group.claimed_s)),
+            _ms(group.joined_s, "p50"),
         )
-    return titled("faults", table)
+
+
+def _rounding_line(verdict: Verdict) -> str:
+    rounded = sum(bool(one.difference and one.difference.is_rounding) for one in verdict.different)
+    return (
+        f"numerics are {verdict.numerics}, so differences do not fail the run: {rounded} of "
+        f"{verdict.answered} answers differ in the last bits of samples, "
+        f"{len(verdict.different) - rounded} diverged; with --set numerics=invariant none may "
+        "differ"
+    )
 
 
 def _failures(verdict: Verdict) -> list[str]:
-    lost = [
-        f"request {one.request} was lost after {one.ended_s - one.sent_s:.1f} s: {one.lost}"
-        for one in verdict.lost
-    ]
-    changed = [
-        f"request {one.request} changed when it was read once more, in its {one.changed.medium} "
-        "from byte "
-        f"{one.changed.offset} on ({one.changed.received_bytes} bytes, at first "
-        f"{one.changed.expected_bytes})"
-        for one in verdict.changed
-        if one.changed
-    ]
-    different = [
-        f"request {one.request} differs in its {one.difference.medium} from byte "
-        f"{one.difference.offset} on "
-        f"({one.difference.received_bytes} bytes, undisturbed {one.difference.expected_bytes})"
-        for one in verdict.different
-        if one.difference and verdict.numerics == INVARIANT
-    ]
     turns = [turn for session in verdict.sessions for turn in session.turns]
-    unheard = [
-        f"turn {one.turn} of voice session {one.session} was lost: {one.lost}"
-        for one in turns
-        if one.lost
-    ]
-    altered = [
-        f"the audio of turn {one.turn} of voice session {one.session} is not that of its log"
-        for one in turns
-        if one.different
-    ]
-    forgotten = [f"voice {item}" for session in verdict.sessions for item in session.forgotten]
-    keys = [f"key that never expires: {key}" for key in verdict.residue.keys]
-    broken = [
-        f"the fleet did not recover from {fault.signal} to {fault.target}"
-        for fault in verdict.faults
-        if fault.recovered_s is None
-    ]
-    left = [f"{verdict.faults_left} faults were not injected"] if verdict.faults_left else []
-    unsaved = list(verdict.saves.wrong) if verdict.saves else []
-    untrained = list(verdict.captures.wrong) if verdict.captures else []
-    voice = (unheard, altered, forgotten, unsaved, untrained)
-    busy = list(verdict.residue.busy)
-    return [
-        line
-        for lines in (lost, changed, different, *voice, keys, busy, broken, left)
-        for line in _limited(lines)
-    ]
-
-
-def _limited(lines: list[str]) -> list[str]:
-    return (
-        lines
-        if len(lines) <= SHOWN
-        else [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more like the last"]
+    lists = (
+        [
+            f"request {one.request} was lost after {one.ended_s - one.sent_s:.1f} s: {one.lost}"
+            for one in verdict.lost
+        ],
+        [
+            f"request {one.request} changed when it was read once more, in its "
+            f"{_sizes(one.changed, 'at first')}"
+            for one in verdict.changed
+        ],
+        [
+            f"request {one.request} differs in its {_sizes(one.difference, 'undisturbed')}"
+            for one in verdict.different
+            if verdict.numerics == INVARIANT
+        ],
+        [
+            f"turn {one.turn} of voice session {one.session} was lost: {one.lost}"
+            for one in turns
+            if one.lost
+        ],
+        [
+            f"the audio of turn {one.turn} of voice session {one.session} is not that of its log"
+            for one in turns
+            if one.different
+        ],
+        [f"voice {item}" for session in verdict.sessions for item in session.forgotten],
+        verdict.saves.wrong if verdict.saves else (),
+        verdict.captures.wrong if verdict.captures else (),
+        [f"key that never expires: {key}" for key in verdict.residue.keys],
+        verdict.residue.busy,
+        [
+            f"the fleet did not recover from {fault.signal} to {fault.target}"
+            for fault in verdict.faults
+            if fault.recovered_s is None
+        ],
+        [f"{verdict.faults_left} faults were not injected"] if verdict.faults_left else [],
     )
+    return [line for lines in lists for line in _limited(lines)]
+
+
+def _sizes(difference: Difference | None, before: str) -> str:
+    assert difference is not None
+    return (
+        f"{difference.medium} from byte {difference.offset} on ({difference.received_bytes} bytes, "
+        f"{before} {difference.expected_bytes})"
+    )
+
+
+def _limited(lines: Sequence[str]) -> Sequence[str]:
+    if len(lines) <= SHOWN:
+        return lines
+    return [*lines[:SHOWN], f"... and {len(lines) - SHOWN} more like the last"]
+
+
+def draw(verdict: Verdict, path: Path) -> None:
+    """Draw each answer as a line in time, with the faults across it and the gaps beside."""
+    result = "passed" if verdict.passed else "failed"
+    title = (
+        f"chaos {result}: {verdict.model}, seed {verdict.seed}, {len(verdict.disturbed)} requests, "
+        f"{len(verdict.lost)} lost, {len(verdict.changed)} changed, "
+        f"{len(verdict.different)} different, {len(verdict.faults)} faults"
+    )
+    with saved_figure(path, 1, 2, SIZE_INCHES, width_ratios=(3, 1)) as (figure, (times, gaps)):
+        _draw_timeline(times, verdict)
+        _draw_gaps(gaps, verdict)
+        figure.suptitle(title, fontsize=10)
+
+
+def _is_open(outcome: Outcome, verdict: Verdict) -> bool:
+    return any(is_open_during(outcome, fault) for fault in verdict.faults)
+
+
+def _draw_timeline(axes: Axes, verdict: Verdict) -> None:
+    for place, outcome in enumerate(sorted(verdict.disturbed, key=lambda one: one.sent_s)):
+        colour = OPEN if _is_open(outcome, verdict) else ANSWER
+        colour = BAD if outcome.lost or outcome.difference else colour
+        axes.plot((outcome.sent_s, outcome.ended_s), (place, place), color=colour, linewidth=0.8)
+        chunks_s = [outcome.sent_s + at_s for at_s in outcome.chunks_s]
+        axes.plot(chunks_s, [place] * len(chunks_s), ".", color=colour, markersize=3)
+    look = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
+    for fault in verdict.faults:
+        colour = COLOURS.get(fault.kind, REDIS_COLOUR)
+        axes.axvline(fault.at_s, color=colour, linewidth=1)
+        end_s = fault.at_s + fault.recovered_s if fault.recovered_s else axes.get_xlim()[1]
+        axes.axvspan(fault.at_s, end_s, color=colour, alpha=0.08)
+        name = f"{fault.signal} {fault.role}"
+        axes.annotate(name, (fault.at_s, 1.0), **look, fontsize=7, color=colour)
+    axes.set(xlabel="s", ylabel="answers")
+    title = "every answer, chunk by chunk; shaded: until the fleet has recovered"
+    axes.set_title(title, fontsize=9)
+
+
+def _draw_gaps(axes: Axes, verdict: Verdict) -> None:
+    open_during = [one for one in verdict.disturbed if _is_open(one, verdict)]
+    groups = (
+        ("undisturbed", UNDISTURBED, verdict.undisturbed),
+        ("open during\na fault", OPEN, open_during),
+    )
+    for place, (label, colour, outcomes) in enumerate(groups):
+        known = [gap_s for one in outcomes if (gap_s := longest_gap_s(one.chunks_s)) is not None]
+        width = max(1, len(known) - 1)
+        places = [place + 0.3 * (index / width - 0.5) for index in range(len(known))]
+        axes.plot(places, sorted(known), ".", color=colour, label=label)
+    axes.set_xticks((0, 1), [label for label, _, _ in groups], fontsize=8)
+    axes.set(ylabel="s", xlim=(-0.5, 1.5))
+    axes.set_ylim(bottom=0)
+    axes.set_title("longest gap of each answer", fontsize=9)
+    axes.grid(axis="y", alpha=0.25)

@@ -16,14 +16,14 @@ MAX_TOKENS, FRAMES = (12, 32), (40, 120)
 many.
 """
 SAVED_PROMPTS = 6
-"""Prompts that are joined to that of a conversation which is saved: a longer copy."""
+"""Number of prompts that are joined to the prompt of a saved conversation, for a longer copy."""
 SOAK_TOKENS, SOAK_FRAMES = (6, 12), (10, 40)
 TEMPERATURE = 0.9
 
 
 def is_sampled(request: int) -> bool:
-    """Return True for every other request: those are sampled with a seed of their own, the others
-    are greedy.
+    """Return True for every other request, which is sampled with a seed of its own; the rest is
+    greedy.
     """
     return request % 2 == 1
 
@@ -31,40 +31,6 @@ def is_sampled(request: int) -> bool:
 def make_bodies(model: str, config: FleetConfig, options: ChaosOptions) -> list[bytes]:
     """Encode the requests, with audio where the graph produces it."""
     return _encode(model, config, options.seed, options.requests, MAX_TOKENS, FRAMES)
-
-
-def make_save_tasks(model: str, config: FleetConfig, seed: int, count: int) -> list[SaveTask]:
-    """Make conversations of one turn with a long prompt, every other one sampled."""
-    rng = random.Random(f"saves {seed}")
-    tasks: list[SaveTask] = []
-    for number in range(count):
-        prompt, draws, tokens = (
-            " ".join(rng.sample(PROMPTS, SAVED_PROMPTS)),
-            rng.randrange(2**31),
-            rng.randint(*MAX_TOKENS),
-        )
-        name, temperature = f"chaos-{seed}-{number}", TEMPERATURE if is_sampled(number) else 0.0
-        bounds = {
-            stage: {**bound, "temperature": temperature}
-            for stage, bound in stage_bounds(config, tokens, rng.randint(*FRAMES)).items()
-        }
-        body, body_loaded = (
-            encode_call(
-                model,
-                prompt,
-                config,
-                bounds,
-                temperature=temperature,
-                seed=draws,
-                conversation=key,
-                stream_options=ChatStreamOptions(include_event_ids=True),
-            )
-            for key in (name, f"{name}-loaded")
-        )
-        tasks.append(
-            SaveTask(name=name, body=body, loaded=f"{name}-loaded", body_loaded=body_loaded)
-        )
-    return tasks
 
 
 def make_soak_bodies(model: str, config: FleetConfig, seed: int, count: int) -> list[bytes]:
@@ -84,23 +50,51 @@ def _encode(
     bodies: list[bytes] = []
     for number in range(count):
         bounds = stage_bounds(config, rng.randint(*tokens), rng.randint(*frames))
-        sampled = is_sampled(number)
-        if sampled:
+        if is_sampled(number):
             bounds = {
                 stage: {"max_tokens": sampling["max_tokens"]} for stage, sampling in bounds.items()
             }
-        prompt, draws = rng.choice(PROMPTS), rng.randrange(2**31)
-        temperature = TEMPERATURE if sampled else 0.0
-        resumable = ChatStreamOptions(include_event_ids=True)
         bodies.append(
             encode_call(
                 model,
-                prompt,
+                rng.choice(PROMPTS),
                 config,
                 bounds,
-                temperature=temperature,
-                seed=draws,
-                stream_options=resumable,
+                temperature=_temperature(number),
+                seed=rng.randrange(2**31),
+                stream_options=ChatStreamOptions(include_event_ids=True),
             )
         )
     return bodies
+
+
+def _temperature(request: int) -> float:
+    return TEMPERATURE if is_sampled(request) else 0.0
+
+
+def make_save_tasks(model: str, config: FleetConfig, seed: int, count: int) -> list[SaveTask]:
+    """Make conversations of one turn with a long prompt, every other one sampled."""
+    rng = random.Random(f"saves {seed}")
+    return [_save_task(model, config, f"chaos-{seed}-{at}", at, rng) for at in range(count)]
+
+
+def _save_task(
+    model: str, config: FleetConfig, name: str, number: int, rng: random.Random
+) -> SaveTask:
+    prompt, sampling_seed = " ".join(rng.sample(PROMPTS, SAVED_PROMPTS)), rng.randrange(2**31)
+    bounds = stage_bounds(config, rng.randint(*MAX_TOKENS), rng.randint(*FRAMES))
+    temperature, loaded = _temperature(number), f"{name}-loaded"
+    body, body_loaded = (
+        encode_call(
+            model,
+            prompt,
+            config,
+            {stage: {**bound, "temperature": temperature} for stage, bound in bounds.items()},
+            temperature=temperature,
+            seed=sampling_seed,
+            conversation=conversation,
+            stream_options=ChatStreamOptions(include_event_ids=True),
+        )
+        for conversation in (name, loaded)
+    )
+    return SaveTask(name=name, body=body, loaded=loaded, body_loaded=body_loaded)

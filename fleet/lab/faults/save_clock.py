@@ -1,5 +1,5 @@
-"""The saves that are under way, and their usual duration: when a fault can be injected into one.
-Knows no file and no fleet.
+"""The saves that are under way, and their usual duration, so that a fault can be injected into a
+save. Knows no file and no fleet.
 """
 
 import threading
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from fleet.core.ids import WorkerId, role_of
 
 RECENT = 32
-"""Saves by which the usual duration is known."""
+"""Number of saves from which the usual duration is estimated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenSave:
-    """A save under way. `processes`: the worker that caches the rows, then the span workers of its
-    route.
+    """A save under way. `processes`: id of the worker that caches the conversation, then of the
+    span workers of its route.
     """
 
     number: int
@@ -30,8 +30,8 @@ class OpenSave:
 
 
 class SaveClock:
-    """Thread-safe: each conversation is saved by a thread of its own, and another one injects
-    faults.
+    """The saves under way. Thread-safe: each conversation is saved by a thread of its own, and
+    faults are injected by a further thread.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class SaveClock:
 
     @contextmanager
     def saving(self, stage: str, processes: tuple[str, ...]) -> Iterator[None]:
-        """Count a save as under way during the block. One that fails does not count for the usual
+        """Count a save as under way during the block. A failed save does not count for the usual
         duration.
         """
         with self._changed:
@@ -63,30 +63,25 @@ class SaveClock:
         return save.number in self._open
 
     def next_save(self, stage: str, *, share: float, timeout_s: float) -> OpenSave | None:
-        """Wait until a save begins and `share` of its usual duration is over; return None if none
-        begins in time.
+        """Wait until a save begins and `share` of its usual duration is over; return None if no
+        save begins in time.
         """
         with self._changed:
             before = self._num_begun
 
             def begun() -> OpenSave | None:
-                return next(
-                    (
-                        save
-                        for save in self._open.values()
-                        if save.number > before and save.stage == stage
-                    ),
-                    None,
-                )
+                later = (save for save in self._open.values() if save.number > before)
+                return next((save for save in later if save.stage == stage), None)
 
-            save, usual_s = self._changed.wait_for(begun, timeout_s), self._usual_s()
+            save = self._changed.wait_for(begun, timeout_s)
+            usual_s = self._usual_s()
         if save is not None:
             threading.Event().wait(share * usual_s)
         return save
 
     def _usual_s(self) -> float:
-        """Return a duration that most saves exceed, the lower quartile of recent ones; 0 without
-        any. Needs `_changed`.
+        """Return the lower quartile of recent durations, which most saves exceed; 0 without any.
+        Needs `_changed`.
         """
         durations_s = sorted(self._durations_s)
         return durations_s[len(durations_s) // 4] if durations_s else 0.0

@@ -1,14 +1,13 @@
 """Conversations that are saved again and again under faults, each into one file.
 
-A save may fail, with an error that says why; the file is then as before. One that succeeds must
-have the rows of the undisturbed session, byte by byte. At the end the last file of each
+A save may fail, with an error that says why; the file is then as before. A save that succeeds must
+have the KV blocks of the undisturbed session, byte by byte. At the end the last file of each
 conversation is loaded under another name, saved there, and continued.
 """
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -18,6 +17,7 @@ import msgspec
 from fleet.core.errors import FleetError, NotFound
 from fleet.lab.client.errors import ApiError
 from fleet.lab.faults.answer import ReceivedAnswer, first_difference, read_answer
+from fleet.lab.faults.client_threads import ClientThreads
 from fleet.lab.faults.clients import Gateways
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.save_clock import SaveClock
@@ -37,11 +37,11 @@ ANNOUNCED_S = 10.0
 
 
 class Save(msgspec.Struct, frozen=True, kw_only=True):
-    """One save. `processes`: the worker that had the rows, then the span workers of its route; none
-    if no worker had them.
+    """A save. `processes`: ids of the worker that cached the conversation, then of the span workers
+    of its route; empty if no worker cached it.
 
-    `failed`: code and message of its error, "" if it succeeded. `wrong`: what is wrong with the
-    file after it, "" if nothing.
+    `failed`: code and message of the error, "" if the save succeeded. `wrong`: what is wrong with
+    the file after the save, "" if nothing.
     Units: seconds since the phase began.
     """
 
@@ -56,8 +56,8 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SavedConversation(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation. `wrong`: turns that were lost or different, and what is wrong with its
-    files at the end.
+    """A conversation under test. `wrong`: turns that were lost or different, and what is wrong with
+    its files at the end.
     """
 
     saves: tuple[Save, ...]
@@ -67,8 +67,8 @@ class SavedConversation(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveTask:
-    """A conversation to save. `body`: of its turn; `body_loaded`: of the same turn under the name
-    `loaded`.
+    """A conversation to save. `body`: request of its turn; `body_loaded`: request of the same turn
+    in the conversation `loaded`.
     """
 
     name: str
@@ -89,10 +89,10 @@ class SessionStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveSurroundings:
-    """The fleet and the folder of the files. `exact`: rows and answers are those of the undisturbed
-    run, byte by byte.
+    """The fleet and the folder of the files. `exact`: whether files and answers must equal the
+    undisturbed run, byte by byte.
 
-    `longest_s`: within which a save ends.
+    `longest_s`: duration after which a save is wrong.
     """
 
     gateways: Gateways
@@ -107,14 +107,22 @@ class ConversationSaver:
     """The client of one conversation, which blocks its thread."""
 
     def __init__(
-        self, number: int, task: SaveTask, around: SaveSurroundings, clock: SaveClock
+        self,
+        number: int,
+        task: SaveTask,
+        around: SaveSurroundings,
+        clock: SaveClock,
+        threads: ClientThreads,
     ) -> None:
-        self._number, self._task, self._around, self._clock = number, task, around, clock
+        self._number = number
+        self._task = task
+        self._around = around
+        self._clock = clock
+        self._threads = threads
         self._expected: ReceivedAnswer | None = None
         self._saves: list[Save] = []
         self._wrong: list[str] = []
         self._num_turns = 0
-        self.finishing, self.cancelled = threading.Event(), threading.Event()
         self.now_s: Callable[[], float] = time.perf_counter
 
     def result(self, *more: str) -> SavedConversation:
@@ -135,11 +143,11 @@ class ConversationSaver:
 
     def run(self, step: Callable[[], None]) -> None:
         """Take turns, each followed by saves, until the run finishes."""
-        while not self.finishing.is_set() and self._take_turn(self._task.body):
+        while not self._threads.finishing.is_set() and self._take_turn(self._task.body):
             for _ in range(SAVES_PER_TURN):
                 failed = [self._save(stage).failed for stage in self._around.stages]
                 step()
-                if any(failed) or self.finishing.wait(PAUSE_S):
+                if any(failed) or self._threads.finishing.wait(PAUSE_S):
                     break
 
     def verify(self) -> None:
@@ -168,13 +176,14 @@ class ConversationSaver:
             except NotFound:
                 if time.monotonic() > deadline_s:
                     raise
-            self.cancelled.wait(PAUSE_S)
+            self._threads.cancelled.wait(PAUSE_S)
 
     def _file(self, stage: str) -> Path:
         return self._around.folder / f"{self._number}-{stage}.safetensors"
 
     def _answer(self, body: bytes) -> ReceivedAnswer:
-        return read_answer(self._around.gateways.receive(body, self.cancelled.is_set).pieces)
+        stream = self._around.gateways.receive(body, self._threads.cancelled.is_set)
+        return read_answer(stream.pieces)
 
     def _take_turn(self, body: bytes) -> bool:
         """Return True if the turn was answered."""
@@ -184,9 +193,8 @@ class ConversationSaver:
         except ApiError as error:
             self._wrong.append(f"turn {self._num_turns} was lost: {error}")
             return False
-        difference = (
-            first_difference(self._expected, answer) if self._expected is not None else None
-        )
+        assert self._expected is not None, "recorded before the run"
+        difference = first_difference(self._expected, answer)
         if difference is not None and self._around.exact:
             self._wrong.append(
                 f"turn {self._num_turns} differs in its {difference.medium} from byte "
@@ -196,7 +204,9 @@ class ConversationSaver:
 
     def _save(self, stage: str) -> Save:
         file, began_s = self._file(stage), self.now_s()
-        before, failed, num_rows, processes = file.read_bytes(), "", 0, ()
+        before, failed = file.read_bytes(), ""
+        processes: tuple[str, ...] = ()
+        num_rows = 0
         try:
             processes = self._around.store.processes_of(stage, self._task.name)
             with self._clock.saving(stage, processes):
@@ -219,30 +229,29 @@ class ConversationSaver:
 
     def _check(self, save: Save, before: bytes) -> str:
         """Return what is wrong after a save."""
-        file = self._file(save.stage)
-        if save.ended_s - save.began_s > self._around.longest_s:
-            return (
-                f"it took {save.ended_s - save.began_s:.0f} s, more than "
-                f"{self._around.longest_s:.0f} ({save.failed or 'whole'})"
-            )
+        file, took_s = self._file(save.stage), save.ended_s - save.began_s
+        longest_s = self._around.longest_s
+        if took_s > longest_s:
+            return f"it took {took_s:.0f} s, more than {longest_s:.0f} ({save.failed or 'whole'})"
         if save.failed:
-            return (
-                "" if file.read_bytes() == before else f"{file}: was changed by a save that failed"
-            )
+            is_kept = file.read_bytes() == before
+            return "" if is_kept else f"{file}: was changed by a save that failed"
         return damage_of(file, file.with_suffix(".expected") if self._around.exact else None)
 
 
 class SaveLoad:
     """Conversations that are saved, each on a thread of its own."""
 
-    def __init__(self, tasks: Sequence[SaveTask], around: SaveSurroundings) -> None:
+    def __init__(
+        self, tasks: Sequence[SaveTask], around: SaveSurroundings, clock: SaveClock | None = None
+    ) -> None:
         self._around = around
-        self.clock = SaveClock()
+        self._threads = ClientThreads()
+        self.clock = clock or SaveClock()
         self._clients = [
-            ConversationSaver(number, task, around, self.clock) for number, task in enumerate(tasks)
+            ConversationSaver(number, task, around, self.clock, self._threads)
+            for number, task in enumerate(tasks)
         ]
-        self._threads: list[threading.Thread] = []
-        self._ended: set[int] = set()
 
     def record_reference(self, step: Callable[[], None]) -> None:
         """Save each conversation without faults. Raises: ChaosError, ApiError, FleetError,
@@ -252,44 +261,29 @@ class SaveLoad:
             client.record_reference()
             step()
 
-    @contextmanager
-    def running(self, now_s: Callable[[], float], step: Callable[[], None]) -> Iterator[None]:
+    def running(
+        self, now_s: Callable[[], float], step: Callable[[], None]
+    ) -> AbstractContextManager[None]:
         """Save the conversations during the block. `now_s`: the phase's clock; `step` is called
         after each save.
         """
-        self._threads = [
-            threading.Thread(target=self._run, args=(number, now_s, step), daemon=True)
-            for number in range(len(self._clients))
-        ]
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            for client in self._clients:
-                client.finishing.set()
-
-    def _run(self, number: int, now_s: Callable[[], float], step: Callable[[], None]) -> None:
-        client = self._clients[number]
-        client.now_s = now_s
-        client.run(step)
-        self._ended.add(number)
+        for client in self._clients:
+            client.now_s = now_s
+        return self._threads.running(
+            len(self._clients), lambda number: self._clients[number].run(step)
+        )
 
     def finish(self, timeout_s: float = ENDS_S) -> tuple[SavedConversation, ...]:
         """Wait for the last saves, and verify the files that they left."""
-        deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        return tuple(self._finish(number, client) for number, client in enumerate(self._clients))
+        self._threads.join(timeout_s)
+        results = tuple(self._finish(number, client) for number, client in enumerate(self._clients))
+        self._threads.cancelled.set()
+        return results
 
     def _finish(self, number: int, client: ConversationSaver) -> SavedConversation:
-        if number not in self._ended:
-            client.cancelled.set()
-            cause = (
-                "does not end"
-                if self._threads[number].is_alive()
-                else "failed, as its stack on stderr says"
-            )
+        if number not in self._threads.ended:
+            is_alive = self._threads.is_alive(number)
+            cause = "does not end" if is_alive else "failed, as its stack on stderr says"
             return client.result(f"its client {cause}")
         client.verify()
         known = {
@@ -297,9 +291,5 @@ class SaveLoad:
             for stage in self._around.stages
             for end in (".safetensors", ".expected", ".again")
         }
-        found = {
-            path.name
-            for path in self._around.folder.iterdir()
-            if path.name.startswith(f"{number}-")
-        }
+        found = {path.name for path in self._around.folder.glob(f"{number}-*")}
         return client.result(*(f"{name}: is left by a save" for name in sorted(found - known)))

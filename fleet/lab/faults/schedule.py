@@ -1,4 +1,4 @@
-"""The schedule of faults, drawn from a seed so that a run can be repeated. Pure."""
+"""The schedule of faults, generated from a seed so that a run can be repeated. Pure."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 CONDUCTOR, GATEWAY, REDIS = "conductor", "web", "redis"
-"""The roles besides those of the graph's stages."""
+"""The roles besides the stages of the graph."""
 
 
 class FaultKind(StrEnum):
-    """KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and others have the tasks, then
-    SIGCONT. TERM: SIGTERM.
+    """KILL: SIGKILL. STOP: SIGSTOP until the lease has lapsed and other workers have the tasks,
+    then SIGCONT. TERM: SIGTERM.
 
-    The others happen to Redis, or to the connections to it, as `redis_faults` explains.
+    All other kinds happen to Redis, or to the connections to it, as `redis_faults` explains.
     """
 
     KILL = "kill"
@@ -29,17 +29,17 @@ class FaultKind(StrEnum):
     FAILOVER = "failover"
 
 
-KINDS = (FaultKind.KILL, FaultKind.STOP, FaultKind.TERM)
-"""Kinds of faults in processes."""
-REDIS_KINDS = tuple(kind for kind in FaultKind if kind not in KINDS)
 SIGNALS = {FaultKind.KILL: "SIGKILL", FaultKind.STOP: "SIGSTOP", FaultKind.TERM: "SIGTERM"}
-LABELS = {kind: SIGNALS.get(kind, kind.value) for kind in FaultKind}
-"""Names of the kinds in reports."""
+KINDS = tuple(SIGNALS)
+"""Kinds of faults in processes."""
+REDIS_KINDS = tuple(kind for kind in FaultKind if kind not in SIGNALS)
+FORGETTING_KINDS = {FaultKind.OOM, FaultKind.TAIL, FaultKind.FAILOVER}
+"""Faults after which Redis may lack ended requests, or audio deleted early for lack of memory."""
 
 
 class Moment(StrEnum):
-    """ANY: none in particular. HAND_OFF: a task is in transfer between the halves of the role's
-    stage. SAVE: the rows of a conversation are copied from a worker of the role's stage.
+    """ANY: no particular moment. HAND_OFF: a task is in transfer between the halves of the role's
+    stage. SAVE: the KV blocks of a conversation are copied from a worker of the role's stage.
     """
 
     ANY = "any"
@@ -49,12 +49,12 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault to inject into one process of `role`, or into Redis, `pause_s` seconds after the
-    fleet has recovered.
+    """A fault to inject into a process of `role`, or into Redis, `pause_s` seconds after the fleet
+    has recovered.
 
-    `moment`: wait for it. `severity`, from 0 to 1: the size of a fault of Redis, for example how
-    much of its log is cut off; the share of a save's usual duration after which a fault in it is
-    injected.
+    `moment`: event to wait for. `severity`, from 0 to 1: size of a fault of Redis, for example the
+    part of its log that is cut off; or the share of a save's usual duration after which a fault in
+    the save is injected.
     """
 
     role: str
@@ -72,17 +72,17 @@ def draw_faults(
     spacing_s: float,
     moments: Mapping[str, Moment] | None = None,
 ) -> list[Fault]:
-    """Draw rounds of every kind for every role, each in its own order, with pauses of 0.5 to 1.5
-    times `spacing_s`.
+    """Generate rounds of every kind for every role, each in a random order, with pauses of 0.5 to
+    1.5 times `spacing_s`.
 
-    `moments`: every other fault of such a role waits for its moment.
+    `moments`: moment by role; every other fault of such a role waits for it.
     Invariants: `len(roles)` successive faults of a round hit every role once; a whole round has
     every kind for every role once.
     """
     rng, moments = random.Random(seed), moments or {}
     waits = {role: rng.random() < 0.5 for role in roles if role in moments}
     faults: list[Fault] = []
-    while len(faults) < count:
+    while kinds and len(faults) < count:
         for role, kind in _draw_round(rng, roles, kinds):
             pause_s = spacing_s * rng.uniform(0.5, 1.5)
             moment = moments[role] if waits.get(role) else Moment.ANY
@@ -98,7 +98,7 @@ def draw_faults(
 def draw_redis_faults(
     seed: int, count: int, kinds: Sequence[FaultKind], spacing_s: float
 ) -> list[Fault]:
-    """Draw rounds of every kind, each in its own order, with pauses as `draw_faults` draws them."""
+    """Generate rounds of every kind, each in a random order, with the pauses of `draw_faults`."""
     rng = random.Random(f"redis {seed}")
     faults: list[Fault] = []
     while len(faults) < count:
@@ -109,11 +109,10 @@ def draw_redis_faults(
 
 
 def mix(seed: int, first: Sequence[Fault], second: Sequence[Fault]) -> list[Fault]:
-    """Merge two schedules in an order drawn from the seed; each keeps its own."""
-    turns = [first] * len(first) + [second] * len(second)
+    """Interleave two schedules at random; the order within each schedule stays."""
+    turns = [iter(first)] * len(first) + [iter(second)] * len(second)
     random.Random(f"mix {seed}").shuffle(turns)
-    left = {id(schedule): iter(schedule) for schedule in (first, second)}
-    return [next(left[id(schedule)]) for schedule in turns]
+    return [next(schedule) for schedule in turns]
 
 
 def _draw_round(

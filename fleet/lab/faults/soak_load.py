@@ -3,18 +3,21 @@ must have equal answers.
 """
 
 import random
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from fleet.lab.client.errors import ApiError
 from fleet.lab.faults.answer import ReceivedAnswer, first_difference, read_answer
 from fleet.lab.faults.clients import Gateways
+from fleet.lab.faults.load import RequestLoad
 
+ABORTED = 0.1
+"""Share of the clients that leave before the end of their answer."""
 ABORTED_AFTER = (1, 6)
 """Pieces of an answer after which its client leaves, at least and at most."""
+SHOWN_FAILURES = 8
 
 
 class SoakCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,9 +34,13 @@ class SoakCounts(msgspec.Struct, frozen=True, kw_only=True):
     first_failures: tuple[str, ...] = ()
 
 
-class SoakLoad:
-    """`total` requests in `duration_s`, or as fast as `concurrency` clients receive the answers if
-    that takes longer.
+COUNTED = SoakCounts.__struct_fields__[:-1]
+"""Names of the fields that are numbers."""
+
+
+class SoakLoad(RequestLoad):
+    """`total` requests in `duration_s`, or as fast as the clients receive the answers if that takes
+    longer.
     """
 
     def __init__(
@@ -43,110 +50,78 @@ class SoakLoad:
         *,
         total: int,
         duration_s: float,
-        aborts: float,
         seed: int,
     ) -> None:
-        self._gateways, self._bodies, self._total, self._seed = gateways, bodies, total, seed
-        self._interval_s, self._aborts = duration_s / total, aborts
-        self._began_s = time.perf_counter()
-        self._lock, self._stopped = threading.Lock(), threading.Event()
+        super().__init__(gateways, bodies)
+        self._total = total
+        self._seed = seed
+        self._interval_s = duration_s / total
         self._first: dict[int, ReceivedAnswer] = {}
-        self._ended: list[tuple[str, str, int, int]] = []
-        self._threads: list[threading.Thread] = []
-        self.sent = 0
-
-    def now_s(self) -> float:
-        return time.perf_counter() - self._began_s
+        self._ended: list[SoakCounts] = []
 
     @property
     def share_sent(self) -> float:
         return self.sent / self._total
 
-    def start(self, concurrency: int, advance: Callable[[], None]) -> None:
-        """Start the clients; `advance` is called after each request, from their threads."""
-        self._began_s = time.perf_counter()
-        self._threads = [
-            threading.Thread(target=self._run_client, args=(advance,), daemon=True)
-            for _ in range(concurrency)
-        ]
-        for thread in self._threads:
-            thread.start()
-
     @property
     def is_running(self) -> bool:
-        return any(thread.is_alive() for thread in self._threads)
+        return self._threads.is_alive()
 
     def stop(self) -> None:
         """Send nothing more; open answers end by themselves."""
-        self._stopped.set()
+        self._threads.cancelled.set()
 
     def counts(self) -> SoakCounts:
         with self._lock:
-            ended = list(self._ended)
-        kinds = [kind for kind, *_ in ended]
+            ended = [*self._ended, SoakCounts(lost=self.sent - len(self._ended))]
+        failures = [failure for each in ended for failure in each.first_failures]
         return SoakCounts(
-            answered=kinds.count("answered") + kinds.count("different"),
-            aborted=kinds.count("aborted"),
-            lost=kinds.count("lost") + self.sent - len(ended),
-            different=kinds.count("different"),
-            gateway_changes=sum(changes for _, _, changes, _ in ended),
-            refusals=sum(refusals for *_, refusals in ended),
-            first_failures=tuple(reason for _, reason, _, _ in ended if reason)[:8],
+            **{name: sum(getattr(each, name) for each in ended) for name in COUNTED},
+            first_failures=tuple(failures[:SHOWN_FAILURES]),
         )
 
-    def _run_client(self, advance: Callable[[], None]) -> None:
-        while (number := self._next_number()) is not None:
-            self._stopped.wait(max(0.0, number * self._interval_s - self.now_s()))
-            ended = self._request(number)
-            with self._lock:
-                self._ended.append(ended)
-            advance()
+    def _is_done(self) -> bool:
+        return self._threads.cancelled.is_set() or self.sent >= self._total
 
-    def _next_number(self) -> int | None:
+    def _request(self, number: int) -> None:
+        self._threads.cancelled.wait(max(0.0, number * self._interval_s - self.now_s()))
+        ended = self._answer(number)
         with self._lock:
-            if self._stopped.is_set() or self.sent >= self._total:
-                return None
-            self.sent += 1
-            return self.sent - 1
+            self._ended.append(ended)
 
-    def _request(self, number: int) -> tuple[str, str, int, int]:
-        """Return the kind of its end, the reason of a failure, and the numbers of gateways changed
-        and of refusals.
-        """
-        draw = random.Random(self._seed * 1_000_003 + number)
-        leaves_after = draw.randint(*ABORTED_AFTER) if draw.random() < self._aborts else 0
-        leaving = _Leaving(leaves_after)
-        request = number % len(self._bodies)
+    def _answer(self, number: int) -> SoakCounts:
+        """Return the counts of one request."""
+        request, leaving = number % len(self._bodies), _Leaving(self._seed, number)
         try:
             stream = self._gateways.receive(self._bodies[request], leaving.is_due)
+            counts = SoakCounts(gateway_changes=stream.gateway_changes, refusals=stream.refusals)
             if leaving.left:
-                return "aborted", "", stream.gateway_changes, stream.refusals
+                return replace(counts, aborted=1)
             answer = read_answer(stream.pieces)
         except ApiError as error:
-            return (
-                ("aborted", "", 0, 0)
-                if leaving.left
-                else ("lost", f"request {number}: {error}", 0, 0)
-            )
+            if leaving.left:
+                return SoakCounts(aborted=1)
+            return SoakCounts(lost=1, first_failures=(f"request {number}: {error}",))
         with self._lock:
             expected = self._first.setdefault(request, answer)
-        difference = first_difference(expected, answer)
-        if difference is None:
-            return "answered", "", stream.gateway_changes, stream.refusals
+        if (difference := first_difference(expected, answer)) is None:
+            return replace(counts, answered=1)
         reason = (
             f"request {number}: its {difference.medium} differs from byte {difference.offset} on"
         )
-        return "different", reason, stream.gateway_changes, stream.refusals
+        return replace(counts, answered=1, different=1, first_failures=(reason,))
 
 
 class _Leaving:
-    """A client that leaves after so many pieces of its answer; 0: never."""
+    """The decision of a client to leave after some pieces of its answer, or never."""
 
-    def __init__(self, after: int) -> None:
-        self._left, self._leaves = after, after > 0
+    def __init__(self, seed: int, number: int) -> None:
+        rng = random.Random(seed * 1_000_003 + number)
+        self._pieces_left = rng.randint(*ABORTED_AFTER) if rng.random() < ABORTED else None
         self.left = False
 
     def is_due(self) -> bool:
-        self._left -= 1
-        self.left = self._leaves and self._left <= 0
+        if self._pieces_left is not None:
+            self._pieces_left -= 1
+            self.left = self._pieces_left <= 0
         return self.left

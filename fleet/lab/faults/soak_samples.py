@@ -19,8 +19,8 @@ KEEPER, SERIES = "keeper", f"{PREFIX}series:*"
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. `kind`: its command, with the role of a worker. `pss_bytes`: with its part of
-    what several share.
+    """Resources of a process. `kind`: command of the process, with the role of a worker.
+    `pss_bytes`: memory with the process's share of shared pages.
     """
 
     kind: str

@@ -2,7 +2,7 @@
 gateway, and keep their turns.
 
 Each session asks one typed question after another. An answer passes if the audio that arrived, over
-however many connections, is that of its log, byte by byte; a session passes if at its end the
+however many connections, equals its log, byte by byte; a session passes if at its end the
 conversation still has every question and answer.
 """
 
@@ -14,9 +14,10 @@ import threading
 import time
 import wave
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import msgspec
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -31,6 +32,7 @@ from fleet.lab.client.realtime import (
     encode_event,
     update_audio_input,
 )
+from fleet.lab.faults.client_threads import ClientThreads
 from fleet.lab.measure.prompts import PROMPTS
 
 SILENCE_S = 5.0
@@ -51,16 +53,16 @@ is asked for again.
 UNAVAILABLE = ("redis_unreachable", "overloaded", "gateway_stopping")
 """Codes of errors to which HTTP's status is 503."""
 MAX_REPEATS = 200
+T = TypeVar("T")
 
 
 class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and its answer. `lost`: the reason for which it was not completely answered,
-    else "".
+    """A question and its answer. `lost`: reason why the question was not completely answered, else
+    "".
 
-    `resumed`: connections lost during the turn; `repeated`: responses asked for again, since they
-    were refused or lost;
-    `different`: the audio that arrived is not that of the log; `unread`: the log was not there to
-    compare.
+    `resumed`: number of connections lost during the turn; `repeated`: number of responses asked for
+    again, since they were refused or lost; `different`: whether the audio that arrived differs from
+    the log; `unread`: whether the log was not there to compare.
     Units: seconds; `asked_s` and `ended_s` since the phase began, `longest_gap_s` between two
     pieces of audio.
     """
@@ -79,8 +81,8 @@ class ChaosTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChaosSession(msgspec.Struct, frozen=True, kw_only=True):
-    """One conversation. `forgotten`: items that the conversation lacked at its end, or had with
-    other words.
+    """A conversation under test. `forgotten`: items that the conversation lacked at its end, or had
+    with other words.
     """
 
     turns: tuple[ChaosTurn, ...]
@@ -112,7 +114,10 @@ class _Turn:
     def ask_again(self) -> None:
         """Forget a response that the session does not know."""
         self.repeated += bool(self.response)
-        self.response, self.request, self.answer, self.status = "", "", "", ""
+        self.response = ""
+        self.request = ""
+        self.answer = ""
+        self.status = ""
         self.audio.clear()
 
     def add_audio(self, pcm: bytes) -> None:
@@ -128,8 +133,8 @@ class _Stopped(Exception):
 
 
 class VoiceConversation:
-    """One session's client, which blocks its thread. `finishing`: take no further turn;
-    `cancelled`: stop.
+    """The client of a session, which blocks its thread. `threads`: threads of all sessions, for
+    their events.
     """
 
     def __init__(
@@ -139,11 +144,13 @@ class VoiceConversation:
         model: str,
         seed: int,
         now_s: Callable[[], float],
-        finishing: threading.Event,
-        cancelled: threading.Event,
+        threads: ClientThreads,
     ) -> None:
-        self._number, self._apis, self._model, self._now_s = number, apis, model, now_s
-        self._finishing, self._cancelled = finishing, cancelled
+        self._number = number
+        self._apis = apis
+        self._model = model
+        self._now_s = now_s
+        self._threads = threads
         self._random = random.Random(f"{seed} {number}")
         self._gateways = itertools.count(number)
         self._session = ""
@@ -153,13 +160,16 @@ class VoiceConversation:
         """Items of the conversation with their transcripts; a typed question has none."""
         self._open: _Turn | None = None
 
-    def open_turn(self) -> ChaosTurn | None:
-        """Return the turn under way as a lost one."""
+    def unfinished(self) -> ChaosSession:
+        """Return the session of a client that has not ended; the turn under way is lost."""
         turn = self._open
-        return None if turn is None else self._result(turn, lost="its answer did not end")
+        if turn is None:
+            return self._session_of("session: its client failed, as its stack on stderr says")
+        self._turns.append(self._result(turn, lost="its answer did not end"))
+        return self._session_of()
 
-    def result(self, forgotten: Sequence[str] = ()) -> ChaosSession:
-        return ChaosSession(turns=tuple(self._turns), forgotten=tuple(forgotten))
+    def _session_of(self, *forgotten: str) -> ChaosSession:
+        return ChaosSession(turns=tuple(self._turns), forgotten=forgotten)
 
     def run(self, step: Callable[[], None]) -> ChaosSession:
         """Take turns until the run finishes, at least one; then compare the conversation with what
@@ -167,7 +177,7 @@ class VoiceConversation:
         """
         forgotten: list[str] = []
         try:
-            while not self._finishing.is_set() or not self._turns:
+            while not self._threads.finishing.is_set() or not self._turns:
                 self._turns.append(self._take_turn(len(self._turns)))
                 step()
                 if self._turns[-1].lost:
@@ -178,7 +188,7 @@ class VoiceConversation:
             pass
         finally:
             self._leave()
-        return self.result(forgotten)
+        return self._session_of(*forgotten)
 
     def _take_turn(self, number: int) -> ChaosTurn:
         """Ask a question and receive its answer, over however many connections."""
@@ -186,36 +196,37 @@ class VoiceConversation:
             number=number, question=f"item_q{self._number}_{number}", asked_s=self._now_s()
         )
         self._open = turn
-        lost = self._complete(turn)
-        result = self._result(turn, lost=lost) if lost else self._compare(turn)
+        text = self._random.choice(PROMPTS)
+        try:
+            self._persist(turn, lambda: self._advance(turn, text))
+            result = self._compare(turn)
+        except ApiError as error:
+            result = self._result(turn, lost=str(error))
         self._open = None
         return result
 
-    def _complete(self, turn: _Turn) -> str:
-        """Return "" once the answer is complete, or the reason for which it is not."""
-        text = self._random.choice(PROMPTS)
-        pause = threading.Event()
+    def _persist(self, turn: _Turn, attempt: Callable[[], T]) -> T:
+        """Repeat an attempt over further connections. Raises: ApiError if that is of no use, or
+        nothing has arrived for `GIVE_UP_S`.
+        """
         while True:
             try:
-                self._advance(turn, text)
-                return "" if turn.status in COMPLETE else f"the response was {turn.status}"
+                self._connect(turn)
+                return attempt()
             except ApiRefused as error:
                 reason = str(error)
             except (OSError, WebSocketException, ApiUnreachable) as error:
                 reason = f"the connection broke: {str(error) or type(error).__name__}"
-            except ApiError as error:
-                return str(error)
             self._abort()
             turn.resumed += 1
             if time.monotonic() - turn.progress_s > GIVE_UP_S:
-                return reason
-            pause.wait(RETRY_S)
+                raise ApiError(reason)
+            self._threads.cancelled.wait(RETRY_S)
 
     def _advance(self, turn: _Turn, text: str) -> None:
         """Receive the answer over one connection. Raises: ApiError, OSError, WebSocketException if
         that ends before.
         """
-        self._connect(turn)
         if not turn.is_asked:
             self._ask(turn, text)
         pause = threading.Event()
@@ -337,7 +348,7 @@ class VoiceConversation:
         WebSocketException.
         """
         assert self._socket is not None, "connected before"
-        if self._cancelled.is_set():
+        if self._threads.cancelled.is_set():
             raise _Stopped
         event = decode_any_event(self._socket.recv(SILENCE_S))
         if event.type != "error":
@@ -429,73 +440,44 @@ class VoiceConversation:
         return forgotten
 
     def _retrieve(self, turn: _Turn, item: str) -> str | None:
-        while True:
-            try:
-                self._connect(turn)
-                return self._has(turn, item)
-            except (OSError, WebSocketException, ApiError):
-                self._abort()
-                if time.monotonic() - turn.progress_s > GIVE_UP_S:
-                    return None
-                self._cancelled.wait(RETRY_S)
+        try:
+            return self._persist(turn, lambda: self._has(turn, item))
+        except ApiError:
+            return None
 
 
 class VoiceLoad:
-    """So many voice sessions, each on a thread of its own."""
+    """Voice sessions, `count` of them, each on a thread of its own."""
 
     def __init__(
         self, urls: Sequence[str], api_key: str | None, model: str, count: int, seed: int
     ) -> None:
-        self._finishing, self._cancelled = threading.Event(), threading.Event()
+        self._threads = ClientThreads()
         self._began_s = time.perf_counter()
         apis = [ApiClient(url, api_key) for url in urls]
         self._clients = [
-            VoiceConversation(
-                number, apis, model, seed, self._now_s, self._finishing, self._cancelled
-            )
+            VoiceConversation(number, apis, model, seed, self._now_s, self._threads)
             for number in range(count)
         ]
         self._results: dict[int, ChaosSession] = {}
-        self._threads: list[threading.Thread] = []
 
     def _now_s(self) -> float:
         return time.perf_counter() - self._began_s
 
-    @contextmanager
-    def running(self, step: Callable[[], None]) -> Iterator[None]:
+    def running(self, step: Callable[[], None]) -> AbstractContextManager[None]:
         """Hold the sessions during the block."""
-        self._began_s = time.perf_counter()
-        self._threads = [
-            threading.Thread(target=self._run, args=(number, step), daemon=True)
-            for number in range(len(self._clients))
-        ]
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._finishing.set()
 
-    def _run(self, number: int, step: Callable[[], None]) -> None:
-        self._results[number] = self._clients[number].run(step)
+        def run(number: int) -> None:
+            self._results[number] = self._clients[number].run(step)
+
+        self._began_s = time.perf_counter()
+        return self._threads.running(len(self._clients), run)
 
     def finish(self, timeout_s: float = 3 * GIVE_UP_S) -> tuple[ChaosSession, ...]:
         """Wait for the last answers; a session whose answer does not end has a lost turn."""
-        self._finishing.set()
-        deadline_s = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
-        self._cancelled.set()
+        self._threads.join(timeout_s)
+        self._threads.cancelled.set()
         return tuple(
-            self._results.get(number) or _with_open_turn(client)
+            self._results.get(number) or client.unfinished()
             for number, client in enumerate(self._clients)
         )
-
-
-def _with_open_turn(client: VoiceConversation) -> ChaosSession:
-    session, turn = client.result(), client.open_turn()
-    if turn is None:
-        return msgspec.structs.replace(
-            session, forgotten=("session: its client failed, as its stack on stderr says",)
-        )
-    return msgspec.structs.replace(session, turns=(*session.turns, turn))

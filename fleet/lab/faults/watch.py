@@ -25,8 +25,8 @@ NAMED_KEYS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A worker, a gateway or the leading conductor. `requests`: those of whose tasks it owns one,
-    or computes layers for one.
+    """A worker, a gateway or the leading conductor. `requests`: ids of the requests with a task
+    that the member owns, or computes layers for.
     """
 
     id: str

@@ -67,7 +67,7 @@ HIDDEN: Final = 256
 HEAD_DIM: Final = 64
 ROPE_THETA: Final = 10_000.0
 CONTROL_IDS: Final = 1024
-"""Number of the Talker's last ids, which `generate` never draws, except its end: the codes are
+"""Number of the Talker's last ids, which `generate` never samples, except its end: the codes are
 before them.
 """
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 
 def build_missing(name: str, make: Callable[[int], None], files: list[Path], workers: int) -> None:
-    """Build each shard whose file is missing: `make` gets its number. `name`: on the progress
-    bar.
+    """Build each shard whose file is missing: `make` gets its number. `name`: label of the
+    progress bar.
     """
     missing = [shard for shard, file in enumerate(files) if not file.exists()]
     if not missing:

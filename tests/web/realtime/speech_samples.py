@@ -5,7 +5,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.teacher import Voice
 
 RATE_HZ = 24_000

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.teacher import Voice
 from web.realtime.audio.played_text import (
     SpeakingRate,

@@ -44,7 +44,7 @@ def list_exchanges(split: Split, family: str) -> Iterator[Exchange]:
 
 @cache
 def known_sentences() -> frozenset[str]:
-    """Return every training sentence of the tables, those of memory included."""
+    """Return every training sentence of the tables, memory included."""
     exchanges = [exchange for family in TABLES for exchange in list_exchanges("train", family)]
     exchanges += [
         exchange for fact in memory.FACTS for exchange in fact.statements.exchanges("train")

@@ -26,7 +26,7 @@ def invented(rng: Random) -> str:
 
 
 def nonsense(rng: Random, max_words: int) -> str:
-    """Return at least two words, one of them invented."""
+    """Return at least two words, of which one is invented."""
     text = [
         rng.choice(_real()) if rng.random() < 0.6 else invented(rng)
         for _ in range(rng.randint(1, max_words - 1))

@@ -26,7 +26,7 @@ Filler = Callable[[], Exchange]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phrasings:
-    """Phrasings of one question: those of training (`asks`) and the held-out ones (`new_asks`)."""
+    """Phrasings of a question: in training (`asks`), and held out (`new_asks`)."""
 
     asks: Sequence[str]
     new_asks: Sequence[str]

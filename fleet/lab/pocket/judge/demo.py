@@ -1,29 +1,31 @@
-"""Demonstration: three questions to a running fleet, one of them spoken; saves the answers as WAV
-files and spectrograms.
+"""Demonstration: three questions to a running fleet, of which one is spoken; saves the answers as
+WAV files and as spectrograms in one picture.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import soundfile
+from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput
 from fleet.lab.pocket.corpus import ChatTurn, Dialogue
 from fleet.lab.pocket.judge import ask
 from fleet.lab.pocket.judge.ask import ChatQuestion, ChatReply, JudgeClient
-from fleet.lab.pocket.judge.spectrogram import Panel, draw
-from fleet.lab.pocket.judge.teach import speak_all
+from fleet.lab.pocket.judge.questions import speak_all
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ, Voice
+from fleet.lab.report.plot import saved_figure
 
 PICTURE: Final = "spectrograms.png"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """One question and the turns before it. `name`: of its file. `asked_by`: the user's voice; None
-    if the turns are typed.
+    """A question and the turns before it. `name`: name of the audio file. `asked_by`: the user's
+    voice, None for typed turns.
     """
 
     name: str
@@ -92,3 +94,60 @@ def _question(scene: Scene) -> ChatQuestion:
 def _title(scene: Scene, reply: ChatReply) -> str:
     how = "typed" if scene.asked_by is None else "spoken"
     return f"“{scene.question}” ({how}); {scene.voice}: “{reply.text}”"
+
+
+WINDOW_SAMPLES, HOP_SAMPLES = 720, 240
+"""Windows of 30 ms, long enough to resolve harmonics, every 10 ms."""
+TOP_HZ: Final = 8_000
+DEPTH_DB: Final = 60.0
+"""Levels further below the loudest are drawn as silence."""
+NUM_COLOURS: Final = 20
+"""Steps of 3 dB. With more colours or interpolation the file is several times as large."""
+MIN_S: Final = 1.0
+WIDTH_INCHES, HEIGHT_INCHES, DPI = 9.0, 2.3, 90
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """An answer to draw. `samples`: mono at 24 kHz in -1..1."""
+
+    title: str
+    samples: NDArray[np.float32]
+
+
+def draw(panels: Sequence[Panel], path: Path) -> None:
+    """Write the picture; `panels` has at least one."""
+    from matplotlib import colormaps
+
+    size = (WIDTH_INCHES, HEIGHT_INCHES * len(panels))
+    longest_s = max(MIN_S, *(len(panel.samples) / SAMPLE_RATE_HZ for panel in panels))
+    with saved_figure(path, len(panels), 1, size, dpi=DPI, sharex=True) as (_, places):
+        for panel, place in zip(panels, places, strict=True):
+            levels = levels_db(panel.samples)
+            length_s = levels.shape[1] * HOP_SAMPLES / SAMPLE_RATE_HZ
+            extent = (0, length_s, 0, TOP_HZ / 1000)
+            style = {
+                "cmap": colormaps["magma"].resampled(NUM_COLOURS),
+                "vmin": -DEPTH_DB,
+                "vmax": 0,
+                "interpolation": "nearest",
+            }
+            place.imshow(levels, origin="lower", aspect="auto", extent=extent, **style)
+            place.set_title(panel.title, fontsize=9)
+            place.set(xlim=(0, longest_s), ylabel="kHz")
+        places[-1].set_xlabel("s")
+
+
+def levels_db(samples: NDArray[np.float32]) -> NDArray[np.float64]:
+    """Return [frequencies up to `TOP_HZ`, hops] in dB below the loudest level, clipped at
+    `-DEPTH_DB`; lowest frequency first.
+
+    Silence is `-DEPTH_DB` everywhere.
+    """
+    padded = np.pad(samples.astype(np.float64), WINDOW_SAMPLES // 2)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW_SAMPLES)[::HOP_SAMPLES]
+    power = np.abs(np.fft.rfft(windows * np.hanning(WINDOW_SAMPLES), axis=1)) ** 2
+    power = power[:, : 1 + TOP_HZ * WINDOW_SAMPLES // SAMPLE_RATE_HZ]
+    floor = max(float(power.max(initial=0)), 1e-12) * 10 ** (-DEPTH_DB / 10)
+    loudest = floor * 10 ** (DEPTH_DB / 10)
+    return 10 * np.log10(np.maximum(power, floor) / loudest).T

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.lab.pocket.judge import pitch
-from fleet.lab.pocket.judge.grammar import can_produce
+from fleet.lab.pocket.judge.language import can_produce
 from fleet.lab.pocket.judge.recognise import Kind, Recogniser
 from fleet.lab.pocket.speech.analysis import analyse
 from fleet.lab.pocket.speech.wordlock import (
@@ -47,8 +47,8 @@ class SpokenReply:
 class SpeechMeasures:
     """Measures of one answer.
 
-    `heard` and `teacher_heard`: transcripts by language model. `pitch_errors`: of the answer;
-    `carried_errors`: of ideal codes.
+    `heard` and `teacher_heard`: transcripts by language model. `pitch_errors`: pitch errors of the
+    answer; `carried_errors`: pitch errors of ideal codes.
     Units: lengths exclude the silence around the speech, of which `lead_s` is before it; pitch
     errors in semitones, by hop.
     """

@@ -10,6 +10,8 @@ from fleet.core.errors import BadInput
 Part = Literal["typed", "speech_out", "speech_in", "speed"]
 PARTS: tuple[Part, ...] = get_args(Part)
 COMMAND = "fleet pocket eval"
+COUNTS = ("typed", "memory", "unknown", "speech_out", "speech_in", "speed")
+"""Options that are numbers of questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +48,7 @@ class JudgeOptions:
             )
         if not self.parts:
             raise BadInput(f"parts: none is named; use some of {', '.join(PARTS)}", param="parts")
-        for name in (
-            "typed",
-            "memory",
-            "unknown",
-            "speech_out",
-            "speech_in",
-            "speed",
-            "concurrency",
-            "workers",
-        ):
+        for name in (*COUNTS, "concurrency", "workers"):
             if getattr(self, name) < 1:
                 raise BadInput(
                     f"{name}: {getattr(self, name)} is too few; use at least 1", param=name
@@ -71,8 +64,7 @@ def options_of(
     api_key: str | None = None,
 ) -> JudgeOptions:
     """Build the options from a command's arguments. Raises: BadInput."""
-    counts = ("typed", "memory", "unknown", "speech_out", "speech_in", "speed")
-    sizes = {} if questions is None else dict.fromkeys(counts, questions)
+    sizes = {} if questions is None else dict.fromkeys(COUNTS, questions)
     chosen = cast("tuple[Part, ...]", tuple(parts)) or PARTS
     return JudgeOptions(
         parts=chosen, own_sampling=own_sampling, sounds=sounds, api_key=api_key, **sizes

@@ -1,9 +1,17 @@
-"""Selection of the held-out questions, without repetition and reproducible by seed."""
+"""Selection of the held-out questions, without repetition and reproducible by seed, and the
+teacher's speech of them.
 
-from collections.abc import Callable, Iterator
+espeak-ng carries its phase from text to text, so a fresh process synthesizes each list: equal lists
+give equal samples.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from itertools import islice
+from multiprocessing import get_context
 
 from fleet.lab.pocket.corpus import ChatTurn, Dialogue, dialogues, families
+from fleet.lab.pocket.teacher import SynthesizedSpeech, Teacher, Voice
 
 _MOST_ROUNDS = 2_000
 """Bound on the search: a family with few held-out questions is exhausted when most of them were
@@ -26,3 +34,19 @@ def _distinct(seed: int, wanted: Callable[[Dialogue], bool]) -> Iterator[Dialogu
         if dialogue.turns not in seen and wanted(dialogue):
             seen.add(dialogue.turns)
             yield dialogue
+
+
+Line = tuple[str, Voice]
+
+
+def speak_all(lines: Sequence[Line]) -> list[SynthesizedSpeech]:
+    """Synthesize the lines in their order, in a fresh process. Raises: ConfigError if espeak-ng is
+    missing.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_speak, list(lines)).result()
+
+
+def _speak(lines: Sequence[Line]) -> list[SynthesizedSpeech]:
+    teacher = Teacher()
+    return [teacher.speak(text, voice) for text, voice in lines]

@@ -15,8 +15,7 @@ import soxr
 from numpy.typing import NDArray
 
 from fleet.lab.pocket.corpus import dialogues
-from fleet.lab.pocket.judge.bigram import arpa
-from fleet.lab.pocket.judge.grammar import jsgf
+from fleet.lab.pocket.judge.language import arpa, jsgf
 from fleet.lab.pocket.judge.words import dictionary_text, known_words, model_folder
 
 Kind = Literal["bigram", "grammar"]

@@ -1,4 +1,4 @@
-"""One evaluation of a running fleet, part by part. Writes no file except the requested WAV
+"""Evaluation of a running fleet, part by part. Writes no file except the requested WAV
 files.
 """
 

@@ -6,6 +6,7 @@ training does not use.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -21,14 +22,14 @@ from fleet.lab.pocket.hearing.voices import known_voice, unseen_voice
 from fleet.lab.pocket.judge import ask
 from fleet.lab.pocket.judge.ask import JudgeClient
 from fleet.lab.pocket.judge.options import COMMAND, JudgeOptions
-from fleet.lab.pocket.judge.questions import distinct
+from fleet.lab.pocket.judge.questions import distinct, speak_all
 from fleet.lab.pocket.judge.report import Figure, JudgedAnswer, JudgeReport, Transcribed, share
-from fleet.lab.pocket.judge.teach import speak_all
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ as TEACHER_RATE_HZ
 from fleet.lab.pocket.teacher import SynthesizedSpeech, Voice
 from fleet.lab.report.progress import progress_bar
 
 NOISE: Final = "pink"
+_figure = partial(Figure, "speech_in")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,22 +101,14 @@ def _figures(
     condition: Condition, answered: Sequence[JudgedAnswer], transcribed: Sequence[Transcribed]
 ) -> tuple[Figure, ...]:
     right = share([each.right for each in answered])
-    wer = 100 * float(
-        jiwer.wer([each.text for each in transcribed], [each.transcript for each in transcribed])
-    )
+    wer = jiwer.wer([each.text for each in transcribed], [each.transcript for each in transcribed])
+    name, target = condition.name, condition.target
     return (
-        Figure(
-            part="speech_in",
-            name=f"right answers, {condition.name}",
-            value=right,
-            count=len(answered),
-            target=condition.target,
-        ),
-        Figure(
-            part="speech_in",
-            name=f"WER of transcripts, {condition.name}",
-            value=wer,
-            count=len(transcribed),
+        _figure(f"right answers, {name}", right, len(answered), target=target),
+        _figure(
+            f"WER of transcripts, {name}",
+            100 * float(wer),
+            len(transcribed),
             target=condition.wer_target,
             at_most=True,
         ),

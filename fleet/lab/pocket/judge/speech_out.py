@@ -5,7 +5,8 @@ Transcripts are compared with the answer's own text, by pronunciation: a wrong a
 spelling of the same pronunciation, is no error of the speech.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 
@@ -15,13 +16,12 @@ import soundfile
 
 from fleet.lab.pocket.corpus import Dialogue, spoken
 from fleet.lab.pocket.judge.ask import MAX_ANSWER_S, ChatReply, JudgeClient, typed
-from fleet.lab.pocket.judge.grammar import can_produce
+from fleet.lab.pocket.judge.language import can_produce
 from fleet.lab.pocket.judge.listen import SpeechMeasures, SpokenReply, listen_all
 from fleet.lab.pocket.judge.options import COMMAND, JudgeOptions
 from fleet.lab.pocket.judge.pitch import within
-from fleet.lab.pocket.judge.questions import distinct
+from fleet.lab.pocket.judge.questions import distinct, speak_all
 from fleet.lab.pocket.judge.report import Figure, Histogram, JudgedSpeech, JudgeReport, share
-from fleet.lab.pocket.judge.teach import speak_all
 from fleet.lab.pocket.judge.words import MISSING, alike, by_pronunciation, known_words, unsayable
 from fleet.lab.pocket.shape import VOICES
 from fleet.lab.pocket.teacher import SAMPLE_RATE_HZ
@@ -31,6 +31,7 @@ LENGTH_TOLERANCE = 0.15
 ENDLESS_RATIO, ENDLESS_S = 2.0, 1.0
 """Factor on the teacher's length, and seconds added: a longer answer counts as one without end."""
 HISTOGRAM_SEMITONES, BIN_SEMITONES = 6.0, 0.25
+_figure = partial(Figure, "speech_out")
 
 SpeechOutResult = tuple[tuple[Figure, ...], tuple[JudgedSpeech, ...], Histogram]
 
@@ -129,50 +130,37 @@ def _figures(
 def _wer_figures(judged: Sequence[JudgedSpeech]) -> list[Figure]:
     figures: list[Figure] = []
     for kind, target in (("bigram", 8.0), ("grammar", 3.0)):
-        name = f"WER, {kind}"
-        figures.append(_wer(name, judged, kind, lambda each: each.heard, target))
-        figures += [
-            _wer(
-                f"{name}, {voice}",
-                [each for each in judged if each.voice == voice],
-                kind,
-                lambda each: each.heard,
-            )
-            for voice in sorted(VOICES)
-        ]
-        figures.append(
-            _wer(f"{name}, the teacher's own speech", judged, kind, lambda each: each.teacher_heard)
-        )
+        name, heard = f"WER, {kind}", _pairs(judged, kind)
+        figures.append(_wer(name, heard, target))
+        for voice in sorted(VOICES):
+            of_voice = [each for each in judged if each.voice == voice]
+            figures.append(_wer(f"{name}, {voice}", _pairs(of_voice, kind)))
+        teacher = _pairs(judged, kind, by_teacher=True)
+        figures.append(_wer(f"{name}, the teacher's own speech", teacher))
     of_tables = [each for each in judged if can_produce(each.text)]
+    teacher = _pairs(of_tables, "bigram", by_teacher=True)
     return [
         *figures,
-        _wer("WER, bigram, what the grammar can say", of_tables, "bigram", lambda each: each.heard),
-        _wer(
-            "WER, bigram, the same by the teacher",
-            of_tables,
-            "bigram",
-            lambda each: each.teacher_heard,
-        ),
+        _wer("WER, bigram, what the grammar can say", _pairs(of_tables, "bigram")),
+        _wer("WER, bigram, the same by the teacher", teacher),
     ]
 
 
-def _wer(
-    name: str,
-    judged: Sequence[JudgedSpeech],
-    kind: str,
-    words: Callable[[JudgedSpeech], dict[str, str]],
-    target: float | None = None,
-) -> Figure:
-    pairs = [
-        (by_pronunciation(each.text), by_pronunciation(words(each)[kind]))
-        for each in judged
-        if kind in words(each)
+def _pairs(
+    judged: Sequence[JudgedSpeech], kind: str, *, by_teacher: bool = False
+) -> list[tuple[str, str]]:
+    """Return (text, transcript) of each speech, or of the teacher's, with one kind of model."""
+    transcripts = [(each.text, each.teacher_heard if by_teacher else each.heard) for each in judged]
+    return [
+        (by_pronunciation(text), by_pronunciation(heard[kind]))
+        for text, heard in transcripts
+        if kind in heard
     ]
-    value = (
-        100 * float(jiwer.wer([text for text, _ in pairs], [transcript for _, transcript in pairs]))
-        if pairs
-        else None
-    )
+
+
+def _wer(name: str, pairs: Sequence[tuple[str, str]], target: float | None = None) -> Figure:
+    texts, transcripts = [text for text, _ in pairs], [transcript for _, transcript in pairs]
+    value = 100 * float(jiwer.wer(texts, transcripts)) if pairs else None
     return _figure(name, value, len(pairs), target=target, at_most=True)
 
 
@@ -227,26 +215,6 @@ def _save(folder: Path, voices: Sequence[str], replies: Sequence[ChatReply]) -> 
             SAMPLE_RATE_HZ,
             subtype="PCM_16",
         )
-
-
-def _figure(
-    name: str,
-    value: float | None,
-    count: int,
-    *,
-    unit: str = "%",
-    target: float | None = None,
-    at_most: bool = False,
-) -> Figure:
-    return Figure(
-        part="speech_out",
-        name=name,
-        value=value,
-        unit=unit,
-        count=count,
-        target=target,
-        at_most=at_most,
-    )
 
 
 def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:

@@ -1,11 +1,12 @@
 """Evaluation of speed on this machine: one listener alone, then four concurrent ones that play
 audio as it arrives.
 
-Requests and timing are those of `fleet bench`. The figures mean little while other processes use
-the machine.
+Requests and timing are the same as in `fleet bench`. The figures mean little while other
+processes use the machine.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import cycle, islice
 
 from fleet.lab.measure.load import LoadPhase, run_phase
@@ -17,6 +18,7 @@ from fleet.lab.pocket.shape import VOICES
 from fleet.lab.report.progress import progress_bar
 
 LISTENERS, WARM_UP = 4, 3
+_figure = partial(Figure, "speed", at_most=True)
 
 
 def judge(report: JudgeReport, client: JudgeClient, options: JudgeOptions) -> JudgeReport:
@@ -42,45 +44,21 @@ def _phase(client: JudgeClient, name: str, bodies: Sequence[bytes], listeners: i
 
 
 def _alone(phase: LoadPhase) -> list[Figure]:
-    rtf, first = phase.summary("rtf"), phase.summary("first_audio_s")
-    count = len(phase.metrics)
+    rtf, first, count = phase.summary("rtf"), phase.summary("first_audio_s"), len(phase.metrics)
+    p50_ms, p95_ms = (1e3 * first.p50, 1e3 * first.p95) if first else (None, None)
     return [
-        _figure(
-            "RTF of one stream, median", rtf.p50 if rtf else None, count, unit="s/s", target=0.5
-        ),
-        _figure(
-            "first audio, median", 1e3 * first.p50 if first else None, count, unit="ms", target=400
-        ),
-        _figure(
-            "first audio, 95th percentile", 1e3 * first.p95 if first else None, count, unit="ms"
-        ),
+        _figure("RTF of one stream, median", rtf.p50 if rtf else None, count, "s/s", 0.5),
+        _figure("first audio, median", p50_ms, count, "ms", 400),
+        _figure("first audio, 95th percentile", p95_ms, count, "ms"),
     ]
 
 
 def _together(phase: LoadPhase) -> list[Figure]:
     count, first = len(phase.metrics), phase.summary("first_audio_s")
     underruns = sum((each.stalled_s or 0) > 0 or not each.audio_s for each in phase.metrics)
+    streams, p50_ms = f"{LISTENERS} streams at once", 1e3 * first.p50 if first else None
     return [
-        _figure(
-            f"answers that ran dry, {LISTENERS} streams at once",
-            float(underruns),
-            count,
-            unit="",
-            target=0,
-        ),
-        _figure(f"audio made, {LISTENERS} streams at once", phase.throughput, count, unit="s/s"),
-        _figure(
-            f"first audio, {LISTENERS} streams at once, median",
-            1e3 * first.p50 if first else None,
-            count,
-            unit="ms",
-        ),
+        _figure(f"answers that ran dry, {streams}", float(underruns), count, "", 0),
+        _figure(f"audio made, {streams}", phase.throughput, count, "s/s"),
+        _figure(f"first audio, {streams}, median", p50_ms, count, "ms"),
     ]
-
-
-def _figure(
-    name: str, value: float | None, count: int, *, unit: str, target: float | None = None
-) -> Figure:
-    return Figure(
-        part="speed", name=name, value=value, unit=unit, count=count, target=target, at_most=True
-    )

@@ -78,4 +78,4 @@ def _family(name: str, count: int, seed: int) -> list[Dialogue]:
 
 def _figure(name: str, answered: Sequence[JudgedAnswer], target: float | None) -> Figure:
     value = share([each.right for each in answered])
-    return Figure(part="typed", name=name, value=value, count=len(answered), target=target)
+    return Figure("typed", name, value, len(answered), target=target)

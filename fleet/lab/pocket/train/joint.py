@@ -192,7 +192,7 @@ class JointExam:
 class JointPart:
     """Thinker and audio tower as one trainable part.
 
-    Raises: ConfigError if one of them is not trained yet.
+    Raises: ConfigError if a part is not trained yet.
     """
 
     name = "joint"

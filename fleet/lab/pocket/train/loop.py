@@ -72,8 +72,8 @@ def compiled(function: Compilable, *, dynamic: bool | None = None) -> Compilable
 def initialise(
     module: nn.Module, generator: torch.Generator, num_layers: int, residual: tuple[str, ...]
 ) -> None:
-    """Initialise matrices to preserve their input's scale, and those of residual branches to shrink
-    with the number of layers.
+    """Initialise matrices to preserve their input's scale, and matrices of residual branches to
+    shrink with the number of layers.
 
     `residual`: ends of the names of the matrices at the end of a branch, of which each layer has
     two.

@@ -37,8 +37,8 @@ class PointerTargets:
     first_row: int
 
     def fed(self, ahead: int) -> Tensor:
-        """Return the index [B, F] of the symbol `ahead` of the spoken one, at most that of the
-        row's input or the text's end.
+        """Return the index [B, F] of the symbol `ahead` of the spoken one, at most the index of
+        the row's input or of the text's end.
         """
         length = self.symbol_BF.shape[1]
         return (
@@ -102,7 +102,7 @@ def pointer_accuracy(tapped: Tapped, spoken: PointerTargets, first_frame: int) -
 
 def _scores(tapped: Tapped, spoken: PointerTargets) -> tuple[Tensor, int]:
     """Return the scores of the predicting rows, and the key of symbol 0: the keys of earlier rows
-    precede those of the rows.
+    come first.
     """
     num_before = tapped.scores_BhLK.shape[-1] - tapped.scores_BhLK.shape[-2]
     return tapped.scores_BhLK[:, :, spoken.first_row :], num_before + spoken.first_row

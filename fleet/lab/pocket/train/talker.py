@@ -3,10 +3,12 @@
 The silent lead keeps text ahead of speech, and pointer supervision trains two heads to find the
 symbols being spoken. Half of the utterances, and all near the end, have earlier user turns as a
 prefix, so that the Talker learns to ignore them. The data folder is checked for new shards now and
-then; a resumed run is identical only if the data set was complete.
+then; a resumed run is identical only if the data set was complete. Greedy generation measures
+during training whether the speech ends.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,21 +18,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleet.core.errors import ConfigError
+from fleet.lab.pocket.corpus import encode
 from fleet.lab.pocket.shape import LEAD_FRAMES, NUM_CODE_GROUPS, SEED, text_table
 from fleet.lab.pocket.speech.shards import CODES, Utterance, load_utterances
 from fleet.lab.pocket.train.loop import Schedule
 from fleet.lab.pocket.train.pointer import PointerHeads, pointer_accuracy
 from fleet.lab.pocket.train.talker_batch import (
     CODEC_ROW,
+    END,
     FIRST_ROW,
     IGNORED,
     Prefixes,
     Sampler,
     TalkerBatch,
+    controls,
     make_batch,
+    text_side,
 )
 from fleet.lab.pocket.train.talker_forward import Lean, Past, Trunk, new_talker
-from fleet.lab.pocket.train.talker_speak import speak
 
 SCHEDULE = Schedule(steps=3000, evaluate_every=250)
 BATCH, NUM_PREFIXES = 32, 4
@@ -98,16 +103,16 @@ class TalkerPart:
         self._held_out = load_utterances(self._data, "held_out")[:NUM_HELD_OUT]
 
     def _forward(self, batch: TalkerBatch, dropout: float) -> Trunk:
-        text_rows = self._lean.text_rows(self._table.to(torch.get_default_device()))
+        text_embeddings = self._lean.text_embeddings(self._table.to(torch.get_default_device()))
         past: Past | None = None
         if batch.prefix_GP is not None:
             times = len(batch.text_BL) // len(batch.prefix_GP)
             past = self._lean.trunk(
-                F.embedding(batch.prefix_GP, text_rows), dropout=dropout
+                F.embedding(batch.prefix_GP, text_embeddings), dropout=dropout
             ).past.repeated(times)
-        rows = F.embedding(batch.text_BL, text_rows)
-        controls = self._lean.control_rows(batch.controls_B6)
-        fed_back = self._lean.code_rows(batch.input_BTQ, batch.first_only_BT)
+        rows = F.embedding(batch.text_BL, text_embeddings)
+        controls = self._lean.control_embeddings(batch.controls_B6)
+        fed_back = self._lean.code_embeddings(batch.input_BTQ, batch.first_only_BT)
         codec = torch.cat([torch.zeros_like(rows[:, :CODEC_ROW]), controls, fed_back], 1)
         return self._lean.trunk(rows + codec, past, dropout=dropout, tap=True)
 
@@ -206,3 +211,76 @@ class TalkerPart:
 
 def _share(right: Tensor) -> float:
     return float(right.float().mean())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpokenCodes:
+    """Generated codes [T, Q] with the silent lead. `ended`: False if the limit ended them."""
+
+    codes: NDArray[np.int64]
+    ended: bool
+
+
+@torch.no_grad()
+def speak(
+    lean: Lean,
+    table_VH: Tensor,
+    texts: Sequence[str],
+    voices: Sequence[str],
+    prefix_P: Sequence[int],
+    max_frames: int,
+) -> list[SpokenCodes]:
+    """Generate the codes of each text after the same prefix (ids as in `TalkerBatch.prefix_GP`, may
+    be empty).
+    """
+    text_embeddings = lean.text_embeddings(table_VH)
+    ids = torch.tensor([text_side(encode(text), FIRST_ROW + 1 + max_frames) for text in texts])
+    rows_BLH = text_embeddings[ids]
+    opening = rows_BLH[:, : FIRST_ROW + 1].clone()
+    opening[:, CODEC_ROW:] += lean.control_embeddings(
+        torch.tensor([controls(voice) for voice in voices])
+    )
+    past = _prefix_rows(lean, text_embeddings, prefix_P, len(texts))
+    trunk = lean.trunk(opening, past)
+    frames: list[Tensor] = []
+    ended_B = torch.zeros(len(texts), dtype=torch.bool)
+    lengths_B = torch.full((len(texts),), max_frames)
+    for frame in range(max_frames):
+        codes_BQ, is_end_B = _frame(lean, trunk)
+        lengths_B[is_end_B & ~ended_B] = frame
+        ended_B |= is_end_B
+        if bool(ended_B.all()):
+            break
+        frames.append(codes_BQ)
+        row_B1H = lean.code_embeddings(codes_BQ[:, None]) + rows_BLH[:, FIRST_ROW + 1 + frame, None]
+        trunk = lean.trunk(row_B1H, trunk.past)
+    codes = (
+        torch.stack(frames, 1).cpu().numpy()
+        if frames
+        else np.zeros((len(texts), 0, NUM_CODE_GROUPS), np.int64)
+    )
+    return [
+        SpokenCodes(codes=each[:length], ended=ended)
+        for each, length, ended in zip(codes, lengths_B.tolist(), ended_B.tolist(), strict=True)
+    ]
+
+
+def _prefix_rows(
+    lean: Lean, text_embeddings: Tensor, prefix_P: Sequence[int], times: int
+) -> Past | None:
+    if not prefix_P:
+        return None
+    return lean.trunk(text_embeddings[torch.tensor([list(prefix_P)])]).past.repeated(times)
+
+
+def _frame(lean: Lean, trunk: Trunk) -> tuple[Tensor, Tensor]:
+    """Return the codes of one frame, and True where its first code is the end (its other codes are
+    undefined).
+    """
+    hidden_BH = trunk.hidden_BLH[:, -1]
+    first_B = lean.first_logits(hidden_BH).argmax(-1)
+    is_end_B = first_B == END
+    codes = [first_B.masked_fill(is_end_B, 0)]
+    for _ in range(NUM_CODE_GROUPS - 1):
+        codes.append(lean.residual_logits(hidden_BH, torch.stack(codes, 1))[-1].argmax(-1))
+    return torch.stack(codes, 1), is_end_B

@@ -36,8 +36,8 @@ NUM_FIRST = CODEBOOK_SIZE + 1
 
 
 class Layer(NamedTuple):
-    """Parameters of a decoder layer. `shared`: those of the shared expert (gate, up, down, its own
-    gate), or None.
+    """Parameters of a decoder layer. `shared`: parameters of the shared expert (gate, up, down,
+    its own gate), or None.
     """
 
     norm_in: Tensor
@@ -310,7 +310,7 @@ class Lean:
             for x_NH, head in zip(x_NqH.unbind(1), predictor.lm_head, strict=False)
         ]
 
-    def code_rows(self, codes_BTQ: Tensor, only_first_BT: Tensor | None = None) -> Tensor:
+    def code_embeddings(self, codes_BTQ: Tensor, only_first_BT: Tensor | None = None) -> Tensor:
         """Return the sum [B, T, H] of each frame's code embeddings; where `only_first_BT`, of the
         first code alone.
         """
@@ -324,11 +324,11 @@ class Lean:
             0, codes_BTQ.shape[:2]
         )
 
-    def control_rows(self, ids: Tensor) -> Tensor:
+    def control_embeddings(self, ids: Tensor) -> Tensor:
         return F.embedding(ids, self._talker.model.codec_embedding.weight)
 
-    def text_rows(self, table_VH: Tensor) -> Tensor:
-        """Return the Talker's embedding [V + 1, H] of the text side; the last row is that of audio
+    def text_embeddings(self, table_VH: Tensor) -> Tensor:
+        """Return the Talker's embedding [V + 1, H] of the text side; the last row is for audio
         positions.
         """
         text = self._talker.text_projection(table_VH)

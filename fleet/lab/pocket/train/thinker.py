@@ -89,7 +89,7 @@ class ThinkerModel(nn.Module):
 def run_layers(
     thinker: ThinkerModel, states: Tensor, batch: "PackedBatch", block: Block
 ) -> tuple[Tensor, Tensor]:
-    """Compute the input of the head, equal to that of the HF model, from that of the first layer.
+    """Compute the input of the head, as the HF model does, from the input of the first layer.
 
     Also return the input of layer `POINTER_LAYER`. Shapes: rows x row length x hidden.
     """
@@ -161,7 +161,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One dialogue in ids, the weight of the loss on each, the pairs (position, source) of
+    """A dialogue in ids, the weight of the loss on each, the pairs (position, source) of
     `PackedBatch.sources`, and the bounds of the user's words.
     """
 
@@ -477,19 +477,19 @@ def _answer_batch(
     mask = torch.tensor([[0] * (longest - len(each)) + [1] * len(each) for each in prompts])
     states = embed_ids(ids)
     cache = DynamicCache()
-    drawn: list[Tensor] = []
+    sampled: list[Tensor] = []
     has_ended = torch.zeros(len(prompts), dtype=torch.bool)
-    while len(drawn) < max_len and not has_ended.all():
+    while len(sampled) < max_len and not has_ended.all():
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -states.shape[1] :]
         result = thinker.model(
             inputs_embeds=states, attention_mask=mask, position_ids=positions, past_key_values=cache
         )
         ids = thinker.lm_head(result.last_hidden_state[:, -1:]).argmax(-1)
         states = thinker.model.embed_tokens(ids)
-        drawn.append(ids)
+        sampled.append(ids)
         has_ended |= ids[:, 0] == _END
         mask = torch.cat((mask, torch.ones_like(ids)), 1)
-    return [_until_end(row) for row in torch.cat(drawn, 1).tolist()]
+    return [_until_end(row) for row in torch.cat(sampled, 1).tolist()]
 
 
 def _until_end(ids: Sequence[int]) -> str:

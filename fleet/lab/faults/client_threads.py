@@ -1,0 +1,55 @@
+"""Clients of a load, each on a thread of its own, so that the fleet is measured and not an event
+loop beside it. Knows no request.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class ClientThreads:
+    """Threads that run `run(number)` for the clients 0 to `count` - 1.
+
+    `finishing`: set when clients shall begin nothing more; `cancelled`: set when clients shall
+    stop immediately. `ended`: numbers of the clients that have returned without an error.
+    """
+
+    def __init__(self) -> None:
+        self.finishing = threading.Event()
+        self.cancelled = threading.Event()
+        self.ended: set[int] = set()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, count: int, run: Callable[[int], object]) -> None:
+        def run_to_end(number: int) -> None:
+            run(number)
+            self.ended.add(number)
+
+        # Daemons: a client whose answer never ends must not keep the command from ending.
+        self._threads = [
+            threading.Thread(target=run_to_end, args=(number,), daemon=True)
+            for number in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @contextmanager
+    def running(self, count: int, run: Callable[[int], object]) -> Iterator[None]:
+        """Run the clients during the block, and set `finishing` at its end."""
+        self.start(count, run)
+        try:
+            yield
+        finally:
+            self.finishing.set()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until all clients have ended, for at most `timeout_s`."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def is_alive(self, number: int | None = None) -> bool:
+        """Return True while a client runs; without `number`, while any client runs."""
+        threads = self._threads if number is None else [self._threads[number]]
+        return any(thread.is_alive() for thread in threads)

@@ -1,0 +1,162 @@
+"""The verdict on a run: lost and different answers, leftovers; and the pauses, which are not
+judged. Measures nothing.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from fleet.lab.faults.captures import CaptureReport
+from fleet.lab.faults.faults import InjectedFault
+from fleet.lab.faults.load import Outcome
+from fleet.lab.faults.pauses import (
+    FaultGroup,
+    Pauses,
+    group_by_detection,
+    group_by_kind,
+    is_open_during,
+    pauses_of,
+)
+from fleet.lab.faults.requests import is_sampled
+from fleet.lab.faults.save_report import SaveReport, report_saves
+from fleet.lab.faults.saves import SavedConversation
+from fleet.lab.faults.schedule import Moment
+from fleet.lab.faults.voice import ChaosSession
+from fleet.lab.faults.watch import Residue
+from fleet.lab.report.machine import Machine
+
+INVARIANT = "invariant"
+
+
+class ChaosRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of a run, with its options and environment.
+
+    `began`: local time, ISO 8601. `replicas`, `standby`: numbers of workers by role. `requests`:
+    number of different requests, each sent at least once under faults. `voice`: number of voice
+    sessions. `faults_left`: number of faults that were not injected. `captures`: samples for the
+    trainer, None without a trainer.
+    """
+
+    began: str
+    command: tuple[str, ...]
+    machine: Machine
+    model: str
+    numerics: str
+    seed: int
+    requests: int
+    concurrency: int
+    replicas: dict[str, int]
+    standby: dict[str, int]
+    voice: int = 0
+    faults: tuple[InjectedFault, ...]
+    faults_left: int
+    residue: Residue
+    sessions: tuple[ChaosSession, ...] = ()
+    conversations: tuple[SavedConversation, ...] = ()
+    captures: CaptureReport | None = None
+    undisturbed: tuple[Outcome, ...]
+    disturbed: tuple[Outcome, ...]
+
+
+class Verdict(ChaosRecord, frozen=True, kw_only=True):
+    """The judgement of a run.
+
+    `open_requests`: number of requests that were open when a signal was sent, or started while a
+    process was stopped. `faults_by_role`: counts by role and signal. `aimed`: number of faults that
+    waited for a moment, by the moment's name; `in_moment`: number of faults that hit it.
+    `refusals`: answers with status 503, after each of which the client tried again. `saves`: report
+    on saved conversations, None without any.
+    """
+
+    passed: bool
+    answered: int
+    answered_greedy: int
+    answered_sampled: int
+    gateway_changes: int
+    refusals: int
+    lost: tuple[Outcome, ...]
+    changed: tuple[Outcome, ...]
+    different: tuple[Outcome, ...]
+    open_requests: int
+    pauses_open: Pauses
+    pauses_undisturbed: Pauses
+    kinds: tuple[FaultGroup, ...]
+    detections: tuple[FaultGroup, ...]
+    faults_by_role: dict[str, dict[str, int]]
+    aimed: dict[str, int]
+    in_moment: dict[str, int]
+    saves: SaveReport | None
+
+
+def judge(record: ChaosRecord) -> Verdict:
+    """Pass a run if nothing is lost, changed, different or left over, and the fleet recovered from
+    every fault.
+
+    Differences count only with invariant numerics: else the undisturbed run has roundings of its
+    own.
+    """
+    disturbed, faults = record.disturbed, record.faults
+    lost = tuple(outcome for outcome in disturbed if outcome.lost)
+    changed = tuple(outcome for outcome in disturbed if outcome.changed)
+    different = tuple(outcome for outcome in disturbed if outcome.difference)
+    open_requests = [
+        outcome for outcome in disturbed if any(is_open_during(outcome, fault) for fault in faults)
+    ]
+    answered = len(disturbed) - len(lost)
+    sampled = sum(is_sampled(outcome.request) for outcome in disturbed if not outcome.lost)
+    alone = {
+        role
+        for role, count in record.replicas.items()
+        if count == 1 and not record.standby.get(role)
+    }
+    saves = report_saves(record.conversations, faults)
+    wrong = (
+        *lost,
+        *changed,
+        *(different if record.numerics == INVARIANT else ()),
+        *(saves.wrong if saves else ()),
+    )
+    return Verdict(
+        **msgspec.structs.asdict(record),
+        passed=not wrong and _is_recovered(record) and _is_spoken(record.sessions),
+        answered=answered,
+        answered_greedy=answered - sampled,
+        answered_sampled=sampled,
+        gateway_changes=sum(outcome.gateway_changes for outcome in disturbed),
+        refusals=sum(outcome.refusals for outcome in disturbed),
+        lost=lost,
+        changed=changed,
+        different=different,
+        open_requests=len(open_requests),
+        pauses_open=pauses_of(open_requests),
+        pauses_undisturbed=pauses_of(record.undisturbed),
+        kinds=group_by_kind(disturbed, faults, alone),
+        detections=group_by_detection(disturbed, faults, alone),
+        faults_by_role=_count_by_role(faults),
+        aimed=dict(Counter(fault.moment for fault in faults if fault.moment is not Moment.ANY)),
+        in_moment=dict(Counter(fault.moment for fault in faults if fault.in_moment)),
+        saves=saves,
+    )
+
+
+def _is_recovered(record: ChaosRecord) -> bool:
+    """Return True if the fleet survived all faults with nothing left, and the trainer has all
+    samples.
+    """
+    recovered = all(fault.recovered_s is not None for fault in record.faults)
+    captured = record.captures is None or not record.captures.wrong
+    return recovered and captured and not record.faults_left and record.residue.is_empty
+
+
+def _is_spoken(sessions: Sequence[ChaosSession]) -> bool:
+    """Return True if every voice session has all its turns."""
+    failed = [turn for session in sessions for turn in session.turns if turn.lost or turn.different]
+    return not failed and not any(session.forgotten for session in sessions)
+
+
+def _count_by_role(faults: Sequence[InjectedFault]) -> dict[str, dict[str, int]]:
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for fault in faults:
+        counts[fault.role][fault.signal] += 1
+    return {role: dict(of_role) for role, of_role in counts.items()}
