@@ -14,7 +14,7 @@ from fleet.conductor.transitions import TABLE, Happened, next_state
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 R = RequestId("r")
@@ -266,14 +266,3 @@ def test_missing_row_of_the_transition_table_raises() -> None:
     for state, happened in missing:
         with pytest.raises(TransitionError):
             next_state(state, happened)
-
-
-def test_first_decode_item_enters_last_prefill_and_later_items_decode() -> None:
-    edge = next(edge for edge in GRAPH.edges if edge.transitions)
-    decode = Walk("decode")
-    assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == [
-        "last_prefill",
-        "decode",
-        "decode",
-        "decode",
-    ]

@@ -32,7 +32,6 @@ LARGE = {
     "fleet/worker/main.py: run_worker",
     "tests/contract/test_engine.py",
     "tests/e2e/test_telemetry.py: test_traces_logs_and_worker_commands_of_a_fleet_of_processes",
-    "tests/fundamentals/test_fencing.py",
     "tests/oracle/test_omni_spans.py",
     "tests/span_route.py",
     "tests/unit/test_chaos.py",

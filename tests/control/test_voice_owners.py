@@ -1,0 +1,138 @@
+"""A voice session belongs to the credential that opened it; the sessions of one client secret are
+bounded across the fleet.
+"""
+
+from typing import cast
+
+import redis
+
+from fleet.control import keys
+from fleet.control.connect import pairs, text
+from fleet.core.ids import WorkerId
+from tests.control.test_fencing_voice import KEEP_MS, OTHER, end, hold, save
+from tests.control_plane import GATEWAY, Control
+
+API, SECRET, ANOTHER = "", "secret:1a2b", "secret:3c4d"
+HOUR_US = 3_600_000_000
+
+
+def open_session(
+    control: Control, session: str, owner: str, *, holder: WorkerId = GATEWAY, bound: int = 1
+) -> bool:
+    return len(hold(control, session, owner, new=True, holder=holder, bound=bound)) > 1
+
+
+def resume_session(control: Control, session: str, owner: str) -> bool:
+    return len(hold(control, session, owner)) > 1
+
+
+def sessions_of(control: Control, owner: str) -> set[str]:
+    return {
+        text(name)
+        for name in cast("list[bytes]", control.client.zrange(keys.voices_of(owner), 0, -1))
+    }
+
+
+def test_session_is_unknown_to_every_owner_but_its_own(control: Control) -> None:
+    assert open_session(control, "by-key", API) and open_session(control, "by-secret", SECRET)
+    for session, owner in (("by-key", SECRET), ("by-secret", ANOTHER), ("by-secret", API)):
+        assert hold(control, session, owner) == hold(control, "no-such", owner) == []
+    assert resume_session(control, "by-key", API) and resume_session(control, "by-secret", SECRET)
+
+
+def test_session_without_owner_belongs_to_the_api_key(control: Control) -> None:
+    """Sessions of an older gateway have no owner field."""
+    control.client.hset(keys.voice("old"), mapping={"epoch": "5", "holder": GATEWAY, "state": b"x"})
+    assert not resume_session(control, "old", SECRET) and resume_session(control, "old", API)
+
+
+def test_secret_sessions_are_bounded_over_all_gateways(control: Control) -> None:
+    control.register(OTHER, "")
+    assert open_session(control, "a", SECRET)
+    assert hold(control, "b", SECRET, new=True, holder=OTHER) == [b"full"]
+    assert not control.client.exists(keys.voice("b")), "a refused session leaves nothing"
+    assert open_session(control, "c", ANOTHER) and all(
+        open_session(control, f"key-{number}", API) for number in range(5)
+    )
+    assert open_session(control, "b", SECRET, bound=2) and hold(
+        control, "d", SECRET, new=True, bound=2
+    ) == [b"full"]
+
+
+def test_secret_opens_another_session_once_its_session_has_ended(control: Control) -> None:
+    held = hold(control, "a", SECRET, new=True)
+    assert end(control, "a", held[0]) == "ok"
+    assert open_session(control, "b", SECRET)
+    assert end(control, "b") == "ok"
+    assert open_session(control, "c", SECRET) and sessions_of(control, SECRET) == {"c"}
+
+
+def test_resumed_session_is_not_counted_twice(control: Control) -> None:
+    assert open_session(control, "a", SECRET, bound=2) and resume_session(control, "a", SECRET)
+    assert open_session(control, "b", SECRET, bound=2) and not open_session(
+        control, "c", SECRET, bound=2
+    )
+
+
+def test_longest_absent_session_is_replaced_first(control: Control) -> None:
+    first, second = (hold(control, name, SECRET, new=True, bound=2) for name in ("a", "b"))
+    assert (
+        save(control, "a", first[0], {"away_us": b"20"})
+        == save(control, "b", second[0], {"away_us": b"10"})
+        == "ok"
+    )
+    replaced = hold(control, "c", SECRET, new=True, bound=2)
+    assert replaced[3] == [b"b"] and sessions_of(control, SECRET) == {"a", "c"}
+    assert save(control, "b", second[0], {}) == "stale", "the write notifies its gateway"
+    assert not resume_session(control, "b", SECRET)
+    assert resume_session(control, "a", SECRET)
+    assert not open_session(control, "d", SECRET, bound=2), "a client that returned is not absent"
+
+
+def test_session_of_a_dead_gateway_is_replaced(control: Control) -> None:
+    control.register(OTHER, "")
+    assert open_session(control, "a", SECRET, holder=OTHER) and not open_session(
+        control, "b", SECRET
+    )
+    control.client.zadd(keys.WORKERS, {OTHER: 1})
+    assert not open_session(control, "b", SECRET), (
+        "Redis's clock may have been set: the gateway is not fenced"
+    )
+    control.kill(OTHER)
+    assert open_session(control, "b", SECRET) and sessions_of(control, SECRET) == {"b"}
+
+
+def test_unrenewed_session_is_not_counted(control: Control) -> None:
+    """A session's record and its count expire together, even if its gateway is gone."""
+    client: redis.Redis = control.client
+    assert open_session(control, "a", SECRET)
+    assert 0 < client.pttl(keys.voices_of(SECRET)) <= KEEP_MS
+    client.zadd(keys.voices_of(SECRET), {"a": 1})
+    assert open_session(control, "b", SECRET) and sessions_of(control, SECRET) == {"b"}
+
+
+def test_expired_sessions_leave_the_list_without_being_read(control: Control) -> None:
+    control.client.zadd(keys.VOICES, {"expired": 1})
+    assert open_session(control, "a", API)
+    assert control.client.zrange(keys.VOICES, 0, -1) == [b"a"]
+
+
+def test_session_age_counts_from_its_beginning_on_the_clock_of_redis(control: Control) -> None:
+    """The age of a queued session restarts when it is held again; a session with stored state keeps
+    its start.
+    """
+    held = hold(control, "a", API, new=True)
+    began_us = int(text(control.client.hget(keys.voice("a"), "started_us"))) - HOUR_US
+    control.client.hset(keys.voice("a"), "started_us", str(began_us))
+    assert int(text(hold(control, "a", API)[1])) < HOUR_US, "the session was only queued"
+    control.client.hset(keys.voice("a"), mapping={"started_us": str(began_us), "state": b"x"})
+    again = hold(control, "a", API)
+    assert int(text(again[1])) >= HOUR_US and pairs(again[2])["state"] == b"x"
+    assert int(text(again[0])) > int(text(held[0]))
+
+
+def test_operator_end_is_shown_to_the_owner_alone(control: Control) -> None:
+    assert open_session(control, "a", SECRET) and open_session(control, "b", API)
+    assert end(control, "a") == end(control, "b") == "ok"
+    ended = {name: text(control.client.get(keys.voice_ended(name))) for name in ("a", "b")}
+    assert ended == {"a": f"1{SECRET}", "b": "1"}
