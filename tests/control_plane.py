@@ -183,8 +183,19 @@ class Control:
         )
         return self.run(call)
 
-    def register(self, worker: WorkerId, role: str = ROLE, **options: Any) -> str:
-        return self.run(scripts.register(worker, role, LEASE_US, {"kind": "test"}, **options))
+    def register(
+        self,
+        worker: WorkerId,
+        role: str = ROLE,
+        *,
+        replicas: int = 1,
+        standby: int = 0,
+        **fields: str,
+    ) -> str:
+        call = scripts.register(
+            worker, role, LEASE_US, {"kind": "test", **fields}, replicas=replicas, standby=standby
+        )
+        return self.run(call)
 
     def renew(self, worker: WorkerId = WORKER) -> str:
         return self.run(scripts.renew(worker, LEASE_US, {"running": 1}))
@@ -260,9 +271,16 @@ def place(agent: WorkerId) -> Location:
 
 
 def submission(
-    request: str, *, bound: int = 8, roles: Sequence[RoleName] = (), grace_us: int = 0
+    request: str,
+    *,
+    bound: int = 8,
+    roles: Sequence[RoleName] = (),
+    grace_us: int = 0,
+    session: str = "",
 ) -> scripts.Call:
-    spec = RequestSpec(id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,))
+    spec = RequestSpec(
+        id=RequestId(request), graph="text", prompt_ids=(1,), outputs=(TEXT,), session=session
+    )
     return scripts.submit(
         spec,
         None,

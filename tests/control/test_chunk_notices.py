@@ -3,7 +3,6 @@ log of its edge.
 """
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from typing import cast
 
 import msgspec
 import pytest
@@ -13,23 +12,30 @@ from fleet.config import load_config
 from fleet.control import client as gateway_client
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import connect, run, text, texts
+from fleet.control.connect import connect, first_text, run, text, texts
 from fleet.control.notices import ChunkNotice, CreditNotice, Notice, RelocationNotice
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import WIRE_VERSION, Chunk, Location, WireTensor, encode_chunk
 from fleet.core.errors import FleetError
-from fleet.core.events import TaskFailed
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.worker.process.redis_link import TRIM_AFTER, RedisLink
-from tests.control_plane import REQUEST, STAGE, TEXT, WORKER, Control, join, place
+from tests.control_plane import (
+    REQUEST,
+    TEXT,
+    WORKER,
+    Control,
+    appended,
+    commands_run,
+    join,
+    place,
+)
 from tests.harness import gateway_at
 from tests.support import stream_entries
 
 PRODUCER, CONSUMER, EDGE = StageName("lm"), StageName("voice"), EdgeName("codes")
 WORKERS = {PRODUCER: WorkerId("lm@test:1:a"), CONSUMER: WorkerId("voice@test:1:b")}
 GATEWAY = WorkerId("gateway@test:1:c")
-LEASE_US = 60_000_000
 SMALL, LARGE = 16, 48_000
 
 
@@ -40,9 +46,9 @@ class Pair:
 
     def __init__(self, client: redis.Redis) -> None:
         self.client = client
-        run(client, scripts.register(GATEWAY, "", LEASE_US, {"kind": "test"}))
-        for stage, worker in WORKERS.items():
-            run(client, scripts.register(worker, stage, LEASE_US, {"kind": "test"}))
+        control = Control(client)
+        for worker, role in ((GATEWAY, ""), *((w, stage) for stage, w in WORKERS.items())):
+            control.register(worker, role)
         self.epochs: dict[RequestId, Epoch] = {}
 
     def open(self, *requests: str) -> list[RequestId]:
@@ -55,35 +61,25 @@ class Pair:
             )
             assert texts(run(self.client, call))[0] == "ok"
             for stage, worker in WORKERS.items():
-                self.epochs[request] = self.own(request, stage, worker)
+                epoch = self.epoch(request, stage)
+                claim = scripts.claim(worker, RoleName(stage), "0-1", request, stage, epoch)
+                assert first_text(run(self.client, claim)) == "ok"
             self.epochs[request] = self.epoch(request, PRODUCER)
         return opened
 
-    def own(self, request: RequestId, stage: StageName, worker: WorkerId) -> Epoch:
-        epoch = self.epoch(request, stage)
-        answer = cast(
-            "list[bytes]",
-            run(self.client, scripts.claim(worker, RoleName(stage), "0-1", request, stage, epoch)),
-        )
-        assert answer[0] == b"ok"
-        return epoch
-
     def epoch(self, request: RequestId, stage: StageName) -> Epoch:
-        return Epoch(int(text(self.client.hget(keys.task(request, stage), "epoch"))))
+        return Control(self.client).epoch(stage, request)
 
     def append(
         self, *chunks: tuple[RequestId, int, int], location: Location | None = None
     ) -> list[str]:
         """Append chunks of (request, index, number of bytes) in one call."""
         items = [
-            scripts.Append(
+            appended(
+                chunk_of(request, index, size, self.epochs[request]),
                 stage=PRODUCER,
                 consumer=CONSUMER,
-                location=location or {},
-                event=None,
-                finish=False,
-                num_items=1,
-                chunk=chunk_of(request, index, size, self.epochs[request]),
+                location=location,
             )
             for request, index, size in chunks
         ]
@@ -128,11 +124,6 @@ def named(notices: Sequence[Notice]) -> list[tuple[RequestId, int, int]]:
     for chunk in found:
         assert chunk.tensors["data"].data == bytes([chunk.index]) * chunk.num_rows
     return [(chunk.request, chunk.index, chunk.num_rows) for chunk in found]
-
-
-def commands_run(client: redis.Redis) -> dict[str, int]:
-    stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    return {name.removeprefix("cmdstat_"): counts["calls"] for name, counts in stats.items()}
 
 
 def test_large_chunk_is_in_the_log_only_and_is_received(pair: Pair, link: RedisLink) -> None:
@@ -296,24 +287,16 @@ async def opened(gateway: FleetClient, client: redis.Redis) -> tuple[ClientStrea
     """Submit a request; return its answer, and the epoch at which the test owns its task."""
     spec = RequestSpec(id=REQUEST, graph="text", prompt_ids=(1,), outputs=(TEXT,))
     stream = await gateway.requests.submit(spec, None)
-    return stream, Control(
-        client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
-    ).own()
+    return stream, Control(client).lead().own()
 
 
 def append_text(client: redis.Redis, epoch: Epoch, *chunks: tuple[int, int]) -> None:
     """Append chunks of (index, number of bytes) in one call."""
     items = [
-        scripts.Append(
-            stage=STAGE,
-            consumer=CLIENT,
-            location={},
-            event=None,
-            finish=False,
-            num_items=1,
-            chunk=msgspec.structs.replace(
+        appended(
+            msgspec.structs.replace(
                 chunk_of(REQUEST, index, size, epoch), edge=TEXT, first_row=index * size
-            ),
+            )
         )
         for index, size in chunks
     ]
@@ -335,17 +318,7 @@ async def test_gateway_receives_the_chunks_before_the_end_of_a_failed_request(
 ) -> None:
     stream, epoch = await opened(gateway, client)
     append_text(client, epoch, (0, LARGE))
-    failed = TaskFailed(
-        request=REQUEST,
-        stage=STAGE,
-        epoch=epoch,
-        code="engine_error",
-        message="it broke",
-        param=None,
-    )
-    run(client, scripts.fail(failed))
-    leader = text(client.get(keys.CONDUCTOR))
-    run(client, scripts.end_request(leader, REQUEST, "failed", "engine_error", "it broke", None))
+    Control(client, text(client.get(keys.CONDUCTOR))).end("it broke")
     assert (await anext(stream)).num_rows == LARGE
     with pytest.raises(FleetError, match="it broke"):
         await anext(stream)

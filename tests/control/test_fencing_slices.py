@@ -9,18 +9,16 @@ from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, text
 from fleet.core.events import TaskLost
-from fleet.core.ids import CLIENT, Epoch, RequestId, WorkerId
+from fleet.core.ids import CLIENT, RequestId, WorkerId
 from tests.control_plane import (
     GATEWAY,
-    ROLE,
-    STAGE,
+    OTHER_GATEWAY,
     WORKER,
     Control,
     num_commands,
 )
 
 NUM_HELD, MAX_COMMANDS = 150, 1000
-OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 
 
 @pytest.fixture
@@ -50,10 +48,8 @@ def test_fencing_takes_few_tasks_per_call_and_ends_all_of_them(
     control.kill(GATEWAY)
     first = states_of(control, held).count("lost")
     assert 0 < first < NUM_HELD / 2
-    assert control.run(scripts.renew(GATEWAY, 1_000_000, {})) == "unlisted", (
-        "its other rights end with the first call"
-    )
-    assert control.run(scripts.attach(held[0], GATEWAY)) == "unlisted"
+    assert control.renew(GATEWAY) == "unlisted", "its other rights end with the first call"
+    assert control.attach(GATEWAY, request=held[0]) == "unlisted"
     assert 1 < continue_fencing(control) < NUM_HELD
     assert set(states_of(control, held)) == {"lost"}
     assert control.client.exists(keys.FENCING, keys.worker_tasks(GATEWAY)) == 0
@@ -83,7 +79,7 @@ def test_request_attached_to_another_gateway_meanwhile_stays_there(
         if state == "running"
     )
     assert control.register(OTHER_GATEWAY, "") == "ok"
-    assert control.run(scripts.attach(remaining, OTHER_GATEWAY)) == "ok"
+    assert control.attach(OTHER_GATEWAY, request=remaining) == "ok"
     continue_fencing(control)
     assert control.client.hget(keys.task(remaining, CLIENT), "owner") == OTHER_GATEWAY.encode()
 
@@ -119,10 +115,6 @@ def test_fencing_a_worker_with_many_tasks_is_short(control: Control) -> None:
     for number in range(100):
         request = f"req-held{number:03}"
         assert control.submit(request, bound=200)[0] == "ok"
-        epoch = Epoch(int(text(control.client.hget(keys.task(RequestId(request), STAGE), "epoch"))))
-        assert (
-            control.run(scripts.claim(WORKER, ROLE, "0-1", RequestId(request), STAGE, epoch))
-            == "ok"
-        )
+        assert control.claim(request=RequestId(request)) == "ok"
     assert num_commands(control.client, scripts.fence_worker("", WORKER, died=True), "ok") < 2000
     assert control.run(scripts.fence_tasks(control.leader, WORKER)) in ("more", "ok")

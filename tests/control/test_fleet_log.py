@@ -97,22 +97,22 @@ def test_dead_letter_is_an_error_with_the_last_worker_and_the_request(control: C
 def test_drain_is_logged_when_it_is_ordered_and_when_it_is_done(control: Control) -> None:
     epoch = control.own()
     for _ in range(2):
-        assert control.run(scripts.order(WORKER, "drain")) == "ok"
-        assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+        assert control.order("drain") == "ok"
+        assert control.renew() == "ok"
     control.append(epoch, finish=True)
     for _ in range(2):
-        assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+        assert control.renew() == "ok"
     ordered, drained = log_lines(control.client)
     assert ordered.message == f"worker {WORKER} is ordered to drain; it holds {REQUEST} ({STAGE})"
     assert drained.message == f"worker {WORKER} is drained: it holds no tasks and accepts none"
     assert {(line.level, line.worker, line.stage) for line in (ordered, drained)} == {
         ("info", WORKER, STAGE)
     }
-    assert control.run(scripts.order(WORKER, "drain")) == "ok"
-    assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+    assert control.order("drain") == "ok"
+    assert control.renew() == "ok"
     for order in ("resume", "resume", "drain"):
-        assert control.run(scripts.order(WORKER, order)) == "ok"
-    assert control.run(scripts.renew(WORKER, 60_000_000, {})) == "ok"
+        assert control.order(order) == "ok"
+    assert control.renew() == "ok"
     later_messages = [
         line.message.partition(";")[0].removeprefix(f"worker {WORKER} is ")
         for line in log_lines(control.client)[2:]
@@ -129,7 +129,7 @@ def test_stop_is_logged_when_it_begins_and_when_the_worker_has_left(
     control: Control, ordered: bool
 ) -> None:
     if ordered:
-        assert control.run(scripts.order(WORKER, "stop")) == "ok"
+        assert control.order("stop") == "ok"
     for call in (scripts.drain(WORKER), scripts.fence_worker("", WORKER)):
         control.run(call)
         control.run(call)

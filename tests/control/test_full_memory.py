@@ -10,17 +10,14 @@ import redis
 from redis.exceptions import ResponseError
 
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import connect
 from fleet.control.outage import code_of
 from fleet.core.ids import CLIENT, Epoch, WorkerId
 from tests.control_plane import (
     GATEWAY,
-    LEASE_US,
     OTHER,
     REQUEST,
-    ROLE,
     STAGE,
-    TEXT,
     WORKER,
     Control,
 )
@@ -31,13 +28,7 @@ from tests.support import RedisProcess
 def control(server: RedisProcess) -> Iterator[Control]:
     """A control plane on a Redis of its own, with one request whose task a worker runs."""
     with connect(server.url) as client:
-        control = Control(
-            client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
-        )
-        control.register(GATEWAY, "")
-        control.register(WORKER)
-        assert control.submit(REQUEST)[0] == "ok"
-        yield control
+        yield Control(client).begin()
 
 
 @contextmanager
@@ -49,48 +40,23 @@ def full_memory(client: redis.Redis) -> Iterator[None]:
         client.config_set("maxmemory", 0)
 
 
-def offer_blocks(control: Control, epoch: Epoch) -> None:
-    assert (
-        control.run(
-            scripts.hand_off(REQUEST, STAGE, epoch, WORKER, ROLE, num_rows=3, data=b"blocks")
-        )
-        == "ok"
-    )
-
-
-def ack(epoch: Epoch) -> scripts.Call:
-    return scripts.ack(
-        [
-            scripts.Ack(
-                request=REQUEST,
-                stage=CLIENT,
-                epoch=epoch,
-                edge=TEXT,
-                consumed=1,
-                producer=STAGE,
-                delivered=True,
-            )
-        ]
-    )
-
-
 def keep_and_end(control: Control, epoch: Epoch) -> list[str]:
     """Renew, acknowledge, lead and fence, then grant the lost task again and claim it; return the
     answers.
     """
     answers = [
-        control.run(scripts.renew(WORKER, LEASE_US, {"running": 1})),
-        control.run(scripts.renew(GATEWAY, LEASE_US, {})),
-        control.run(ack(control.epoch(CLIENT))),
+        control.renew(),
+        control.renew(GATEWAY),
+        control.acknowledge(delivered=True),
         "ok"
         if control.run(scripts.lead(WorkerId("conductor@test"), control.leader, 60_000))
         == control.leader
         else "lost",
     ]
     control.depose()
-    answers += [control.register(OTHER), control.run(scripts.fence_worker("", WORKER, died=True))]
+    answers += [control.register(OTHER), control.leave(died=True)]
     answers.append(control.grant(control.epoch()))
-    return [*answers, control.claim(control.epoch(), OTHER), control.run(scripts.drain(OTHER))]
+    return [*answers, control.claim(control.epoch(), OTHER), control.drain(OTHER)]
 
 
 def test_rights_are_kept_and_ended_with_a_full_memory(control: Control) -> None:
@@ -126,7 +92,7 @@ def test_work_ends_or_moves_with_a_full_memory(control: Control, name: str) -> N
 
 
 def test_offered_blocks_are_released_with_a_full_memory(control: Control) -> None:
-    offer_blocks(control, control.own())
+    assert control.hand_off(control.own()) == "ok"
     with full_memory(control.client):
         assert control.run(scripts.release(REQUEST, STAGE, WORKER)) == "ok"
     assert control.client.hget(keys.kv(REQUEST, STAGE), "data") == b""
@@ -139,7 +105,7 @@ def test_added_work_is_refused_as_a_whole_with_a_full_memory(control: Control) -
         for add in (
             lambda: control.submit("req-2"),
             lambda: control.append(epoch),
-            lambda: offer_blocks(control, epoch),
+            lambda: control.hand_off(epoch),
         ):
             with pytest.raises(ResponseError) as refused:
                 add()

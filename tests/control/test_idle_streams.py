@@ -4,7 +4,6 @@ notices were lost.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import cast
 
 import pytest
 import redis
@@ -14,15 +13,23 @@ from redis.asyncio.connection import AbstractConnection
 from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import MAX_CONNECTIONS, run, run_async, text
+from fleet.control.connect import MAX_CONNECTIONS, run_async, text
 from fleet.control.stream import ClientStream
-from fleet.core.ids import CLIENT, RequestId, WorkerId
+from fleet.core.ids import CLIENT, RequestId
 from fleet.core.request import RequestSpec
-from tests.control_plane import REQUEST, STAGE, TEXT, WORKER, Control, join
+from tests.control_plane import (
+    OTHER_GATEWAY,
+    REQUEST,
+    STAGE,
+    TEXT,
+    WORKER,
+    Control,
+    commands_run,
+    join,
+)
 from tests.harness import gateway_at
 
 NUM_IDLE = 250
-OTHER_GATEWAY = WorkerId("gateway@test:2:b")
 
 
 class Idle:
@@ -32,8 +39,7 @@ class Idle:
 
     def __init__(self, client: redis.Redis, gateway: FleetClient) -> None:
         self.client, self.gateway = client, gateway
-        leader = text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
-        self.control = Control(client, leader)
+        self.control = Control(client).lead()
         assert join(client, WORKER) == ["ok"]
         self.read: list[RequestId] = []
 
@@ -83,9 +89,8 @@ async def test_idle_streams_are_compared_in_few_calls(idle: Idle) -> None:
     await idle.catch_up()
     idle.client.config_resetstat()
     assert await idle.catch_up() == []
-    stats = cast("dict[str, dict[str, int]]", idle.client.info("commandstats"))
-    assert "cmdstat_xrange" not in stats
-    assert stats["cmdstat_evalsha"]["calls"] < NUM_IDLE / 10
+    counts = commands_run(idle.client)
+    assert "xrange" not in counts and counts["evalsha"] < NUM_IDLE / 10
 
 
 def append(idle: Idle, index: int = 1) -> None:
@@ -93,7 +98,7 @@ def append(idle: Idle, index: int = 1) -> None:
 
 
 def grant_again(idle: Idle) -> None:
-    assert idle.control.run(scripts.redeliver(REQUEST, STAGE, idle.control.epoch())) == "ok"
+    assert idle.control.redeliver(idle.control.epoch()) == "ok"
 
 
 def lose_acknowledgements(idle: Idle) -> None:
@@ -101,10 +106,7 @@ def lose_acknowledgements(idle: Idle) -> None:
 
 
 def end(idle: Idle) -> None:
-    call = scripts.end_request(
-        idle.control.leader, REQUEST, "failed", "engine_error", "it failed", None
-    )
-    assert idle.control.run(call) == "ok"
+    assert idle.control.end() == "ok"
 
 
 def lose_request(idle: Idle) -> None:
@@ -115,7 +117,7 @@ def lose_request(idle: Idle) -> None:
 
 def attach_elsewhere(idle: Idle) -> None:
     assert idle.control.register(OTHER_GATEWAY, "") == "ok"
-    assert idle.control.run(scripts.attach(REQUEST, OTHER_GATEWAY)) == "ok"
+    assert idle.control.attach(OTHER_GATEWAY) == "ok"
 
 
 @pytest.mark.parametrize(

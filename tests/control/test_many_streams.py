@@ -22,6 +22,7 @@ from fleet.control.connect import Reply, connect, entry_order, run, text
 from fleet.control.stream import ClientStream
 from fleet.core.chunk import Chunk
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
+from tests.control_plane import commands_run
 from tests.harness import answer, collected, fake_spec, fake_spec_of, open_fleet
 from tests.support import await_until
 
@@ -227,10 +228,7 @@ def test_leader_reads_each_role_once_for_many_overdue_grants(
     age_grants(client, driver)
     client.config_resetstat()
     driver.turn()
-    stats = cast("dict[str, dict[str, int]]", client.info("commandstats"))
-    reads = sum(
-        counts["calls"] for name, counts in stats.items() if name.startswith("cmdstat_xinfo")
-    )
+    reads = sum(n for name, n in commands_run(client).items() if name.startswith("xinfo"))
     assert reads == len({stage for _, stage in driver.granted_at})
 
 

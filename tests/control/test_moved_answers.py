@@ -1,9 +1,9 @@
 """An answer that moved between gateways has one reader, also after Redis lost the write that moved
-it.
+it; a fenced gateway resumes every answer that it held.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -11,15 +11,19 @@ from typing import cast
 import pytest
 import redis
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
+from fleet.config import load_config
 from fleet.control import keys, scripts
 from fleet.control import requests as requests_module
-from fleet.control.client import ClientStream, FleetClient
-from fleet.control.connect import run, run_with, text
+from fleet.control.client import FleetClient
+from fleet.control.connect import run, run_async, run_with, text
+from fleet.control.stream import ClientStream
 from fleet.core.errors import ResumedElsewhere
-from fleet.core.ids import CLIENT, EdgeName, RequestId, StageName, WorkerId
+from fleet.core.ids import CLIENT, RequestId, StageName, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
+from tests.control_plane import commands_run, join
 from tests.harness import (
     EdgeArrays,
     ThreadFleet,
@@ -27,16 +31,19 @@ from tests.harness import (
     assert_same,
     collected,
     fake_spec,
+    fake_spec_of,
     gateway,
     in_step,
+    open_fleet,
     thread_fleet,
     wait_ended,
 )
 from tests.support import await_until
 
-TEXT, LM = EdgeName("text"), StageName("lm")
-NUM_TOKENS, NUM_RENEWALS = 40, 4
-SETTINGS = (*in_step(get_graph("text")), "lease.worker_ttl_s=3600", "lease.gateway_timeout_s=3600")
+LM = StageName("lm")
+IN_STEP = in_step(get_graph("text"))
+NUM_RENEWALS = 4
+SETTINGS = (*IN_STEP, "lease.worker_ttl_s=3600", "lease.gateway_timeout_s=3600")
 """The test renews leases itself, and nothing is aborted for its gateway's absence."""
 
 
@@ -99,7 +106,7 @@ class Moving:
         """Begin an answer at the first gateway; its reader has the first chunk, and its workers
         wait for credit.
         """
-        spec = fake_spec(self.fleet, num_tokens=NUM_TOKENS)
+        spec = fake_spec(self.fleet)
         stream = await self.first.requests.submit(spec, None)
         await anext(stream)
         return spec, stream
@@ -114,7 +121,7 @@ class Moving:
 async def two_gateways(url: str, *settings: str) -> AsyncIterator[Moving]:
     with thread_fleet(url, "graph=text", *SETTINGS, *settings) as fleet:
         async with gateway(fleet) as first, gateway(fleet) as second:
-            expected = await answer(first, fake_spec(fleet, num_tokens=NUM_TOKENS))
+            expected = await answer(first, fake_spec(fleet))
             yield Moving(fleet, first, second, expected)
 
 
@@ -299,3 +306,118 @@ async def test_cancelled_submission_leaves_no_stream(
         submitted.cancel()
         await asyncio.wait([submitted])
         assert submitted.cancelled() and requests.num_held == 0
+
+
+NUM_HELD, MANY_HELD = 3, 250
+SHORT_LEASE, LONG_LEASE = "lease.worker_ttl_s=0.5", "lease.worker_ttl_s=3600"
+Send = Callable[[], Awaitable[object]]
+
+
+async def begin(client: FleetClient, fleet: ThreadFleet) -> list[tuple[RequestSpec, ClientStream]]:
+    """Submit answers that are not read yet: each waits for its credit."""
+    held: list[tuple[RequestSpec, ClientStream]] = []
+    for _ in range(NUM_HELD):
+        spec = fake_spec(fleet)
+        held.append((spec, await client.requests.submit(spec, None)))
+    return held
+
+
+def fence(fleet: ThreadFleet, client: FleetClient) -> None:
+    run(fleet.clients[0], scripts.fence_worker("", client.id, died=True))
+
+
+def intercept_attach(request: RequestId, once: Callable[[Send], Awaitable[object]]) -> object:
+    """Return a `run_async` whose first attach of the request is done by `once`."""
+    intercepted: list[RequestId] = []
+
+    async def send(client: Redis, call: scripts.Call) -> object:
+        if call.script != "attach" or request not in call.args or intercepted:
+            return await run_async(client, call)
+        intercepted.append(request)
+        return await once(lambda: run_async(client, call))
+
+    return send
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before the attach", "before its reply"])
+async def test_failed_reattachment_is_repeated_at_the_next_renewal(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, *, is_done: bool
+) -> None:
+    async def lose_connection(send: Send) -> object:
+        if is_done:
+            await send()
+        raise RedisConnectionError("the connection broke")
+
+    async with open_fleet(redis_url, SHORT_LEASE, "lease.gateway_timeout_s=2", *IN_STEP) as (
+        fleet,
+        client,
+    ):
+        expected = await answer(client, fake_spec(fleet))
+        held = await begin(client, fleet)
+        monkeypatch.setattr(
+            requests_module, "run_async", intercept_attach(held[1][0].id, lose_connection)
+        )
+        fence(fleet, client)
+        for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+            assert_same(received, expected)
+
+
+async def test_cancelled_caller_does_not_interrupt_the_rejoin(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a further renewal: the caller that found the fence is cancelled during the rejoin,
+    and every answer is resumed.
+    """
+    async with open_fleet(redis_url, LONG_LEASE, "lease.gateway_timeout_s=2", *IN_STEP) as (
+        fleet,
+        client,
+    ):
+        expected = await answer(client, fake_spec(fleet))
+        held = await begin(client, fleet)
+        other = fake_spec(fleet)
+
+        async def cancel_caller(send: Send) -> object:
+            left = asyncio.Event()
+            cancelled_submit.add_done_callback(lambda _: left.set())
+            cancelled_submit.cancel()
+            await left.wait()
+            return await send()
+
+        monkeypatch.setattr(
+            requests_module, "run_async", intercept_attach(held[1][0].id, cancel_caller)
+        )
+        fence(fleet, client)
+        cancelled_submit = asyncio.create_task(client.requests.submit(other, None))
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled_submit
+        for received in await asyncio.gather(*(collected(stream, spec) for spec, stream in held)):
+            assert_same(received, expected)
+
+
+@pytest.fixture
+async def holder(redis_url: str, client: redis.Redis) -> AsyncIterator[FleetClient]:
+    """A gateway that holds `MANY_HELD` requests of a fleet whose workers do nothing."""
+    gateway = await FleetClient.connect(
+        redis_url, load_config(None, ("engine=fake", LONG_LEASE, "limits.max_requests=1000"))
+    )
+    for role in gateway.config.roles():
+        assert join(client, f"{role.name}@test:1:a") == ["ok"]
+    await gateway.start()
+    for _ in range(MANY_HELD):
+        await gateway.requests.submit(fake_spec_of(gateway.config), None)
+    yield gateway
+    await gateway.stop()
+
+
+async def test_many_streams_are_reattached_in_few_calls(
+    client: redis.Redis, holder: FleetClient
+) -> None:
+    held = client.smembers(keys.worker_tasks(holder.id))
+    run(client, scripts.fence_worker("", holder.id, died=True))
+    client.config_resetstat()
+    other = await holder.requests.submit(fake_spec_of(holder.config), None)
+    assert client.smembers(keys.worker_tasks(holder.id)) == {
+        *held,
+        f"{other.request_id}|{CLIENT}".encode(),
+    }
+    assert commands_run(client)["evalsha"] < MANY_HELD / 10

@@ -4,10 +4,7 @@ and computes only new rows.
 The answer is independent of the worker.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from typing import cast
 
 import pytest
@@ -16,13 +13,12 @@ from msgspec.structs import replace
 
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
-from fleet.control.connect import first_text, run, text
-from fleet.core.chunk import Chunk
-from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, WorkerId, new_request_id
+from fleet.control.connect import run
+from fleet.core.ids import Epoch, RequestId, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop.loop import WorkerLoop
-from tests.control_plane import set_deadline
+from tests.control_plane import GATEWAY, OTHER, ROLE, STAGE, WORKER, Control, set_deadline
 from tests.harness import (
     ThreadFleet,
     answer,
@@ -31,125 +27,65 @@ from tests.harness import (
     gateway,
     held,
     in_step,
-    stop_claims,
     thread_fleet,
 )
-from tests.support import await_until, wait_until
+from tests.support import wait_until
 
 GRAPH = get_graph("text")
-STAGE, ROLE, TEXT = GRAPH.stages[0].name, RoleName(GRAPH.stages[0].name), GRAPH.edges[0].name
-SESSION, CACHING, OTHER, GATEWAY = (
-    "talk",
-    WorkerId("lm@test:1:a"),
-    WorkerId("lm@test:2:b"),
-    WorkerId("gateway@test:1:a"),
-)
-HOUR_US = 3_600_000_000
+SESSION, CACHING = "talk", WORKER
 NEVER_OVERDUE = ("lease.claim_timeout_s=3600", "lease.no_worker_timeout_s=3600")
 
 
-@dataclass(slots=True)
-class PrefixCacheBench:
-    """A leader, a gateway and two workers, one of which caches the prefix of SESSION since its
-    first turn; no process.
+class PrefixCacheBench(Control):
+    """Two workers with one slot each, of which one caches the prefix of SESSION since its first
+    turn.
     """
 
-    client: redis.Redis
-    leader: str
-
-    def call_script(self, call: scripts.Call) -> str:
-        return first_text(run(self.client, call))
-
-    def join(self, worker: WorkerId, role: str) -> None:
-        assert (
-            self.call_script(
-                scripts.register(worker, role, HOUR_US, {"kind": "worker", "capacity": "1"})
-            )
-            == "ok"
-        )
-
-    def submit(self, name: str) -> RequestId:
-        spec = RequestSpec(
-            id=RequestId(name), graph=GRAPH.name, prompt_ids=(1,), outputs=(TEXT,), session=SESSION
-        )
-        call = scripts.submit(spec, None, bound=8, stages=[STAGE], edges=[TEXT], gateway=GATEWAY)
-        assert self.call_script(call) == "ok"
-        return spec.id
-
-    def epoch(self, request: RequestId) -> Epoch:
-        return Epoch(int(text(self.client.hget(keys.task(request, STAGE), "epoch"))))
-
-    def grant_again(self, request: RequestId) -> None:
-        """Grant the task again as the leader does when it is overdue."""
-        assert (
-            self.call_script(scripts.grant(self.leader, request, STAGE, ROLE, self.epoch(request)))
-            == "ok"
-        )
+    def turn(self, name: str) -> RequestId:
+        assert self.submit(name, session=SESSION)[0] == "ok"
+        return RequestId(name)
 
     def waiting_at(self) -> str:
         """Return the role or worker whose queue holds a grant."""
-        waits = {ROLE: self.client.xlen(keys.role(ROLE))}
-        waits |= {worker: self.client.xlen(keys.inbox(worker)) for worker in (CACHING, OTHER)}
+        waits = {ROLE: len(self.grants())}
+        waits |= {worker: len(self.inbox(worker)) for worker in (CACHING, OTHER)}
         return ",".join(name for name, count in waits.items() if count)
 
-    def claim(self, request: RequestId, worker: WorkerId) -> str:
-        entries = cast("list[tuple[bytes, object]]", self.client.xrange(keys.role(ROLE)))
-        entry = text(entries[0][0]) if entries else ""
-        return self.call_script(
-            scripts.claim(worker, ROLE, entry, request, STAGE, self.epoch(request))
-        )
+    def take(self, request: RequestId, worker: WorkerId) -> str:
+        return self.claim(worker=worker, request=request)
 
     def first_turn(self) -> None:
-        first = self.submit("first")
+        first = self.turn("first")
         assert self.waiting_at() == ROLE
-        assert self.claim(first, CACHING) == "ok"
+        assert self.take(first, CACHING) == "ok"
+        epoch = self.epoch(request=first)
         retain = scripts.cache_prefix(
-            first, STAGE, self.epoch(first), CACHING, SESSION, num_rows=9, reused=0, keep_s=60
+            first, STAGE, epoch, CACHING, SESSION, num_rows=9, reused=0, keep_s=60
         )
-        assert self.call_script(retain) == "ok"
-        chunk = Chunk(request=first, edge=TEXT, index=0, epoch=self.epoch(first), final=True)
-        last = scripts.Append(
-            stage=STAGE,
-            consumer=CLIENT,
-            chunk=chunk,
-            location={},
-            event=None,
-            finish=True,
-            num_items=1,
-        )
-        assert self.call_script(scripts.append([last])) == "ok"
+        assert self.run(retain) == "ok"
+        assert self.append(epoch, finish=True, request=first) == "ok"
 
 
 @pytest.fixture
 def bench(client: redis.Redis) -> PrefixCacheBench:
-    bench = PrefixCacheBench(
-        client, text(run(client, scripts.lead(WorkerId("conductor@test"), "", 60_000)))
-    )
+    bench = PrefixCacheBench(client)
+    bench.lead()
     for worker, role in ((GATEWAY, ""), (CACHING, ROLE), (OTHER, ROLE)):
-        bench.join(worker, role)
+        assert bench.register(worker, role, capacity="1") == "ok"
     bench.first_turn()
     return bench
 
 
 def test_next_turn_is_reserved_for_the_caching_worker(bench: PrefixCacheBench) -> None:
-    second = bench.submit("second")
+    second = bench.turn("second")
     assert bench.waiting_at() == CACHING
-    assert bench.claim(second, OTHER) == "stale"
-    assert bench.claim(second, CACHING) == "ok"
-    assert bench.client.smembers(keys.worker_tasks(CACHING)) == {f"{second}|{STAGE}".encode()}
-
-
-def fence(bench: PrefixCacheBench) -> None:
-    bench.call_script(scripts.fence_worker("", CACHING))
-
-
-def drain(bench: PrefixCacheBench) -> None:
-    bench.call_script(scripts.drain(CACHING))
+    assert bench.take(second, OTHER) == "stale"
+    assert bench.take(second, CACHING) == "ok"
+    assert bench.tasks_of(CACHING) == {f"{second}|{STAGE}".encode()}
 
 
 def run_a_task(bench: PrefixCacheBench) -> None:
-    busy = bench.submit("busy")
-    assert bench.claim(busy, CACHING) == "ok"
+    assert bench.take(bench.turn("busy"), CACHING) == "ok"
     bench.client.delete(keys.inbox(CACHING))
 
 
@@ -157,15 +93,15 @@ def reserve_a_slot(bench: PrefixCacheBench) -> None:
     """A slot counts as used from the moment a task is offered for it; otherwise several tasks would
     be offered for one slot.
     """
-    bench.submit("offered")
+    bench.turn("offered")
     assert bench.waiting_at() == CACHING
     bench.client.delete(keys.inbox(CACHING))
 
 
 CHANGES: dict[str, Callable[[PrefixCacheBench], object]] = {
     "lapsed": lambda bench: set_deadline(bench.client, CACHING, 1),
-    "fenced": fence,
-    "draining": drain,
+    "fenced": lambda bench: bench.leave(CACHING),
+    "draining": lambda bench: bench.drain(CACHING),
     "standing by": lambda bench: bench.client.hset(keys.worker(CACHING), "standby", "1"),
     "of another role": lambda bench: bench.client.hset(keys.worker(CACHING), "role", "lm.decode"),
     "running a task": run_a_task,
@@ -180,48 +116,44 @@ def test_next_turn_is_granted_to_the_role_without_an_available_caching_worker(
     bench: PrefixCacheBench, change: Callable[[PrefixCacheBench], object]
 ) -> None:
     change(bench)
-    second = bench.submit("second")
+    second = bench.turn("second")
     assert bench.waiting_at() == ROLE
-    assert bench.claim(second, OTHER) == "ok"
+    assert bench.take(second, OTHER) == "ok"
 
 
 def test_overdue_turn_is_granted_to_the_role(bench: PrefixCacheBench) -> None:
-    second = bench.submit("second")
+    second = bench.turn("second")
     assert bench.waiting_at() == CACHING
-    late = scripts.claim(CACHING, ROLE, "", second, STAGE, bench.epoch(second))
+    old = bench.epoch(request=second)
     # a grant may not return even to a worker with room for another task
     bench.client.hset(keys.worker(CACHING), "capacity", "9")
-    bench.grant_again(second)
-    assert bench.client.xlen(keys.role(ROLE)) == 1
-    assert bench.call_script(late) == "stale"
-    assert bench.client.scard(keys.worker_tasks(CACHING)) == 0, "its slot is free again"
-    assert bench.claim(second, OTHER) == "ok"
+    assert bench.grant(old, request=second) == "ok"
+    assert len(bench.grants()) == 1
+    assert bench.claim(old, CACHING, second) == "stale"
+    assert bench.tasks_of(CACHING) == set(), "its slot is free again"
+    assert bench.take(second, OTHER) == "ok"
 
 
-@pytest.mark.parametrize("leave", [fence, drain], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("change", ["fenced", "draining"])
 def test_turn_reserved_for_a_leaving_worker_is_granted_again(
-    bench: PrefixCacheBench, leave: Callable[[PrefixCacheBench], None]
+    bench: PrefixCacheBench, change: str
 ) -> None:
     """Immediately, and without counting a death: the worker never owned the task."""
-    second = bench.submit("second")
-    before = bench.epoch(second)
-    leave(bench)
-    fields = cast("dict[bytes, bytes]", bench.client.hgetall(keys.task(second, STAGE)))
-    assert (fields[b"state"], b"reserved_for" in fields, fields.get(b"deaths")) == (
-        b"granted",
-        False,
-        None,
-    )
-    assert bench.epoch(second) > before
-    assert bench.client.scard(keys.worker_tasks(CACHING)) == 0
-    assert bench.claim(second, OTHER) == "ok"
+    second = bench.turn("second")
+    before = bench.epoch(request=second)
+    CHANGES[change](bench)
+    task = bench.task(request=second)
+    assert task["state"] == "granted" and not task.keys() & {"reserved_for", "deaths"}
+    assert bench.epoch(request=second) > before
+    assert bench.tasks_of(CACHING) == set()
+    assert bench.take(second, OTHER) == "ok"
 
 
 def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) -> None:
-    second = bench.submit("second")
-    bench.call_script(scripts.abort(second, scripts.API_RIGHT, "stop"))
-    assert bench.client.scard(keys.worker_tasks(CACHING)) == 0
-    assert bench.claim(second, CACHING) == "ended"
+    second = bench.turn("second")
+    bench.abort(second)
+    assert bench.tasks_of(CACHING) == set()
+    assert bench.take(second, CACHING) == "ended"
 
 
 def make_turn(
@@ -242,12 +174,12 @@ async def serve(client: FleetClient, spec: RequestSpec) -> tuple[WorkerId, int]:
     return WorkerId(view.tasks[0].owner), view.tasks[0].cached_rows
 
 
-def _has_claimed(loop: WorkerLoop, request_id: RequestId) -> bool:
-    return request_id in loop.tasks
-
-
 def loop_of(fleet: ThreadFleet, worker: WorkerId) -> WorkerLoop:
     return next(loop for loop in fleet.loops if loop.worker == worker)
+
+
+def wait_claimed(fleet: ThreadFleet, worker: WorkerId, request: RequestId) -> None:
+    wait_until(lambda: request in loop_of(fleet, worker).tasks, "the turn to be claimed")
 
 
 def caching_workers(fleet: ThreadFleet, session: str = SESSION) -> set[WorkerId]:
@@ -314,10 +246,7 @@ async def test_full_caching_worker_is_skipped_immediately(fleet: ThreadFleet) ->
     async with gateway(fleet) as client:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         blocking = await client.requests.submit(make_turn(fleet, 1), None)
-        wait_until(
-            lambda: blocking.request_id in loop_of(fleet, caching_worker).tasks,
-            "the caching worker to be busy with the second turn",
-        )
+        wait_claimed(fleet, caching_worker, blocking.request_id)
         other, num_cached = await serve(client, make_turn(fleet, 2))
         assert (other != caching_worker, num_cached) == (True, 0)
         await blocking.abort("enough")
@@ -334,60 +263,11 @@ async def test_aborted_turn_keeps_its_cached_prefix(fleet: ThreadFleet) -> None:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         for _ in range(3):
             aborted = await client.requests.submit(make_turn(fleet, 1), None)
-            wait_until(
-                partial(_has_claimed, loop_of(fleet, caching_worker), aborted.request_id),
-                "the turn to be claimed",
-            )
+            wait_claimed(fleet, caching_worker, aborted.request_id)
             await aborted.abort("the user continues")
             wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
         worker, num_cached = await serve(client, make_turn(fleet, 1))
     assert worker == caching_worker and num_cached >= 10
-
-
-@pytest.mark.parametrize("fleet", [in_step(GRAPH)], indirect=True)
-async def test_aborted_first_turn_caches_nothing(fleet: ThreadFleet) -> None:
-    """The answer is not read, so that the task runs until it is aborted."""
-    async with gateway(fleet) as client:
-        first = await client.requests.submit(make_turn(fleet, 0, num_tokens=2000), None)
-        wait_until(
-            lambda: any(first.request_id in loop.tasks for loop in fleet.loops),
-            "the turn to be claimed",
-        )
-        await first.abort("enough")
-        wait_until(lambda: not held(fleet), "the aborted turn to be dropped")
-    assert not caching_workers(fleet)
-
-
-async def test_dead_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
-    async with gateway(fleet) as client:
-        caching_worker, _ = await serve(client, make_turn(fleet, 0))
-        stop(fleet, caching_worker)
-        fleet.fence(loop_of(fleet, caching_worker))
-        other, num_cached = await serve(client, make_turn(fleet, 1))
-    assert (other != caching_worker, num_cached) == (True, 0)
-
-
-async def test_draining_caching_worker_is_skipped_immediately(fleet: ThreadFleet) -> None:
-    async with gateway(fleet) as client:
-        caching_worker, _ = await serve(client, make_turn(fleet, 0))
-        assert text(run(fleet.clients[0], scripts.drain(caching_worker))) == "ok"
-        stop_claims(loop_of(fleet, caching_worker))
-        assert (await serve(client, make_turn(fleet, 1)))[0] != caching_worker
-
-
-async def test_turn_reserved_for_a_lost_worker_is_granted_again(fleet: ThreadFleet) -> None:
-    async with gateway(fleet) as client:
-        caching_worker, _ = await serve(client, make_turn(fleet, 0))
-        stop(fleet, caching_worker)
-        spec = make_turn(fleet, 1)
-        pending = asyncio.create_task(serve(client, spec))
-        key = keys.task(spec.id, STAGE)
-        await await_until(
-            lambda: asyncio.to_thread(fleet.clients[0].hexists, key, "reserved_for"),
-            "the turn to be reserved for the caching worker",
-        )
-        await asyncio.to_thread(fleet.fence, loop_of(fleet, caching_worker))
-        assert (await pending)[0] != caching_worker
 
 
 @pytest.mark.parametrize("fleet", [("lease.claim_timeout_s=0.3",)], indirect=True)
@@ -404,12 +284,8 @@ async def test_caching_worker_running_a_suspect_claims_no_turn(fleet: ThreadFlee
     async with gateway(fleet) as client:
         caching_worker, _ = await serve(client, make_turn(fleet, 0))
         suspect = await client.requests.submit(make_turn(fleet, 1), None)
-        loop = loop_of(fleet, caching_worker)
-        wait_until(
-            lambda: suspect.request_id in loop.tasks,
-            "the caching worker to be busy with the second turn",
-        )
-        loop.tasks[suspect.request_id].alone = True
+        wait_claimed(fleet, caching_worker, suspect.request_id)
+        loop_of(fleet, caching_worker).tasks[suspect.request_id].alone = True
         assert (await serve(client, make_turn(fleet, 2)))[0] != caching_worker
         await suspect.abort("enough")
 

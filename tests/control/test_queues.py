@@ -13,9 +13,10 @@ from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import first_text, run, text
 from fleet.core.errors import NoWorker
-from fleet.core.ids import Epoch, RequestId, RoleName, WorkerId, new_request_id
+from fleet.core.ids import RequestId, RoleName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.telemetry.views import RoleView
+from tests.control_plane import Control
 from tests.harness import gateway_at
 
 CONFIG = load_config(None, ("engine=fake", "device=cpu"))
@@ -52,9 +53,6 @@ class QueueBench:
         await self.gateway.requests.submit(spec, None)
         return spec.id
 
-    def epoch(self, request: RequestId) -> Epoch:
-        return Epoch(int(text(self.client.hget(keys.task(request, STAGE), "epoch"))))
-
     def read_one(self) -> str:
         """Deliver the next grant to the worker, as its loop reads it; return the entry's id."""
         reply = self.client.xreadgroup(
@@ -81,7 +79,14 @@ async def test_grant_is_queued_until_it_is_claimed(bench: QueueBench) -> None:
     assert ((await bench.role()).queue_depth, (await bench.role()).lag) == (2, 1)
     assert (
         bench.call_script(
-            scripts.claim(bench.workers[STAGE], ROLE, entry, first, STAGE, bench.epoch(first))
+            scripts.claim(
+                bench.workers[STAGE],
+                ROLE,
+                entry,
+                first,
+                STAGE,
+                Control(bench.client).epoch(STAGE, first),
+            )
         )
         == "ok"
     )

@@ -1,13 +1,16 @@
-"""Any worker may die at any time: another continues where its log ends, and the answer is identical
-to the undisturbed one.
+"""Any worker may die at any time, and no conductor is needed on the normal path: the answer is
+identical to the undisturbed one.
 """
 
 import asyncio
+
+import pytest
 
 from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.ids import EdgeName, StageName
+from fleet.graphs import DEFAULT_GRAPH
 from tests.disturbances import OMNI, replace_worker
 from tests.harness import (
     answer,
@@ -15,8 +18,11 @@ from tests.harness import (
     assert_same,
     collected,
     fake_spec,
+    held,
     open_fleet,
     stop_claims,
+    wait_ended,
+    wait_none_live,
 )
 from tests.support import wait_until
 
@@ -101,3 +107,26 @@ async def test_task_waiting_for_more_input_is_no_dead_letter(redis_url: str) -> 
         await asyncio.to_thread(kill_workers)
         await asyncio.to_thread(fleet.add_worker, SOURCE)
         assert_same(await receiving, expected)
+
+
+GRAPHS = ("text", DEFAULT_GRAPH)
+SPLIT = {"text": "stages.lm.split={}", DEFAULT_GRAPH: "stages.thinker.split={}"}
+NUM_TOKENS = 20
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+@pytest.mark.parametrize("graph", GRAPHS)
+async def test_requests_are_answered_without_a_conductor(
+    redis_url: str, graph: str, is_split: bool
+) -> None:
+    settings = (f"graph={graph}", *([SPLIT[graph]] if is_split else []))
+    async with open_fleet(redis_url, *settings, conductor=False) as (fleet, client):
+        specs = [fake_spec(fleet, num_tokens=NUM_TOKENS) for _ in range(6)]
+        first, *others = await asyncio.gather(*(answer(client, spec) for spec in specs))
+        assert all(len(array) for array in first.values())
+        for other in others:
+            assert_same(other, first)
+        for spec in specs:
+            assert (await wait_ended(client, spec.id)).state == "finished"
+        await wait_none_live(client)
+        await asyncio.to_thread(wait_until, lambda: not held(fleet), "workers to hold nothing")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import pytest
 import redis
@@ -30,6 +29,7 @@ from fleet.stages.base import BuildOptions, BuiltSpan
 from fleet.stages.text import build_span
 from fleet.telemetry.routes import SpanRoutes, routes_of
 from fleet.worker.process.peers import PeerAccess
+from tests.control_plane import commands_run
 from tests.harness import EdgeArrays, answer, assert_same, gateway_at, wait_none_live
 from tests.span_threads import (
     FORWARD,
@@ -253,8 +253,7 @@ async def count_commands(fleet: SpanThreads, control: redis.Redis) -> float:
 
 
 def num_calls(control: redis.Redis) -> int:
-    stats = cast("dict[str, dict[str, int]]", control.info("commandstats"))
-    return sum(each["calls"] for each in stats.values())
+    return sum(commands_run(control).values())
 
 
 async def test_divided_model_takes_as_many_commands_of_redis_as_a_whole_one(

@@ -26,10 +26,10 @@ BLOCKED_FUNCTION = "blocked_function"
 def test_dump_order_is_answered_once_by_a_renewal(control: Control) -> None:
     renew = scripts.renew(WORKER, 60_000_000, {"running": 0})
     assert control.run(renew) == "ok"
-    assert [control.run(scripts.order(WORKER, "dump")) for _ in range(2)] == ["ok", "ok"]
+    assert [control.order("dump") for _ in range(2)] == ["ok", "ok"]
     assert [control.run(renew), control.run(renew)] == ["dump", "ok"]
-    control.run(scripts.order(WORKER, "stop"))
-    assert control.run(scripts.order(WORKER, "dump")) == "ok", "a leaving worker can be dumped too"
+    control.order("stop")
+    assert control.order("dump") == "ok", "a leaving worker can be dumped too"
     assert control.client.hget(keys.worker(WORKER), "leaving") == b"1"
 
 

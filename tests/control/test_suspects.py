@@ -1,4 +1,4 @@
-"""A task that is to run alone reserves one worker until it has run; other requests are served
+"""A task that is to run alone is reserved by one worker until it has run; other requests are served
 meanwhile.
 """
 
@@ -6,15 +6,22 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import cast
 
+import pytest
+import redis
+
+from fleet.conductor.driver.snapshot import lost_grants
 from fleet.control import keys, scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import run
 from fleet.control.stream import ClientStream
-from fleet.core.ids import Epoch, StageName
+from fleet.core.events import TaskLost
+from fleet.core.ids import Epoch, WorkerId
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop.loop import WorkerLoop
+from tests.control_plane import OTHER, REQUEST, ROLE, STAGE, WORKER, Control
 from tests.harness import (
     ThreadFleet,
     answer,
@@ -27,8 +34,65 @@ from tests.harness import (
 )
 from tests.support import wait_until
 
-STAGE = StageName("lm")
-NUM_TOKENS = 20
+
+def reserve(control: Control, worker: WorkerId = WORKER, epoch: Epoch | None = None) -> str:
+    entry = control.task()["entry"]
+    return control.run(
+        scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, epoch or control.epoch())
+    )
+
+
+def reserved_tasks(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
+    return cast("set[bytes]", control.client.smembers(keys.worker_tasks(worker)))
+
+
+@pytest.fixture
+def granted(control: Control) -> Control:
+    """A task granted to run alone, and two workers of its role."""
+    control.register(OTHER)
+    assert control.grant(control.epoch(), alone=True) == "ok"
+    return control
+
+
+def test_reservation_ends_with_its_grant(granted: Control) -> None:
+    old = granted.epoch()
+    assert reserve(granted) == "ok"
+    assert granted.grant(old, alone=True) == "ok"
+    assert reserve(granted, epoch=old) == "stale" and reserved_tasks(granted) == set()
+    assert reserve(granted, OTHER) == "ok"
+    granted.abort()
+    assert reserve(granted, OTHER) == "ended" and reserved_tasks(granted, OTHER) == set()
+
+
+def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a_death(
+    granted: Control,
+) -> None:
+    assert reserve(granted, WorkerId("lm@test:3:c")) == "unlisted"
+    assert reserve(granted) == "ok"
+    granted.kill()
+    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    assert reserve(granted, OTHER) == "ok"
+    assert granted.order("drain", OTHER) == "ok"
+    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    assert reserve(granted, OTHER) == "draining"
+    assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost)] == [
+        (0, False)
+    ] * 2
+
+
+@pytest.mark.parametrize("control", ["redis"], indirect=True)
+def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(
+    granted: Control, client: redis.Redis
+) -> None:
+    assert reserve(granted) == "ok"
+    assert lost_grants(client, [(REQUEST, STAGE)]), "the other worker is idle"
+    client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
+    assert not lost_grants(client, [(REQUEST, STAGE)])
+    client.delete(keys.worker_tasks(OTHER))
+    assert granted.order("drain", OTHER) == "ok"
+    assert not lost_grants(client, [(REQUEST, STAGE)]), "the other worker is draining"
+
+
 NUM_OVERDUE = 4
 """Number of times the conductor finds the suspect unclaimed before a test continues."""
 
@@ -60,7 +124,7 @@ async def begin_answer(
     client: FleetClient, fleet: ThreadFleet, at: WorkerLoop
 ) -> tuple[RequestSpec, ClientStream]:
     """Submit a request and wait until it runs at the worker, where it pauses for its client."""
-    spec = fake_spec(fleet, num_tokens=NUM_TOKENS)
+    spec = fake_spec(fleet)
     stream = await client.requests.submit(spec, None)
     await asyncio.to_thread(
         wait_until, lambda: spec.id in at.tasks, "the task to run at the worker"
@@ -95,7 +159,7 @@ async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: s
         (reserving_worker,) = fleet.reserving_workers()
         await asyncio.to_thread(fleet.wait_overdue)
         assert fleet.reserving_workers() == [reserving_worker], "no other worker is reserved"
-        expected = await answer(fleet.client, fake_spec(fleet.fleet, num_tokens=NUM_TOKENS))
+        expected = await answer(fleet.client, fake_spec(fleet.fleet))
         spec, stream = fleet.answers[reserving_worker]
         assert_same(await collected(stream, spec), expected)
         spec, stream = fleet.suspect

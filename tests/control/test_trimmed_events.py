@@ -12,10 +12,10 @@ from fleet.conductor.driver import loop as driver_loop
 from fleet.conductor.state import TaskState
 from fleet.conductor.step import MAX_DEATHS
 from fleet.config import load_config
-from fleet.control import keys, scripts
+from fleet.control import keys
 from fleet.control.connect import connect
 from fleet.core.ids import CLIENT, RequestId, WorkerId
-from tests.control_plane import GATEWAY, OTHER, REQUEST, STAGE, TEXT, WORKER, Control
+from tests.control_plane import GATEWAY, OTHER, REQUEST, STAGE, WORKER, Control
 
 SETTINGS = (
     "engine=fake",
@@ -59,18 +59,9 @@ def trim(plane: Control) -> None:
 
 def deliver(plane: Control) -> None:
     """Run the granted task to its end, and read its answer."""
-    epoch = plane.epoch()
-    assert plane.claim(epoch) == "ok" and plane.append(epoch, finish=True) == "ok"
-    ack = scripts.Ack(
-        request=REQUEST,
-        stage=CLIENT,
-        epoch=plane.epoch(CLIENT),
-        edge=TEXT,
-        consumed=1,
-        producer=STAGE,
-        delivered=True,
-    )
-    assert plane.run(scripts.ack([ack])) == "ok"
+    assert plane.claim() == "ok"
+    assert plane.append(plane.epoch(), finish=True) == "ok"
+    assert plane.acknowledge(delivered=True) == "ok"
 
 
 def known_state(driver: Driver, request: RequestId = REQUEST) -> TaskState | None:
@@ -102,7 +93,7 @@ def test_death_alone_with_a_trimmed_event_fails_the_request(plane: Control, driv
     assert plane.submit(REQUEST)[0] == "ok"
     read_all(driver)
     for _ in range(MAX_DEATHS + 1):
-        assert plane.claim(plane.epoch()) == "ok"
+        assert plane.claim() == "ok"
         plane.leave(died=True)
         plane.register(WORKER)
     trim(plane)

@@ -1,8 +1,9 @@
-"""Workers that cannot read each other's tensors, or that have different fleet secrets, cannot serve
-one fleet.
+"""A worker joins only if it computes, reads tensors and signs its record as the listed workers do;
+else it ends with one line that names the difference and the remedy.
 """
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -16,6 +17,7 @@ from fleet.control import keys, scripts
 from fleet.control.connect import run, text
 from fleet.core.errors import TransferError, VersionSkew
 from fleet.core.ids import RoleName, StageName, WorkerId
+from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.process.fleet_secret import read_fleet_secret
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
@@ -23,8 +25,149 @@ from fleet.transfer.reach import LOCAL, Reach
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.redis_link import RedisLink
-from tests.control_plane import LEASE_US, join
+from fleet.worker.process.registration import process_fields, register_worker
+from tests.control_plane import (
+    LEASE_US,
+    Control,
+    join,
+    set_deadline,
+)
 from tests.harness import answer, fake_spec, gateway, ready, thread_fleet
+
+SPLIT = load_config(
+    None, ("engine=fake", "device=cpu", "transfer.kind=redis", "stages.thinker.split={}")
+)
+PREFILL, DECODE = WorkerId("thinker.prefill@there:1:a"), RoleName("thinker.decode")
+DTYPE_AND_SIZE = (
+    "engine, dtype, numerics and page_size_tokens, .*for all workers of a stage that is split"
+)
+SPANS = "stages.lm.spans={anchor: 0:1, workers: [2:output]}"
+FAST, INVARIANT = (
+    load_config(None, ("graph=text", "device=cpu", SPANS, f"numerics={kind}"))
+    for kind in ("fast", "invariant")
+)
+ANCHOR = WorkerId("lm@there:1:a")
+VLLM_SPLIT = load_config(
+    None, ("stages.thinker.engine=vllm", "device=cpu", "dtype=float32", "stages.thinker.split={}")
+)
+
+
+PAGES = {"dtype": "float32", "page_size_tokens": "16"}
+ON_VLLM = {
+    "engine": "vllm",
+    "tensor_parallel_size": "1",
+    "quantization": "none",
+    "device_kind": "cpu",
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "alike", "field", "listed", "remedy"),
+    [
+        (SPLIT, PAGES, "dtype", "bfloat16", f"set one {DTYPE_AND_SIZE}"),
+        (SPLIT, PAGES, "page_size_tokens", "32", f"set one {DTYPE_AND_SIZE}"),
+        (VLLM_SPLIT, ON_VLLM, "engine", "torch", "one section vllm"),
+        (VLLM_SPLIT, ON_VLLM, "tensor_parallel_size", "2", "one section vllm"),
+        (VLLM_SPLIT, ON_VLLM, "quantization", "fp8", "one section vllm"),
+        (VLLM_SPLIT, ON_VLLM, "device_kind", "cuda", "one section vllm"),
+    ],
+)
+def test_half_with_other_settings_than_the_listed_half_does_not_join(
+    redis_url: str,
+    client: redis.Redis,
+    config: FleetConfig,
+    alike: dict[str, str],
+    field: str,
+    listed: str,
+    remedy: str,
+) -> None:
+    assert join(client, PREFILL, stage="thinker", **{**alike, field: listed}) == ["ok"]
+    built = build_stage(SPLIT, StageName("thinker"), Path())
+    worker = WorkerProcess(config, DECODE, redis_url, built, dtype="float32", device="cpu")
+    why = f"its {field} is {alike[field]}, that of {PREFILL} is {listed}; .* {remedy}"
+    with pytest.raises(VersionSkew, match=why):
+        worker.run()
+
+
+def record_of(config: FleetConfig, role: str, **other: str) -> dict[str, str | bytes]:
+    return {
+        **process_fields(
+            config, config.role(role), fingerprint="abc", device="cpu", dtype="float32"
+        ),
+        **other,
+    }
+
+
+def register(
+    client: redis.Redis, config: FleetConfig, worker: str, record: dict[str, str | bytes]
+) -> None:
+    register_worker(client, config, config.role(worker.partition("@")[0]), WorkerId(worker), record)
+
+
+@pytest.mark.parametrize("role", ["lm", "lm.span"])
+def test_worker_with_other_kernels_is_refused_where_numerics_are_invariant(
+    client: redis.Redis, role: str
+) -> None:
+    """Another instruction set or build of torch rounds differently: a recovered answer would have
+    other bytes.
+    """
+    register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))
+    own = re.escape(str(record_of(INVARIANT, role)["kernels"]))
+    with pytest.raises(
+        VersionSkew,
+        match=f"worker {role} is refused: its kernels is {own}, that of {ANCHOR} is SSE of "
+        "torch 1.0; with numerics",
+    ) as refused:
+        register(client, INVARIANT, f"{role}@here:1:b", record_of(INVARIANT, role))
+    assert "numerics: fast" in str(refused.value) and "page_size_tokens" not in str(refused.value)
+    alike = record_of(INVARIANT, role, kernels="SSE of torch 1.0")
+    register(client, INVARIANT, f"{role}@here:1:c", alike)
+    assert client.zscore(keys.WORKERS, f"{role}@here:1:c") is not None
+
+
+def test_refused_anchor_ends_with_the_reason(
+    redis_url: str, client: redis.Redis, tmp_path: Path
+) -> None:
+    built = build_stage(INVARIANT, StageName("lm"), write_tiny_checkpoint(tmp_path))
+    # last: its lease lapses
+    register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))
+    assert built.route is not None
+    worker = WorkerProcess(
+        INVARIANT,
+        RoleName("lm"),
+        redis_url,
+        built,
+        fingerprint="abc",
+        device="cpu",
+        dtype="float32",
+    )
+    with pytest.raises(
+        VersionSkew, match="worker lm is refused: its kernels is .*, that of lm@there"
+    ):
+        worker.run()
+
+
+def test_kernels_are_not_compared_where_numerics_are_fast(client: redis.Redis) -> None:
+    register(client, FAST, ANCHOR, record_of(FAST, "lm", kernels="SSE of torch 1.0"))
+    fields = record_of(FAST, "lm.span")
+    assert "kernels" not in fields and "kernels" not in record_of(SPLIT, DECODE)
+    register(client, FAST, "lm.span@here:1:b", fields)
+    assert client.zscore(keys.WORKERS, "lm.span@here:1:b") is not None
+
+
+@pytest.mark.parametrize(
+    "field", ["dtype", "numerics", "engine", "checkpoint", "package", "protocol"]
+)
+def test_span_worker_that_computes_otherwise_than_its_anchor_does_not_join(
+    client: redis.Redis, field: str
+) -> None:
+    register(client, FAST, ANCHOR, record_of(FAST, "lm", **{field: "other"}))
+    with pytest.raises(
+        VersionSkew,
+        match=f"its {field} is .*, that of {ANCHOR} is other; run one version and one checkpoint",
+    ):
+        register(client, FAST, "lm.span@here:1:b", record_of(FAST, "lm.span"))
+
 
 MIB = 1024 * 1024
 LISTED, NEW, STRANGER = (
@@ -240,3 +383,63 @@ class MetadataOnlyTransfer(NixlTransfer):
 
     def metadata(self) -> bytes:
         return b"nixlSerDes|"
+
+
+def check_refusals(
+    control: Control, listed: str, role: str, fields: dict[str, str], other: dict[str, str]
+) -> None:
+    """Check that a worker is refused for each field that differs from those of the listed one."""
+    assert join(control.client, listed, **fields) == ["ok"]
+    for field, own_value in other.items():
+        answer = join(control.client, f"{role}@{field}", **{**fields, field: own_value})
+        why = f"its {field} is {own_value}, that of {listed} is {fields[field]}"
+        assert answer == ["skew", why]
+    assert control.client.zcard(keys.REFUSED) == len(other)
+    assert join(control.client, f"{role}@b", **fields) == ["ok"]
+
+
+def test_worker_of_another_version_is_refused_with_a_stored_reason(control: Control) -> None:
+    fields = {"protocol": "1", "package": "2.0", "checkpoint": "abc"}
+    other = {"protocol": "2", "package": "2.1", "checkpoint": "abd"}
+    check_refusals(control, "lm@new:1:a", "lm", fields, other)
+
+
+def test_split_stage_workers_with_different_page_layout_are_refused(control: Control) -> None:
+    fields = {"stage": "lm", **PAGES, **ON_VLLM}
+    other = {
+        "dtype": "bfloat16",
+        "page_size_tokens": "32",
+        "engine": "torch",
+        "tensor_parallel_size": "2",
+        "quantization": "fp8",
+        "device_kind": "cuda",
+    }
+    check_refusals(control, "lm.prefill@a", "lm.decode", fields, other)
+    other_stage = {**fields, "stage": "voice", "dtype": "bfloat16"}
+    assert join(control.client, "voice.decode@c", **other_stage) == ["ok"], "it shares no pages"
+    assert join(control.client, "ears@d") == ["ok"]
+
+
+def test_stored_refusals_are_bounded_in_age_and_number_while_more_come(control: Control) -> None:
+    """A worker that is started again and again has a new id each time."""
+    assert join(control.client, "lm@new:1:a", package="2.0") == ["ok"]
+    long_ago_us = int(control.client.time()[0] - 3700) * 1_000_000
+    control.client.zadd(keys.REFUSED, {"lm@old:1:a its package is 1.0": long_ago_us})
+    for number in range(110):
+        assert join(control.client, f"lm@new:1:{number}", package="2.1")[0] == "skew"
+    entries = cast("list[bytes]", control.client.zrange(keys.REFUSED, 0, -1))
+    stored = [text(entry).partition(" ")[0] for entry in entries]
+    assert stored == [f"lm@new:1:{number}" for number in range(10, 110)]
+
+
+def test_lapsed_workers_do_not_refuse_another_version(control: Control) -> None:
+    """The listed workers were not fenced yet, but their leases have lapsed."""
+    assert join(control.client, "lm@dead:1:a", checkpoint="old") == ["ok"]
+    assert join(control.client, "lm@next:1:a", checkpoint="new")[0] == "skew", (
+        "the first worker may still be alive"
+    )
+    set_deadline(control.client, "lm@dead:1:a", 1)
+    assert join(control.client, "lm@next:1:b", checkpoint="new") == ["ok"]
+    assert join(control.client, "lm@next:1:c", checkpoint="old")[0] == "skew", (
+        "the live worker decides the version"
+    )
