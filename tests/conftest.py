@@ -94,6 +94,7 @@ SLOWEST_FIRST = (
     "vllm",
     "oracle",
     "e2e",
+    "control",
     "fundamentals",
     "train",
     "pocket",

@@ -138,7 +138,7 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
             for loop, old in zip(living, before, strict=True)
             if loop.maintenance.vitals is old
         ]
-        return stale or _held_by_workers(fleet, living) or _left_in_redis(client)
+        return stale or _held_by_workers(fleet, living) or left_in_redis(client)
 
     try:
         wait_until(lambda: not left(), "nothing to be left", timeout_s=20.0)
@@ -167,7 +167,7 @@ def _counts(loop: WorkerLoop) -> int:
     )
 
 
-def _left_in_redis(client: redis.Redis) -> list[str]:
+def left_in_redis(client: redis.Redis) -> list[str]:
     """List keys of live requests, unread entries, and keys without an expiry."""
     found = sorted(map(text, cast("list[bytes]", list(client.scan_iter()))))
     rows = {key: keys.row_of(key) for key in found}

@@ -28,7 +28,7 @@ Info = Mapping[str, str | int]
 
 TIMEOUT_S = 5.0
 TESTED = {"Redis": (8, 0), "Valkey": (9, 1)}
-"""The newest version of each server with which tests/fundamentals was run."""
+"""The newest version of each server with which tests/control was run."""
 AUDIO_BYTES_PER_S = 48_000
 """16-bit samples at 24 kHz, as they are in the log of an answer."""
 MIN_MEMORY_BYTES = 16 * 2**20
@@ -136,7 +136,7 @@ def check_version(server: CheckedServer) -> Finding:
         )
     elif kind not in TESTED:
         warning = (
-            f"{kind} {version}: tests/fundamentals was not run with it; run it, see the "
+            f"{kind} {version}: tests/control was not run with it; run it, see the "
             "map (fleet/README.md)"
         )
     elif _numbers(version)[0] > TESTED[kind][0]:

@@ -1,56 +1,57 @@
-"""A request is admitted before its audio is decoded: the check replies as its submission would, and
-reserves no place.
+"""A request is admitted if a place is free and workers serve its roles; the script that admits a
+request grants its tasks.
 """
 
-import asyncio
+from fleet.control import keys, scripts
+from fleet.control.connect import run, texts
+from fleet.core.events import Event, TaskGranted
+from fleet.core.ids import RequestId, RoleName, StageName
+from fleet.core.request import RequestSpec
+from tests.control_plane import GATEWAY, HALVES, REQUEST, ROLE, TEXT, Control
 
-import pytest
-
-from fleet.core.errors import NoWorker, Overloaded
-from tests.fundamentals.test_fleet_log import lines
-from tests.fundamentals.test_restarting_worker import (
-    SHORT_CLAIM_TIMEOUT,
-    TALKER,
-    TEXT,
-    THINKER,
-    kill,
-    num_tokens,
-    submit,
-)
-from tests.harness import fake_spec, open_fleet
+RETRY_US = "5000000"
+"""Time after which a client is to try again if nothing is known about the starts of a role."""
 
 
-async def test_admission_check_returns_free_places_and_reserves_none(redis_url: str) -> None:
-    async with open_fleet(redis_url, SHORT_CLAIM_TIMEOUT, "limits.max_requests=2") as (
-        fleet,
-        client,
-    ):
-        kill(fleet, THINKER)
-        spec = fake_spec(fleet)
-        assert [await client.requests.check_admission(spec.id, spec.outputs) for _ in range(3)] == [
-            2,
-            2,
-            2,
-        ]
-        streams = [await submit(fleet, client)]
-        assert await client.requests.check_admission(spec.id, spec.outputs) == 1
-        streams.append(await submit(fleet, client))
-        for _ in range(3):
-            with pytest.raises(Overloaded, match="2 requests are running or waiting already"):
-                await client.requests.check_admission(spec.id, spec.outputs)
-        (line,) = [line for line in lines(fleet.clients[0]) if "is refused" in line.message]
-        assert line.request == spec.id and "limits.max_requests allows 2" in line.message
-        assert await client.telemetry.num_live() == 2
-        fleet.add_worker(THINKER)
-        await asyncio.gather(*map(num_tokens, streams))
+def test_submission_grants_a_task_of_each_stage_to_its_first_role(control: Control) -> None:
+    stages, roles = [StageName("lm"), StageName("voice")], [HALVES[0], RoleName("voice")]
+    spec = RequestSpec(id=RequestId("req-two"), graph="text", prompt_ids=(1,), outputs=(TEXT,))
+    call = scripts.submit(
+        spec, None, bound=8, stages=stages, edges=[TEXT], gateway=GATEWAY, first_roles=roles
+    )
+    assert texts(run(control.client, call))[0] == "ok"
+    granted = [event for event in control.events_of(TaskGranted) if event.request == spec.id]
+    assert [event.stage for event in granted] == stages
+    assert [control.grants(role) for role in roles] == [
+        [(event.stage, event.epoch, False)] for event in granted
+    ]
+    last = [type(event).__name__ for event in control.events_of(Event)][-3:]
+    assert last == ["RequestSubmitted", "TaskGranted", "TaskGranted"], (
+        "the conductor learns of the request first"
+    )
 
 
-async def test_admission_check_refuses_only_for_roles_of_the_request(redis_url: str) -> None:
-    async with open_fleet(redis_url, without=TALKER) as (fleet, client):
-        spec = fake_spec(fleet)
-        with pytest.raises(NoWorker, match="no worker serves the role talker"):
-            await client.requests.check_admission(spec.id, spec.outputs)
-        assert (
-            await client.requests.check_admission(spec.id, (TEXT,))
-            == fleet.config.limits.max_requests
-        )
+def test_request_beyond_the_bound_is_refused_and_leaves_nothing(control: Control) -> None:
+    assert control.submit(bound=1)[0] == "full"
+    assert not control.client.exists(keys.request(RequestId("req-2")))
+
+
+def test_request_of_a_known_id_or_a_fenced_gateway_is_refused(control: Control) -> None:
+    assert control.submit(REQUEST)[0] == "exists"
+    control.kill(GATEWAY)
+    assert control.submit(roles=["ears"]) == ["stale"]
+    assert not control.client.exists(keys.request(RequestId("req-2")))
+
+
+def test_request_is_admitted_only_by_workers_that_serve(control: Control) -> None:
+    assert control.order("drain") == "ok"
+    assert control.submit(roles=[ROLE])[0] == "no_worker"
+    assert control.order("resume") == "ok"
+    assert control.submit(roles=[ROLE, "ears", "voice"]) == ["no_worker", RETRY_US, "ears", "voice"]
+    assert control.submit(roles=[ROLE])[0] == "ok"
+
+
+def test_worker_lost_a_moment_ago_is_expected_back(control: Control) -> None:
+    control.kill()
+    assert control.submit("req-2", roles=[ROLE], grace_us=30_000_000)[0] == "ok"
+    assert control.submit("req-3", roles=[ROLE]) == ["no_worker", RETRY_US, ROLE]

@@ -1,8 +1,9 @@
-"""The conductor's `step` is pure: every order of events leads to the same end, and a repeated event
-changes nothing.
+"""The conductor decides by a pure function of its state and one event: every order of events leads
+to the same end, and a repeated event changes nothing.
 """
 
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -14,29 +15,40 @@ from fleet.conductor.transitions import TABLE, Happened, next_state
 from fleet.core import events as ev
 from fleet.core.commands import AbandonRequest, Command, EndRequest, FenceWorker, GrantTask, SetWalk
 from fleet.core.errors import TransitionError
-from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, Walk, WorkerId
+from fleet.core.ids import CLIENT, EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId
 from fleet.graphs import get_graph
 
 R = RequestId("r")
 GRAPH = get_graph("qwen3_omni")
-STAGES = GRAPH.stages_for((EdgeName("audio"),))
+OUTPUTS = (EdgeName("audio"),)
+STAGES = GRAPH.stages_for(OUTPUTS)
+FIRST, SECOND = STAGES[:2]
+SUBMITTED = ev.RequestSubmitted(request=R, graph=GRAPH.name, outputs=OUTPUTS)
 
 
-def submitted() -> ev.RequestSubmitted:
-    return ev.RequestSubmitted(request=R, graph=GRAPH.name, outputs=(EdgeName("audio"),))
+def granted(stage: StageName, epoch: int) -> ev.Event:
+    return ev.TaskGranted(request=R, stage=stage, epoch=Epoch(epoch))
 
 
-def task_events(stage: StageName, epoch: int) -> list[ev.Event]:
-    e = Epoch(epoch)
-    return [
-        ev.TaskGranted(request=R, stage=stage, epoch=e),
-        ev.TaskClaimed(request=R, stage=stage, epoch=e, owner=WorkerId(f"{stage}@1")),
-        ev.TaskFinished(request=R, stage=stage, epoch=e),
-    ]
+def claimed(stage: StageName, epoch: int) -> ev.Event:
+    return ev.TaskClaimed(request=R, stage=stage, epoch=Epoch(epoch), owner=WorkerId("w"))
+
+
+def finished(stage: StageName, epoch: int) -> ev.Event:
+    return ev.TaskFinished(request=R, stage=stage, epoch=Epoch(epoch))
+
+
+def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.Event:
+    return ev.TaskLost(request=R, stage=SECOND, epoch=Epoch(epoch), deaths=deaths, alone=alone)
+
+
+def running(stage: StageName, *more: ev.Event) -> ConductorState:
+    """Return the state in which the stage runs since epoch 5, after `more` events."""
+    return step_all([SUBMITTED, granted(stage, 5), claimed(stage, 5), *more])[0]
 
 
 def step_all(
-    events: list[ev.Event], state: ConductorState | None = None
+    events: Iterable[ev.Event], state: ConductorState | None = None
 ) -> tuple[ConductorState, list[Command]]:
     state = state or ConductorState()
     commands: list[Command] = []
@@ -47,151 +59,109 @@ def step_all(
     return state, commands
 
 
+def ends(commands: Iterable[Command]) -> list[tuple[str, str, str, StageName | None]]:
+    """Return how requests are ended: state, code, message, and the stage that kills its workers."""
+    return [
+        (c.state, c.code, c.message, c.dead_stage) for c in commands if isinstance(c, EndRequest)
+    ]
+
+
 def test_life_of_a_request_needs_no_command_in_any_order() -> None:
     """The scripts grant its tasks and close it."""
     rng = random.Random(3)
     for _ in range(50):
-        pending = [task_events(stage, 10 + i) for i, stage in enumerate(STAGES)]
-        events: list[ev.Event] = [submitted()]
+        pending = [
+            [life(stage, 10 + n) for life in (granted, claimed, finished)]
+            for n, stage in enumerate(STAGES)
+        ]
+        events: list[ev.Event] = [SUBMITTED]
         while any(pending):
-            events.append(rng.choice([task_life for task_life in pending if task_life]).pop(0))
+            events.append(rng.choice([life for life in pending if life]).pop(0))
         state, commands = step_all([*events, ev.RequestEnded(request=R, state="finished")])
         assert commands == [] and not state.requests
 
 
 def test_repeated_event_produces_no_second_command() -> None:
     once = [
-        submitted(),
-        *task_events(STAGES[1], 5)[:2],
+        SUBMITTED,
+        granted(SECOND, 5),
+        claimed(SECOND, 5),
         lost(9, deaths=3, alone=True),
         ev.RequestEnded(request=R, state="failed"),
     ]
     _, commands = step_all(once)
-    _, doubled = step_all([event for event in once for _ in range(2)])
-    assert doubled == commands != []
+    assert step_all(event for event in once for _ in range(2))[1] == commands != []
 
 
 def test_event_of_an_older_epoch_is_ignored() -> None:
-    stage = STAGES[0]
-    state, _ = step_all(
-        [
-            submitted(),
-            *task_events(stage, 20)[:2],
-            ev.TaskGranted(request=R, stage=stage, epoch=Epoch(30)),
-        ]
-    )
-    late = ev.TaskFinished(request=R, stage=stage, epoch=Epoch(20))
-    after, commands = step(state, late)
-    assert after == state and commands == ()
+    state = running(FIRST, granted(FIRST, 30))
+    assert step(state, finished(FIRST, 5)) == (state, ())
 
 
 def test_failed_task_fails_its_request_with_the_same_error() -> None:
-    failed = ev.TaskFailed(
-        request=R, stage=STAGES[0], epoch=Epoch(5), code="engine_error", message="NaN"
-    )
-    _, commands = step_all([submitted(), *task_events(STAGES[0], 5)[:2], failed, failed])
-    ends = [c for c in commands if isinstance(c, EndRequest)]
-    assert [(end.state, end.code, end.message) for end in ends] == [
-        ("failed", "engine_error", "NaN")
-    ]
+    failed = ev.TaskFailed(request=R, stage=FIRST, epoch=Epoch(5), code="engine_error", message="?")
+    _, commands = step_all([failed, failed], running(FIRST))
+    assert ends(commands) == [("failed", "engine_error", "?", None)]
 
 
 def test_request_of_a_lost_gateway_waits_for_another_and_is_then_aborted() -> None:
-    state, waiting = step_all([submitted(), ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
+    state, waiting = step_all([SUBMITTED, ev.TaskLost(request=R, stage=CLIENT, epoch=Epoch(9))])
     assert waiting == []
-    _, after_expiry = step_all([ev.ClientGone(request=R, epoch=Epoch(9))], state)
-    assert after_expiry == [AbandonRequest(request=R, client_epoch=Epoch(9))]
-
-
-def lost(epoch: int, *, deaths: int, alone: bool = False) -> ev.TaskLost:
-    return ev.TaskLost(request=R, stage=STAGES[1], epoch=Epoch(epoch), deaths=deaths, alone=alone)
+    _, after = step(state, ev.ClientGone(request=R, epoch=Epoch(9)))
+    assert after == (AbandonRequest(request=R, client_epoch=Epoch(9)),)
 
 
 def test_lost_task_needs_no_command() -> None:
     """The script that took it from its owner has granted it again."""
-    state, commands = step_all(
-        [
-            submitted(),
-            *task_events(STAGES[1], 5)[:2],
-            lost(9, deaths=1),
-            task_events(STAGES[1], 10)[0],
-        ]
-    )
-    assert commands == [] and state.requests[R].tasks[STAGES[1]].state is TaskState.GRANTED
-    after, late = step(state, lost(9, deaths=1))
-    assert after == state and late == ()
+    state, commands = step_all([lost(9, deaths=1), granted(SECOND, 10)], running(SECOND))
+    assert commands == [] and state.requests[R].tasks[SECOND].state is TaskState.GRANTED
+    assert step(state, lost(9, deaths=1)) == (state, ())
 
 
 def test_overdue_task_stays_alone_after_two_deaths_and_fails_after_a_death_alone() -> None:
-    stage = STAGES[1]
-    state, _ = step_all([submitted(), *task_events(stage, 5)[:2], lost(9, deaths=2)])
-    offered = ev.TaskGranted(request=R, stage=stage, epoch=Epoch(11))
-    again, overdue = step_all(
-        [offered, ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(11))], state
-    )
-    assert [c.alone for c in overdue if isinstance(c, GrantTask)] == [True]
-    running = ev.TaskClaimed(request=R, stage=stage, epoch=Epoch(11), owner=WorkerId("w"))
-    _, after_shared_death = step_all([running, lost(20, deaths=3)], again)
-    assert not [c for c in after_shared_death if isinstance(c, EndRequest)]
-    _, after_death_alone = step_all([running, lost(20, deaths=3, alone=True)], again)
-    assert [
-        (c.state, c.code, c.dead_stage) for c in after_death_alone if isinstance(c, EndRequest)
-    ] == [("failed", "worker_lost", stage)]
+    overdue = ev.GrantOverdue(request=R, stage=SECOND, epoch=Epoch(11))
+    state = running(SECOND, lost(9, deaths=2), granted(SECOND, 11))
+    state, commands = step_all([overdue], state)
+    assert [c.alone for c in commands if isinstance(c, GrantTask)] == [True]
+    state, _ = step_all([claimed(SECOND, 11)], state)
+    assert ends(step(state, lost(20, deaths=3))[1]) == [], "others died with it"
+    ((how, code, _, stage),) = ends(step(state, lost(20, deaths=3, alone=True))[1])
+    assert (how, code, stage) == ("failed", "worker_lost", SECOND)
 
 
 def test_finished_task_that_is_granted_again_finishes_again() -> None:
     """It recomputes tensors that were lost. An event from before changes nothing."""
-    stage = STAGES[0]
-    finished, _ = step_all([submitted(), *task_events(stage, 5)])
-    assert step_all([task_events(stage, 5)[0]], finished)[0] == finished
-    again, _ = step_all(task_events(stage, 8)[:1], finished)
-    assert again.requests[R].tasks[stage].state is TaskState.GRANTED
-    assert (
-        step_all(task_events(stage, 8), finished)[0].requests[R].tasks[stage].state
-        is TaskState.FINISHED
-    )
+    state = running(FIRST, finished(FIRST, 5))
+    assert step_all([granted(FIRST, 5)], state)[0] == state
+    again, _ = step_all([granted(FIRST, 8)], state)
+    assert again.requests[R].tasks[FIRST].state is TaskState.GRANTED
+    again, _ = step_all([claimed(FIRST, 8), finished(FIRST, 8)], again)
+    assert again.requests[R].tasks[FIRST].state is TaskState.FINISHED
 
 
 def test_overdue_grant_is_repeated_unless_claimed() -> None:
-    stage = STAGES[0]
-    overdue = ev.GrantOverdue(request=R, stage=stage, epoch=Epoch(5))
-    granted, _ = step_all([submitted(), task_events(stage, 5)[0]])
-    _, again = step(granted, overdue)
-    assert again == (
-        GrantTask(request=R, stage=stage, role=again[0].role, expected_epoch=Epoch(5)),  # type: ignore[attr-defined]
-    )
-    claimed, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
-    assert step(claimed, overdue)[1] == ()
+    overdue = ev.GrantOverdue(request=R, stage=FIRST, epoch=Epoch(5))
+    _, again = step_all([SUBMITTED, granted(FIRST, 5), overdue])
+    assert [(c.stage, c.expected_epoch) for c in again if isinstance(c, GrantTask)] == [(FIRST, 5)]
+    assert step(running(FIRST), overdue)[1] == ()
 
 
-def test_grant_for_a_role_without_workers_fails_its_request() -> None:
-    stage = STAGES[1]
-    no_workers = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
-    granted, _ = step_all([submitted(), task_events(stage, 5)[0]])
-    ends = [c for c in step(granted, no_workers)[1] if isinstance(c, EndRequest)]
-    assert [(end.state, end.code) for end in ends] == [("failed", "overloaded")] and stage in ends[
-        0
-    ].message
-    claimed, _ = step_all([submitted(), *task_events(stage, 5)[:2]])
-    assert step(claimed, no_workers)[1] == ()
-
-
-def test_error_for_a_missing_worker_names_its_role() -> None:
+def test_grant_for_a_role_without_workers_fails_its_request_naming_the_role() -> None:
     """The role of a split stage is the half that the task waits for: the stage's own name is not a
     role there.
     """
-    stage, halves = STAGES[0], (RoleName("a.prefill"), RoleName("a.decode"))
-    no_workers = ev.RoleDeserted(request=R, stage=stage, epoch=Epoch(5))
-    granted, _ = step_all(
-        [submitted(), task_events(stage, 5)[0]], ConductorState(first_roles={stage: halves[0]})
+    deserted = ev.RoleDeserted(request=R, stage=FIRST, epoch=Epoch(5))
+    halves = (RoleName("a.prefill"), RoleName("a.decode"))
+    state, _ = step_all(
+        [SUBMITTED, granted(FIRST, 5)], ConductorState(first_roles={FIRST: halves[0]})
     )
-    task = replace(granted.requests[R].tasks[stage], role=halves[1])
-    handed_off = granted.with_request(
-        replace(granted.requests[R], tasks={**granted.requests[R].tasks, stage: task})
-    )
-    for state, role in ((granted, halves[0]), (handed_off, halves[1])):
-        (end,) = [c for c in step(state, no_workers)[1] if isinstance(c, EndRequest)]
-        assert f"`fleet worker {role}`" in end.message
+    request = state.requests[R]
+    tasks = {**request.tasks, FIRST: replace(request.tasks[FIRST], role=halves[1])}
+    handed_off = state.with_request(replace(request, tasks=tasks))
+    for waiting, role in ((state, halves[0]), (handed_off, halves[1])):
+        ((how, code, message, _),) = ends(step(waiting, deserted)[1])
+        assert (how, code) == ("failed", "overloaded") and f"`fleet worker {role}`" in message
+    assert step(running(FIRST), deserted)[1] == ()
 
 
 def test_worker_with_expired_lease_is_fenced() -> None:
@@ -201,7 +171,7 @@ def test_worker_with_expired_lease_is_fenced() -> None:
 
 def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:
     edge = next(edge for edge in GRAPH.edges if edge.transitions)
-    last = max(edge.transitions, key=lambda t: t.nth)
+    last = max(edge.transitions, key=lambda transition: transition.nth)
     appended = ev.ChunkAppended(
         request=R,
         edge=edge.name,
@@ -210,10 +180,9 @@ def test_conductor_sets_walks_only_on_conductor_driven_edges() -> None:
         producer_walk=last.producer_walk,
         ordinal=last.nth,
     )
-    _, silent = step_all([submitted(), appended])
-    assert not [c for c in silent if isinstance(c, SetWalk)]
+    assert step_all([SUBMITTED, appended])[1] == []
     driven = ConductorState(conductor_driven=frozenset({edge.target}))
-    _, commands = step_all([submitted(), appended], driven)
+    _, commands = step_all([SUBMITTED, appended], driven)
     walks = [c for c in commands if isinstance(c, SetWalk)]
     assert [(c.stage, c.from_index, c.walk) for c in walks] == [(edge.target, 7, last.to)]
 
@@ -224,14 +193,3 @@ def test_missing_row_of_the_transition_table_raises() -> None:
     for state, happened in missing:
         with pytest.raises(TransitionError):
             next_state(state, happened)
-
-
-def test_first_decode_item_enters_last_prefill_and_later_items_decode() -> None:
-    edge = next(edge for edge in GRAPH.edges if edge.transitions)
-    decode = Walk("decode")
-    assert [edge.consumer_walk(decode, n) for n in (0, 1, 2, 50)] == [
-        "last_prefill",
-        "decode",
-        "decode",
-        "decode",
-    ]

@@ -1,145 +1,65 @@
-"""Scripts grant tasks: a submission its own, and a script that takes a task from its owner that
-one, at a higher epoch.
-"""
+"""A task is granted at an epoch, waits in the queue of its role, and is claimed by one worker."""
 
-from collections.abc import Callable
+import asyncio
 
-import pytest
-
-from fleet.conductor.step import MAX_DEATHS
-from fleet.control import keys, scripts
-from fleet.control.connect import run, text, texts
-from fleet.core.events import Event, RequestSubmitted, TaskGranted, TaskHandedOff, TaskLost
-from fleet.core.ids import CLIENT, Epoch, RequestId, RoleName, StageName
-from fleet.core.request import RequestSpec
-from tests.fundamentals.control_plane import (
-    GATEWAY,
-    OTHER,
-    REQUEST,
-    ROLE,
-    STAGE,
-    TEXT,
-    WORKER,
-    Control,
-)
-from tests.fundamentals.test_worker_indexes import num_commands
-from tests.support import stream_entries
-
-HALVES = (RoleName("lm.prefill"), RoleName("lm.decode"))
+from fleet.control import scripts
+from fleet.core.ids import EdgeName, WorkerId
+from tests.control_plane import OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.harness import answer, fake_spec, open_fleet
 
 
-def grants_of(control: Control, role: RoleName = ROLE) -> list[tuple[str, int, bool]]:
-    """Return the grants in a role's queue: stage, epoch, alone."""
-    entries = [fields for _, fields in stream_entries(control.client, keys.role(role))]
-    return [(text(fields[b"s"]), int(fields[b"e"]), fields[b"a"] == b"1") for fields in entries]
+def test_epochs_only_rise_and_follow_the_clock_of_redis(control: Control) -> None:
+    seen = [control.epoch()]
+    for _ in range(3):
+        assert control.grant(seen[-1]) == "ok"
+        seen.append(control.epoch())
+    seconds, _ = control.client.time()
+    assert seen == sorted(set(seen))
+    assert abs(seen[-1] / 1e6 - seconds) < 5
 
 
-def test_submission_grants_a_task_of_each_stage_to_its_first_role(control: Control) -> None:
-    stages, roles = [StageName("lm"), StageName("voice")], [HALVES[0], RoleName("voice")]
-    spec = RequestSpec(id=RequestId("req-two"), graph="text", prompt_ids=(1,), outputs=(TEXT,))
-    call = scripts.submit(
-        spec, None, bound=8, stages=stages, edges=[TEXT], gateway=GATEWAY, first_roles=roles
-    )
-    assert texts(run(control.client, call))[0] == "ok"
-    granted = [event for event in control.events_of(TaskGranted) if event.request == spec.id]
-    assert [event.stage for event in granted] == stages
-    assert [grants_of(control, role) for role in roles] == [
-        [(e.stage, e.epoch, False)] for e in granted
-    ]
-    assert control.events_of(RequestSubmitted)[-1].request == spec.id
-    last = [type(event).__name__ for event in control.events_of(Event)][-3:]
-    assert last == ["RequestSubmitted", "TaskGranted", "TaskGranted"], (
-        "the conductor learns of the request first"
-    )
+def test_grant_is_made_once_per_epoch_and_not_of_an_owned_task(control: Control) -> None:
+    """An overdue grant that was claimed at the last moment remains with its owner."""
+    old = control.epoch()
+    assert [control.grant(old), control.grant(old)] == ["ok", "stale"]
+    assert control.claim() == "ok"
+    assert control.grant(control.epoch()) == "owned"
 
 
-def fenced_by_the_leader(control: Control) -> None:
-    control.kill()
-
-
-def seen_dying_by_its_keeper(control: Control) -> None:
-    assert control.leave(died=True) == "ok"
-
-
-def left(control: Control) -> None:
-    assert control.leave() == "ok"
-
-
-def failed_in_a_step(control: Control) -> None:
-    assert control.run(scripts.lose_task(REQUEST, STAGE, control.epoch())) == "ok"
-
-
-def redelivered(control: Control) -> None:
-    assert control.run(scripts.redeliver(REQUEST, STAGE, Epoch(0))) == "ok"
-
-
-LOSSES = (fenced_by_the_leader, seen_dying_by_its_keeper, left, failed_in_a_step, redelivered)
-
-
-@pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__)
-def test_task_is_granted_again_by_the_script_that_loses_it(
-    control: Control, lose: Callable[[Control], None]
-) -> None:
-    old = control.own()
-    assert control.append(old) == "ok"
-    lose(control)
-    (lost,), granted = control.events_of(TaskLost), control.events_of(TaskGranted)[-1]
-    assert old < lost.epoch < granted.epoch == control.epoch()
-    assert grants_of(control) == [(STAGE, control.epoch(), False)]
-    assert control.append(old, 1) == "stale"
+def test_grant_is_claimed_once_and_by_a_listed_worker(control: Control) -> None:
+    epoch = control.own()
+    assert control.claim(epoch, OTHER) == "unlisted"
     control.register(OTHER)
-    assert (
-        control.claim(control.epoch(), OTHER) == "ok" and control.append(control.epoch(), 1) == "ok"
-    )
+    assert control.claim(epoch, OTHER) == "stale"
 
 
-def test_lost_task_is_granted_to_its_last_role(control: Control) -> None:
-    old = control.own()
-    assert control.run(scripts.hand_off(REQUEST, STAGE, old, WORKER, HALVES[1])) == "ok"
-    handed = control.events_of(TaskHandedOff)[-1].epoch
-    assert grants_of(control, HALVES[1]) == [(STAGE, handed, False)]
-    control.register(OTHER, HALVES[1])
-    assert control.claim(handed, OTHER) == "ok"
-    control.kill(OTHER)
-    assert control.epoch() > handed and (STAGE, control.epoch(), False) in grants_of(
-        control, HALVES[1]
-    )
+def test_repeated_grant_replaces_the_first(control: Control) -> None:
+    first = control.epoch()
+    assert control.grant(first) == "ok"
+    assert control.grants() == [(STAGE, control.epoch(), False)]
+    assert [control.claim(first), control.claim()] == ["stale", "ok"]
 
 
-def test_task_runs_alone_after_two_deaths_and_is_left_lost_after_a_death_alone(
-    control: Control,
-) -> None:
-    """The leader fails the request of the latter: `TaskLost` says that it died alone, and how
-    often.
-    """
-    seen: list[tuple[str, bool]] = []
-    for _ in range(MAX_DEATHS + 1):
-        assert control.claim(control.epoch()) == "ok"
-        control.kill()
-        control.register(WORKER)
-        seen.append((control.task()["state"], control.task()["alone"] == "1"))
-    assert seen == [("granted", False), ("granted", True), ("lost", True)]
-    last = control.events_of(TaskLost)[-1]
-    assert last.alone and last.deaths == MAX_DEATHS + 1 and last.epoch == control.epoch()
-    assert control.run(scripts.redeliver(REQUEST, STAGE, Epoch(0))) == "lost"
+def test_task_to_run_alone_is_reserved_by_one_worker(control: Control) -> None:
+    """A busy worker reserves the task, and claims it once nothing else runs there."""
+
+    def reserve(worker: WorkerId) -> str:
+        entry = control.task()["entry"]
+        return control.run(scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, control.epoch()))
+
+    control.register(OTHER)
+    assert control.grant(control.epoch(), alone=True) == "ok"
+    assert [reserve(WORKER), reserve(WORKER), reserve(OTHER)] == ["ok", "ok", "stale"]
+    assert control.grants() == [], "the grant has left the queue of its role"
+    assert control.tasks_of() == {f"{REQUEST}|{STAGE}".encode()}
+    assert [control.claim(worker=OTHER), control.claim()] == ["stale", "ok"]
+    assert reserve(WORKER) == "stale", "the task runs"
 
 
-def test_lost_client_is_not_granted(control: Control) -> None:
-    """Another gateway attaches, or the leader aborts the request."""
-    assert control.run(scripts.detach(REQUEST, GATEWAY, control.epoch(CLIENT))) == "ok"
-    assert control.task(CLIENT)["state"] == "lost"
-    assert [event.stage for event in control.events_of(TaskGranted)] == [STAGE]
-
-
-@pytest.mark.parametrize("control", ["redis"], indirect=True)
-def test_fencing_a_worker_with_many_tasks_is_short(control: Control) -> None:
-    for number in range(100):
-        request = f"req-held{number:03}"
-        assert control.submit(request, bound=200)[0] == "ok"
-        epoch = Epoch(int(text(control.client.hget(keys.task(RequestId(request), STAGE), "epoch"))))
-        assert (
-            control.run(scripts.claim(WORKER, ROLE, "0-1", RequestId(request), STAGE, epoch))
-            == "ok"
-        )
-    assert num_commands(control.client, scripts.fence_worker("", WORKER, died=True), "ok") < 2000
-    assert control.run(scripts.fence_tasks(control.leader, WORKER)) in ("more", "ok")
+async def test_more_requests_than_slots_all_end(redis_url: str) -> None:
+    """Grants wait until a slot is free; the oldest request always has all of its slots."""
+    slots = ("stages.thinker.max_batch=2", "stages.talker.max_batch=3")
+    async with open_fleet(redis_url, *slots) as (fleet, client):
+        specs = [fake_spec(fleet, seed=number, num_tokens=20) for number in range(12)]
+        answers = await asyncio.gather(*(answer(client, spec) for spec in specs))
+        assert all(len(received[EdgeName("audio")]) == 20 * 1920 for received in answers)

@@ -40,7 +40,7 @@ def compose(
     ), records
 
 
-def test_b7_full_drain_then_terminate() -> None:
+def test_run_drains_its_pool_and_terminates() -> None:
     finished: list[Trainer] = []
     trainer, loader, run, records = compose(samples(5), on_finished=finished.append)
     assert run() == run.end == "finished" and finished == [trainer] and loader.num_refused == 0
@@ -50,7 +50,7 @@ def test_b7_full_drain_then_terminate() -> None:
     )
 
 
-def test_b7_trainer_stops_first_and_unblocks_its_producer() -> None:
+def test_trainer_that_stops_first_unblocks_its_producer() -> None:
     ended = threading.Event()
 
     def endless() -> Iterator[DraftSample]:
@@ -65,7 +65,7 @@ def test_b7_trainer_stops_first_and_unblocks_its_producer() -> None:
     assert ended.wait(10), "the producer, which waited for room, has ended"
 
 
-def test_b7_producer_exception_propagates_and_unblocks_consumer() -> None:
+def test_producer_exception_propagates_and_unblocks_consumer() -> None:
     def failing() -> Iterator[DraftSample]:
         yield from samples(3)
         raise RuntimeError("no more samples")
@@ -77,7 +77,7 @@ def test_b7_producer_exception_propagates_and_unblocks_consumer() -> None:
     assert run.end == "failed" and finished == []
 
 
-def test_b7_both_errors_are_chained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_trainer_and_producer_are_chained(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer_failed = threading.Event()
 
     def failing() -> Iterator[DraftSample]:
@@ -96,7 +96,7 @@ def test_b7_both_errors_are_chained(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(raised.value.__cause__, ArithmeticError) and run.end == "failed"
 
 
-def test_b7_error_of_the_trainer_ends_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_trainer_ends_its_producer(monkeypatch: pytest.MonkeyPatch) -> None:
     def train_on(_trainer: Trainer, _samples: object) -> None:
         raise ArithmeticError("not a number")
 
@@ -107,7 +107,7 @@ def test_b7_error_of_the_trainer_ends_its_producer(monkeypatch: pytest.MonkeyPat
     assert run.end == "failed"
 
 
-def test_b6_windows_are_trained_on_while_samples_are_produced() -> None:
+def test_windows_are_trained_on_while_samples_are_produced() -> None:
     trained = threading.Event()
 
     def waiting() -> Iterator[DraftSample]:
@@ -120,7 +120,7 @@ def test_b6_windows_are_trained_on_while_samples_are_produced() -> None:
     assert run() == "finished" and trainer.num_windows == 3
 
 
-def test_b5_producer_waits_for_room() -> None:
+def test_producer_waits_for_room() -> None:
     channel = SampleChannel(1)
     first, second = samples(2)
     channel.put(first)
@@ -132,12 +132,12 @@ def test_b5_producer_waits_for_room() -> None:
     assert not putting.is_alive()
 
 
-def test_b5_capacity_below_a_window_is_refused() -> None:
+def test_capacity_below_a_window_is_refused() -> None:
     with pytest.raises(ConfigError, match="less than a window"):
         build_online_training(make_trainer([]), SETTINGS, lambda: [], capacity=1)
 
 
-def test_b4_sample_that_does_not_fit_is_counted_and_skipped() -> None:
+def test_sample_that_does_not_fit_is_counted_and_skipped() -> None:
     def produced() -> Iterator[DraftSample]:
         yield greedy_sample([1, 9, 2, 7], length=8, target_hash="another")
         yield from samples(2)

@@ -19,7 +19,6 @@ LARGE = {
     "fleet/worker/main.py: live",
     "fleet/worker/main.py: run_worker",
     "tests/contract/test_engine.py",
-    "tests/fundamentals/test_fencing.py",
     "tests/oracle/test_omni_spans.py",
     "tests/span_route.py",
     "tests/unit/test_lm_loop.py",

@@ -1,0 +1,242 @@
+"""Routes over span workers, and deaths of span workers, are recorded only with the right to it."""
+
+import pytest
+
+from fleet.control import keys, scripts
+from fleet.control.connect import run, text, texts
+from fleet.core.events import TaskLost
+from fleet.core.ids import Epoch, RoleName, WorkerId
+from tests.control_plane import REQUEST, STAGE, WORKER, Control
+
+ANCHOR, OTHER_ANCHOR = WorkerId("lm@test:5:a"), WorkerId("lm@test:6:b")
+FIRST, SECOND, THIRD = (WorkerId(f"lm.span@test:{number}:a") for number in (7, 8, 9))
+
+
+@pytest.fixture
+def fleet(control: Control) -> Control:
+    """Two anchors and three span workers."""
+    for worker, role in (
+        (ANCHOR, "lm"),
+        (OTHER_ANCHOR, "lm"),
+        (FIRST, "lm.span"),
+        (SECOND, "lm.span"),
+        (THIRD, "lm.span"),
+    ):
+        assert control.register(worker, role) == "ok"
+    return control
+
+
+def set_route(fleet: Control, anchor: WorkerId, *hops: WorkerId) -> list[str]:
+    """Set a route over workers with a layer each; return all words of the answer."""
+    return texts(
+        run(
+            fleet.client,
+            scripts.set_route(anchor, [(hop, f"{at}:{at}") for at, hop in enumerate(hops)]),
+        )
+    )
+
+
+def generation_of(answer: list[str]) -> int:
+    word, generation = answer
+    assert word == "ok"
+    return int(generation)
+
+
+def anchor_of(fleet: Control, worker: WorkerId) -> str:
+    return text(fleet.client.hget(keys.worker(worker), "anchor"))
+
+
+def test_worker_leaves_a_route_if_its_anchor_says_that_others_can_have_its_layers(
+    fleet: Control,
+) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    assert fleet.client.zcard(keys.role_workers(RoleName("lm.span"), "accepting")) == 3, (
+        "the third is free, and has too little memory"
+    )
+    run(fleet.client, scripts.note_gap(ANCHOR, "", {FIRST: "2 GiB are missing"}))
+    assert texts(run(fleet.client, scripts.order(FIRST, "drain"))) == [
+        "needed",
+        "2 GiB are missing",
+    ]
+    assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok"
+    run(fleet.client, scripts.note_gap(ANCHOR, "", {}))
+    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == [
+        "needed",
+        f"{SECOND} is about to leave its route",
+    ]
+    generation_of(set_route(fleet, ANCHOR, FIRST))
+    assert text(run(fleet.client, scripts.order(FIRST, "stop"))) == "ok"
+
+
+def test_standby_span_is_recorded_by_a_listed_anchor_of_an_unused_worker(fleet: Control) -> None:
+    def note(anchor: WorkerId, worker: WorkerId) -> str:
+        return text(run(fleet.client, scripts.note_standby(anchor, worker, "1:1")))
+
+    generation_of(set_route(fleet, ANCHOR, FIRST))
+    assert (note(ANCHOR, SECOND), note(ANCHOR, FIRST)) == ("ok", "claimed")
+    spans = [
+        text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND, THIRD)
+    ]
+    assert spans == ["0:0", "1:1", ""]
+    fleet.kill(ANCHOR)
+    fleet.kill(SECOND)
+    assert (note(ANCHOR, THIRD), note(OTHER_ANCHOR, SECOND), note(OTHER_ANCHOR, FIRST)) == (
+        "unlisted",
+        "unlisted",
+        "ok",
+    )
+    assert (
+        not fleet.client.exists(keys.worker(SECOND))
+        and text(fleet.client.hget(keys.worker(THIRD), "span")) == ""
+    )
+
+
+def test_span_worker_in_a_route_may_leave_only_if_another_is_free(fleet: Control) -> None:
+    """A worker that stands by is free too; one in another route, or that leaves itself, is not."""
+    generation_of(set_route(fleet, ANCHOR, FIRST))
+    generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
+    assert text(run(fleet.client, scripts.order(THIRD, "drain"))) == "ok", "no anchor uses it"
+    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == ["needed", ""]
+    assert fleet.client.hget(keys.worker(FIRST), "leaving") is None
+    assert text(run(fleet.client, scripts.order(THIRD, "resume"))) == "ok"
+    assert text(run(fleet.client, scripts.order(FIRST, "drain"))) == "ok"
+    fleet.kill(OTHER_ANCHOR)
+    assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok", "its anchor is lost"
+
+
+def test_route_over_a_fenced_worker_is_refused_and_claims_no_other(fleet: Control) -> None:
+    fleet.kill(SECOND)
+    assert set_route(fleet, ANCHOR, FIRST, SECOND) == ["gone", SECOND]
+    assert anchor_of(fleet, FIRST) == "" and fleet.client.exists(keys.worker(SECOND)) == 0
+    assert fleet.client.hget(keys.worker(ANCHOR), "route") is None
+
+
+def test_worker_in_the_route_of_another_anchor_is_refused_until_that_one_is_fenced(
+    fleet: Control,
+) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    assert set_route(fleet, OTHER_ANCHOR, THIRD, SECOND) == ["claimed", SECOND]
+    assert (anchor_of(fleet, SECOND), anchor_of(fleet, THIRD)) == (ANCHOR, "")
+    fleet.kill(ANCHOR)
+    generation_of(set_route(fleet, OTHER_ANCHOR, THIRD, SECOND))
+    assert (anchor_of(fleet, SECOND), anchor_of(fleet, THIRD)) == (OTHER_ANCHOR, OTHER_ANCHOR)
+
+
+def test_worker_that_is_not_in_the_next_route_is_free(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    generation_of(set_route(fleet, ANCHOR, FIRST, THIRD))
+    assert [anchor_of(fleet, worker) for worker in (FIRST, SECOND, THIRD)] == [ANCHOR, "", ANCHOR]
+    generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
+    assert anchor_of(fleet, SECOND) == OTHER_ANCHOR
+    generation_of(set_route(fleet, ANCHOR, THIRD))
+    assert anchor_of(fleet, SECOND) == OTHER_ANCHOR, "it is released by its own anchor only"
+
+
+def test_route_records_its_workers_and_their_spans(fleet: Control) -> None:
+    generation = generation_of(set_route(fleet, ANCHOR, SECOND, FIRST))
+    assert fleet.client.hmget(keys.worker(ANCHOR), ["route", "generation"]) == [
+        f'[["{SECOND}","0:0"],["{FIRST}","1:1"]]'.encode(),
+        str(generation).encode(),
+    ]
+    assert [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND)] == [
+        "1:1",
+        "0:0",
+    ]
+
+
+def test_route_without_workers_releases_the_last_ones(fleet: Control) -> None:
+    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    generation_of(set_route(fleet, ANCHOR))
+    assert [anchor_of(fleet, worker) for worker in (FIRST, SECOND)] == ["", ""]
+    assert fleet.client.hget(keys.worker(ANCHOR), "route") == b"[]"
+
+
+def test_generations_grow_also_when_redis_loses_the_last_one(fleet: Control) -> None:
+    seen = [
+        generation_of(set_route(fleet, anchor, worker))
+        for anchor, worker in ((ANCHOR, FIRST), (OTHER_ANCHOR, SECOND))
+    ]
+    fleet.client.delete(keys.PREFIX + "route_generation")
+    seen.append(generation_of(set_route(fleet, ANCHOR, FIRST)))
+    beyond_the_clock = seen[-1] + 10**12
+    fleet.client.set(keys.PREFIX + "route_generation", beyond_the_clock)
+    seen += [generation_of(set_route(fleet, ANCHOR, FIRST)) for _ in range(2)]
+    assert seen == sorted(set(seen)) and seen[-2:] == [beyond_the_clock + 1, beyond_the_clock + 2]
+
+
+def suspect(control: Control, epoch: int) -> str:
+    return control.run(scripts.suspect_task(REQUEST, STAGE, Epoch(epoch)))
+
+
+def test_first_death_of_a_span_worker_is_counted_and_the_task_keeps_its_owner(
+    control: Control,
+) -> None:
+    epoch = control.own()
+    assert suspect(control, epoch) == "ok"
+    task = control.task()
+    assert (task["deaths"], task["state"], task["owner"], control.epoch()) == (
+        "1",
+        "running",
+        WORKER,
+        epoch,
+    )
+    assert control.append(epoch) == "ok" and control.events_of(TaskLost) == []
+
+
+def test_second_death_without_progress_grants_the_task_alone(control: Control) -> None:
+    epoch = control.own()
+    for index in range(2):
+        assert suspect(control, epoch) == "ok"
+        assert control.append(epoch, index) == "ok", (
+            "progress: the next death counts as the first again"
+        )
+    assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
+    task = control.task()
+    assert (task["deaths"], task["state"], task["owner"], task["alone"]) == (
+        "2",
+        "granted",
+        "",
+        "1",
+    )
+    assert [control.append(epoch, 2), suspect(control, epoch)] == ["stale", "stale"]
+    assert control.client.smembers(keys.worker_tasks(WORKER)) == set()
+    (lost,) = control.events_of(TaskLost)
+    assert epoch < lost.epoch < control.epoch() and not lost.alone
+    assert control.claim(control.epoch()) == "ok"
+
+
+def test_task_that_ran_alone_is_left_lost_after_a_further_death(control: Control) -> None:
+    """The conductor decides: it is the task itself that ends its workers."""
+    epoch = control.own()
+    assert [suspect(control, epoch) for _ in range(2)] == ["ok", "lost"]
+    alone = control.epoch()
+    assert control.claim(alone) == "ok"
+    assert suspect(control, alone) == "lost"
+    assert (control.task()["state"], control.task()["owner"]) == ("lost", "")
+    last = control.events_of(TaskLost)[-1]
+    assert (last.deaths, last.alone) == (3, True)
+    assert [control.append(alone), suspect(control, control.epoch())] == ["stale", "stale"]
+
+
+def test_task_that_ran_alone_and_progressed_is_granted_again(control: Control) -> None:
+    epoch = control.own(alone=True)
+    assert control.append(epoch) == "ok"
+    assert suspect(control, epoch) == "lost"
+    assert (control.task()["state"], control.task()["deaths"], control.task()["alone"]) == (
+        "granted",
+        "1",
+        "",
+    )
+
+
+def test_session_of_a_file_is_recorded_only_for_a_listed_worker(control: Control) -> None:
+    def adopt(worker: WorkerId) -> str:
+        return control.run(scripts.adopt_prefix(worker, STAGE, "talk", keep_s=60))
+
+    assert adopt(WORKER) == "ok"
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): WORKER.encode()}
+    assert 0 < control.client.pttl(keys.cached_prefix("talk")) <= 60_000
+    control.register(ANCHOR)
+    control.kill()
+    assert [adopt(ANCHOR), adopt(WORKER)] == ["ok", "stale"]
+    assert control.client.hgetall(keys.cached_prefix("talk")) == {STAGE.encode(): ANCHOR.encode()}

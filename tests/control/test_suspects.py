@@ -1,0 +1,197 @@
+"""A task that is to run alone is reserved by one worker until it has run; other requests are served
+meanwhile.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+import redis
+
+from fleet.conductor.driver.snapshot import lost_grants
+from fleet.control import keys, scripts
+from fleet.control.client import FleetClient
+from fleet.control.connect import run
+from fleet.control.stream import ClientStream
+from fleet.core.events import TaskLost
+from fleet.core.ids import Epoch, WorkerId
+from fleet.core.request import RequestSpec
+from fleet.graphs import get_graph
+from fleet.worker.loop.loop import WorkerLoop
+from tests.control_plane import OTHER, REQUEST, ROLE, STAGE, WORKER, Control
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    assert_same,
+    collected,
+    fake_spec,
+    in_step,
+    open_fleet,
+    stop_claims,
+)
+from tests.support import wait_until
+
+
+def reserve(control: Control, worker: WorkerId = WORKER, epoch: Epoch | None = None) -> str:
+    entry = control.task()["entry"]
+    return control.run(
+        scripts.reserve(worker, ROLE, entry, REQUEST, STAGE, epoch or control.epoch())
+    )
+
+
+def reserved_tasks(control: Control, worker: WorkerId = WORKER) -> set[bytes]:
+    return cast("set[bytes]", control.client.smembers(keys.worker_tasks(worker)))
+
+
+@pytest.fixture
+def granted(control: Control) -> Control:
+    """A task granted to run alone, and two workers of its role."""
+    control.register(OTHER)
+    assert control.grant(control.epoch(), alone=True) == "ok"
+    return control
+
+
+def test_reservation_ends_with_its_grant(granted: Control) -> None:
+    old = granted.epoch()
+    assert reserve(granted) == "ok"
+    assert granted.grant(old, alone=True) == "ok"
+    assert reserve(granted, epoch=old) == "stale" and reserved_tasks(granted) == set()
+    assert reserve(granted, OTHER) == "ok"
+    granted.abort()
+    assert reserve(granted, OTHER) == "ended" and reserved_tasks(granted, OTHER) == set()
+
+
+def test_gone_or_draining_worker_cannot_reserve_and_loses_reservations_without_a_death(
+    granted: Control,
+) -> None:
+    assert reserve(granted, WorkerId("lm@test:3:c")) == "unlisted"
+    assert reserve(granted) == "ok"
+    granted.kill()
+    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    assert reserve(granted, OTHER) == "ok"
+    assert granted.order("drain", OTHER) == "ok"
+    assert granted.grant(granted.epoch(), alone=True) == "ok"
+    assert reserve(granted, OTHER) == "draining"
+    assert [(event.deaths, event.alone) for event in granted.events_of(TaskLost)] == [
+        (0, False)
+    ] * 2
+
+
+@pytest.mark.parametrize("control", ["redis"], indirect=True)
+def test_overdue_reservation_is_granted_again_only_to_an_idle_worker(
+    granted: Control, client: redis.Redis
+) -> None:
+    assert reserve(granted) == "ok"
+    assert lost_grants(client, [(REQUEST, STAGE)]), "the other worker is idle"
+    client.sadd(keys.worker_tasks(OTHER), "req-2|lm")
+    assert not lost_grants(client, [(REQUEST, STAGE)])
+    client.delete(keys.worker_tasks(OTHER))
+    assert granted.order("drain", OTHER) == "ok"
+    assert not lost_grants(client, [(REQUEST, STAGE)]), "the other worker is draining"
+
+
+NUM_OVERDUE = 4
+"""Number of times the conductor finds the suspect unclaimed before a test continues."""
+
+
+@dataclass(slots=True, kw_only=True)
+class BusyFleet:
+    """Two workers, each with an unread answer, and a suspect that one of them has reserved."""
+
+    fleet: ThreadFleet
+    client: FleetClient
+    answers: dict[WorkerLoop, tuple[RequestSpec, ClientStream]]
+    suspect: tuple[RequestSpec, ClientStream]
+
+    def reserving_workers(self) -> list[WorkerLoop]:
+        return [loop for loop in self.fleet.loops if loop.intake.reserved]
+
+    def wait_overdue(self) -> None:
+        """Wait until the conductor has found the suspect unclaimed `NUM_OVERDUE` times."""
+        key, grant_times = (self.suspect[0].id, STAGE), set[float]()
+
+        def seen() -> bool:
+            grant_times.add(self.fleet.driver.granted_at.get(key, 0.0))
+            return len(grant_times) > NUM_OVERDUE
+
+        wait_until(seen, "the suspect to be overdue several times")
+
+
+async def begin_answer(
+    client: FleetClient, fleet: ThreadFleet, at: WorkerLoop
+) -> tuple[RequestSpec, ClientStream]:
+    """Submit a request and wait until it runs at the worker, where it pauses for its client."""
+    spec = fake_spec(fleet)
+    stream = await client.requests.submit(spec, None)
+    await asyncio.to_thread(
+        wait_until, lambda: spec.id in at.tasks, "the task to run at the worker"
+    )
+    return spec, stream
+
+
+@asynccontextmanager
+async def open_busy_fleet(url: str) -> AsyncGenerator[BusyFleet]:
+    async with open_fleet(
+        url, "lease.claim_timeout_s=0.3", *in_step(get_graph("text")), without=STAGE
+    ) as (fleet, client):
+        first = fleet.add_worker(STAGE)
+        suspect = await begin_answer(client, fleet, first)
+        answers = {first: await begin_answer(client, fleet, first)}
+        await asyncio.to_thread(stop_claims, first)
+        second = fleet.add_worker(STAGE)
+        answers[second] = await begin_answer(client, fleet, second)
+        first.availability.draining = False
+        busy_fleet = BusyFleet(fleet=fleet, client=client, answers=answers, suspect=suspect)
+        # Two deaths are recorded in the task's hash, and no worker owns it.
+        fleet.clients[0].hset(keys.task(suspect[0].id, STAGE), "deaths", 2)
+        run(fleet.clients[0], scripts.redeliver(suspect[0].id, STAGE, Epoch(0)))
+        await asyncio.to_thread(
+            wait_until, busy_fleet.reserving_workers, "a worker to reserve the suspect"
+        )
+        yield busy_fleet
+
+
+async def test_suspect_reserves_one_worker_and_runs_once_it_is_idle(redis_url: str) -> None:
+    async with open_busy_fleet(redis_url) as fleet:
+        (reserving_worker,) = fleet.reserving_workers()
+        await asyncio.to_thread(fleet.wait_overdue)
+        assert fleet.reserving_workers() == [reserving_worker], "no other worker is reserved"
+        expected = await answer(fleet.client, fake_spec(fleet.fleet))
+        spec, stream = fleet.answers[reserving_worker]
+        assert_same(await collected(stream, spec), expected)
+        spec, stream = fleet.suspect
+        await asyncio.to_thread(
+            wait_until, lambda: spec.id in reserving_worker.tasks, "the suspect to run"
+        )
+        assert list(reserving_worker.tasks) == [spec.id] and reserving_worker.tasks[spec.id].alone
+        assert_same(await collected(stream, spec), expected)
+
+
+async def test_suspect_is_claimed_by_an_idle_worker(redis_url: str) -> None:
+    """The worker that had reserved the suspect still has work, and claims new tasks again."""
+    async with open_busy_fleet(redis_url) as fleet:
+        (reserving_worker,) = fleet.reserving_workers()
+        other = next(loop for loop in fleet.fleet.loops if loop is not reserving_worker)
+        await fleet.answers[other][1].abort("enough")
+        spec, stream = fleet.suspect
+        await asyncio.to_thread(
+            wait_until, lambda: spec.id in other.tasks, "the suspect to run where nothing else does"
+        )
+        await asyncio.to_thread(
+            wait_until,
+            lambda: not reserving_worker.intake.reserved,
+            "the reservation to be dropped",
+        )
+        bystander, received = await begin_answer(fleet.client, fleet.fleet, reserving_worker)
+        assert_same(await collected(received, bystander), await collected(stream, spec))
+
+
+async def test_aborted_suspect_reserves_no_worker(redis_url: str) -> None:
+    async with open_busy_fleet(redis_url) as fleet:
+        await fleet.suspect[1].abort("enough")
+        await asyncio.to_thread(
+            wait_until, lambda: not fleet.reserving_workers(), "the reservation to be dropped"
+        )

@@ -1,0 +1,104 @@
+"""Disturbances of answers under way: a worker is replaced, or Redis restarts or fails over."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from fleet.config import FleetConfig, load_config
+from fleet.control.client import FleetClient
+from fleet.core.errors import RedisUnreachable
+from fleet.core.ids import EdgeName, StageName
+from fleet.core.request import RequestSpec
+from fleet.graphs import DEFAULT_GRAPH, get_graph
+from tests.harness import (
+    EdgeArrays,
+    ThreadFleet,
+    answer,
+    answer_disturbed,
+    assert_same,
+    fake_spec_of,
+    in_step,
+)
+from tests.support import RedisProcess, await_until
+
+OMNI = get_graph(DEFAULT_GRAPH)
+SHORT_LEASES = ("lease.worker_ttl_s=1.0", "lease.conductor_ttl_s=1.0", "transfer.kind=redis")
+
+
+def config_in_step(*overrides: str) -> FleetConfig:
+    """Return a configuration of fake engines with short leases, whose stages work until the end of
+    an answer.
+    """
+    fixed = ("engine=fake", "device=cpu", "numerics=invariant", *SHORT_LEASES, *in_step(OMNI))
+    return load_config(None, (*fixed, *overrides))
+
+
+def on_chunk(edge: str, index: int, act: Callable[[], object]) -> Callable[[EdgeName, int], None]:
+    """Return a callback for `answer_disturbed` that acts after one chunk."""
+
+    def act_once(at_edge: EdgeName, at_index: int) -> None:
+        if (at_edge, at_index) == (edge, index):
+            act()
+
+    return act_once
+
+
+def replace_worker(fleet: ThreadFleet, spec: RequestSpec, stage: StageName) -> None:
+    """Add a worker, then kill the one that runs the stage."""
+    dying = fleet.owner(spec.id, stage)
+    fleet.add_worker(dying.role)
+    fleet.kill(dying)
+
+
+def restart_redis(server: RedisProcess, folder: Path, cut_bytes: int) -> None:
+    """Kill the server and start it again without the end of its log, as after a power failure: the
+    last writes, and half of one, are lost.
+    """
+    server.kill()
+    for file in folder.rglob("*.aof"):
+        if (size := file.stat().st_size) > cut_bytes:
+            with file.open("r+b") as log:
+                log.truncate(size - cut_bytes)
+    server.start()
+
+
+def restart_empty(server: RedisProcess, folder: Path) -> None:
+    """Kill the server and start it again without any data."""
+    server.kill()
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.unlink()
+    server.start()
+
+
+async def check_answers(
+    client: FleetClient, config: FleetConfig, disturb: Callable[[], object], *, at: int, num: int
+) -> EdgeArrays:
+    """Compare `num` answers with an undisturbed one, which is returned; `disturb` is called after
+    the text chunk `at` of the first answer.
+    """
+    expected = await answer(client, fake_spec_of(config))
+    actions = (disturb, *[lambda: None] * (num - 1))
+    answers = await asyncio.gather(
+        *(
+            answer_disturbed(client, fake_spec_of(config), None, on_chunk("text", at, act))
+            for act in actions
+        )
+    )
+    for received in answers:
+        assert_same(received, expected)
+    return expected
+
+
+async def check_admitted(client: FleetClient, config: FleetConfig, expected: EdgeArrays) -> None:
+    """Compare the first answer that is admitted after an outage with an undisturbed one."""
+
+    async def answer_if_admitted() -> EdgeArrays | None:
+        try:
+            return await answer(client, fake_spec_of(config))
+        except RedisUnreachable:
+            return None
+
+    received = await await_until(answer_if_admitted, "a request to be admitted")
+    assert received is not None
+    assert_same(received, expected)
