@@ -17,7 +17,15 @@ from torch import Tensor
 from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
-from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    TOKEN,
+    Arrays,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    await_ready,
+)
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
@@ -46,6 +54,7 @@ from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
 from fleet.stages.builders import span_builder, stage_builder
 from fleet.stages.text import PREFILL
+from tests.capabilities import remote_of
 
 KEY = b"k" * 32
 ANCHOR = WorkerId("anchor")
@@ -485,11 +494,11 @@ class TextDriver:
         self.tokens[name], self.arrays[name] = [], []
 
     def turn(self) -> Sequence[EngineOutput]:
-        self.engine.take_suspects()
+        remote_of(self.engine).take_suspects()
         if self.route is not None:
             self.route.open_requests = self.open
             self.route.repair()
-        if not self.engine.is_ready() and not self.engine.await_pass(0.05):
+        if not await_ready(self.engine, 0.05):
             return ()
         outputs = self.engine.step()
         for output in outputs:

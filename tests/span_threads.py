@@ -24,6 +24,7 @@ from fleet.stages.base import SpanBuilder
 from fleet.worker.main import WorkerProcess, build_options, build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.registered_process import RegisteredProcess
+from tests.capabilities import remote_of
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
 
@@ -124,7 +125,8 @@ class SpanThreads:
         """Wait until the anchor computes."""
         anchors = [process for process in self.processes if isinstance(process, WorkerProcess)]
         wait_until(
-            lambda: all(anchor.built.engine.accepts_requests() for anchor in anchors), "a route"
+            lambda: all(remote_of(anchor.built.engine).accepts_requests() for anchor in anchors),
+            "a route",
         )
 
     def spec(

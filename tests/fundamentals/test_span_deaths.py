@@ -30,6 +30,7 @@ class LossyEngine(FakeEngine):
 
     def __init__(self) -> None:
         super().__init__(max_batch=16, source=True)
+        self.remote = self
         self.deaths: list[int] = []
 
     def _is_poisoned(self) -> bool:
@@ -37,6 +38,12 @@ class LossyEngine(FakeEngine):
             running for running in self._running.values() if running.request.sampling.seed == POISON
         ]
         return any(running.made >= NUM_TOKENS_BEFORE_DEATHS for running in poisoned)
+
+    def accepts_requests(self) -> bool:
+        return True
+
+    def outage(self) -> None:
+        return None
 
     def take_suspects(self) -> Sequence[RequestId]:
         if not self._is_poisoned():

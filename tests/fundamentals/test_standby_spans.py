@@ -15,6 +15,7 @@ from fleet.core.ids import WorkerId
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuildOptions, BuiltSpan
 from fleet.stages.text import build_span
+from tests.capabilities import remote_of
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads
 from tests.support import wait_until
 
@@ -98,7 +99,7 @@ def test_worker_that_cannot_load_its_part_stays_out_of_the_route_and_unclaimed(
             route_of(control, anchor.last_id) == before
             and anchor_of(control, workers[0].last_id) == anchor.last_id
         )
-        assert anchor.built.engine.accepts_requests()
+        assert remote_of(anchor.built.engine).accepts_requests()
 
 
 def route_of(control: redis.Redis, anchor: WorkerId | None) -> str:

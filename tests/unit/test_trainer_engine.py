@@ -34,7 +34,7 @@ from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
 from fleet.drafts.trainer.state import MOMENTS_FILE, read_samples
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, await_ready
 from fleet.graphs.training import PUBLISH
 from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, make_trainer
 
@@ -128,7 +128,7 @@ class TrainerBench:
     def run(self, engine: TrainerEngine | None = None) -> list[EngineOutput]:
         """Step until nothing is ready, and nothing runs in the thread."""
         engine, found = engine or self.engine, list[EngineOutput]()
-        while engine.is_ready() or engine.await_pass(30):
+        while await_ready(engine, 30):
             found += engine.step()
         return found
 
@@ -311,7 +311,7 @@ def test_half_of_the_slots_are_acknowledged_before_further_windows(tmp_path: Pat
     for number, sample in enumerate(texts(2)):
         bench.send(f"s{number}", sample)
     acknowledged, windows_then = list[str](), -1
-    while bench.engine.is_ready() or bench.engine.await_pass(30):
+    while await_ready(bench.engine, 30):
         acknowledged += names(bench.engine.step())
         if acknowledged and windows_then < 0:
             windows_then = num_windows(bench.engine)

@@ -164,6 +164,8 @@ class TrainerEngine(Engine):
         self._shares: tuple[float, ...] = ()
         self._acceptance: float | None = None
         self._num_accepted = self._num_refused = self._num_saved = 0
+        self.background = self
+        self.samples = self
 
     @property
     def trainer(self) -> Trainer:

@@ -106,8 +106,8 @@ class Maintenance:
 
     def _follow_drafter(self) -> None:
         """Use the drafter that an operator chose, or else the configured one."""
-        figures = self._engine.stats().speculation
-        if figures is None:
+        figures, drafters = self._engine.stats().speculation, self._engine.drafters
+        if figures is None or drafters is None:
             return
         name = self._link.chosen_drafter(self._drafter.stage) or self._drafter.name
         refused = f"{name} with version {figures.version}"
@@ -115,7 +115,7 @@ class Maintenance:
         if is_in_use or name == figures.failed or refused == self._refused_drafter:
             return
         try:
-            self._engine.use_drafter(name)
+            drafters.use(name)
         except BadInput as error:
             self._refused_drafter = refused
             log.warning(
@@ -151,22 +151,21 @@ class Maintenance:
 
     def _follow_purges(self) -> None:
         """Let a trainer forget its samples if an operator ordered it since the last look."""
-        if self._engine.stats().training is None:
+        samples = self._engine.samples
+        if samples is None:
             return
         ordered, self._num_purges = self._num_purges, self._link.num_purges()
         if ordered not in (None, self._num_purges):
-            log.info(
-                "%d samples of the trainer are forgotten, by order", self._engine.forget_samples()
-            )
+            log.info("%d samples of the trainer are forgotten, by order", samples.forget_samples())
 
     def read_vitals(self) -> None:
         stats = self._engine.stats()
         self.vitals = {
             "running": len(self._tasks),
-            "pages_used": stats.pages_used,
-            "pages_total": stats.pages_total,
-            "pages_kept": stats.pages_cached,
-            "rows_reused": stats.rows_reused,
+            "pages_used": stats.kv.pages_used,
+            "pages_total": stats.kv.pages_total,
+            "pages_kept": stats.kv.pages_cached,
+            "rows_reused": stats.kv.rows_reused,
             "slots_used": self._transfer.used_slots(),
             "hops": self._link.hops.encoded(),
             "pulls": self._tally.encoded(self._receiver.in_flight()),
@@ -179,11 +178,7 @@ class Maintenance:
             ),
             **({"held_head": encode_held(self.heads.held)} if self.heads is not None else {}),
             **({"training": encode_training(stats.training)} if stats.training is not None else {}),
-            **(
-                {"span_figures": encode_figures(stats.span_figures)}
-                if stats.span_figures is not None
-                else {}
-            ),
+            **({"span_figures": encode_figures(stats.spans)} if stats.spans is not None else {}),
         }
 
     def _find_consumers(self) -> None:
