@@ -1,4 +1,4 @@
-"""What a stage is built from: the deployment, and what only its process knows. Knows no builder."""
+"""Options of a stage's builder: the deployment, and facts of this process. Knows no builder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
