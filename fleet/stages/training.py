@@ -102,7 +102,7 @@ class StoredHeads(HeadExchange):
         return packed_bytes(self._config)
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Raises: ConfigError if the head is damaged, or another one."""
+        """Raises: ConfigError if the head is damaged, or has another hash."""
         _, found = unpack_head(data, target_hash=self._config.target_hash)
         if found != sha256:
             raise ConfigError(
@@ -118,7 +118,7 @@ class StoredHeads(HeadExchange):
 
 
 class TrainerAdapter(TaskAdapter):
-    """One capture: its rows in, its acknowledgement out."""
+    """Adapter of a capture: hidden states in, the acknowledgement out."""
 
     def __init__(self, spec: RequestSpec) -> None:
         self._spec = spec
