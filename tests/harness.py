@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
+from fleet.config.placement import for_role
 from fleet.control import scripts
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, run
@@ -70,7 +71,7 @@ class ThreadFleet:
         self, role: str, built: BuiltStage | None = None, transfer: Transfer | None = None
     ) -> WorkerLoop:
         serves = self.config.role(role)
-        config = self.config.for_role(serves)
+        config = for_role(self.config, serves)
         built = built or build_stage(config, serves.stage, self.checkpoint)
         worker = new_worker_id(role, "test", len(self.loops))
         client = connect(self.url, one_connection=True)
@@ -233,7 +234,7 @@ def processes(
     driver = Driver(config, client, WorkerId("conductor@test"))
     workers: list[WorkerProcess] = []
     for role in config.roles():
-        narrowed = config.for_role(role)
+        narrowed = for_role(config, role)
         workers.append(WorkerProcess(narrowed, role.name, url, built(narrowed, role.stage)))
     threads = [
         threading.Thread(target=work, daemon=True)

@@ -51,10 +51,12 @@ from fleet.spans.protocol.messages import (
 )
 from fleet.spans.route.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
 from fleet.spans.torch.model import SpanLayers, SpanRows
-from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
+from fleet.stages.base import BuiltSpan
 from fleet.stages.builders import span_builder, stage_builder
+from fleet.stages.options import AnchorOptions, BuildOptions
 from fleet.stages.text import PREFILL
 from tests.capabilities import remote_of
+from tests.stage_options import stage_options
 
 KEY = b"k" * 32
 ANCHOR = WorkerId("anchor")
@@ -137,13 +139,13 @@ def graph_of(stage: StageName) -> Graph:
 def loaded_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
     """Load a worker's span once: a killed worker's thread has ended before another one uses it."""
     with _loading:
-        return _loaded_once(options.stage, options.checkpoint, options.numerics, span)
+        return _loaded_once(options.stage, options.checkpoint, options.config.numerics, span)
 
 
 @cache
 def _loaded_once(stage: StageName, folder: Path, numerics: str, span: LayerSpan) -> BuiltSpan:
     return span_builder(graph_of(stage), stage)(
-        BuildOptions(stage=stage, checkpoint=folder, numerics=numerics), span
+        stage_options(stage=stage, checkpoint=folder, numerics=numerics), span
     )
 
 
@@ -161,7 +163,9 @@ class SpanWorkerThread:
         self.arrivals = SpanArrivals(blocks)
         self._listener = SpanListener("127.0.0.1", arrivals=self.arrivals, key=KEY, own_name=name)
         self.address = self._listener.address
-        where = open_device(device="cpu", dtype=options.dtype, numerics=options.numerics, threads=1)
+        where = open_device(
+            device="cpu", dtype=options.dtype, numerics=options.config.numerics, threads=1
+        )
         self.hosting = SpanHosting(where, LoadedSpans(self._load), self, lambda: None)
         self.layers: ObservedLayers | None = None
         self.observe: Callable[[ObservedLayers], None] = lambda _: None
@@ -349,7 +353,7 @@ class SpanRoute:
         own = AnchorOptions(
             span=LayerSpan.parse(split.anchor, "anchor"), returned=split.returned, **more
         )
-        self._options = BuildOptions(stage=stage, checkpoint=folder, anchor=own, **(options or {}))
+        self._options = stage_options(stage=stage, checkpoint=folder, anchor=own, **(options or {}))
         self.built = stage_builder(graph_of(stage), stage)(self._options)
         assert isinstance(self.built.engine, LMEngine) and self.built.route is not None
         self.engine: Engine = self.built.engine
@@ -538,7 +542,7 @@ class TextDriver:
 def single(folder: Path, *, stage: StageName = LM, **options: Any) -> TextDriver:
     """Return the driver of an engine with all layers."""
     built = stage_builder(graph_of(stage), stage)(
-        BuildOptions(stage=stage, checkpoint=folder, **options)
+        stage_options(stage=stage, checkpoint=folder, **options)
     )
     assert isinstance(built.engine, LMEngine)
     engine: Engine = built.engine

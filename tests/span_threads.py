@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from fleet.conductor.driver import Driver
 from fleet.config import FleetConfig, load_config
+from fleet.config.placement import for_role
 from fleet.control import keys, scripts
 from fleet.control.connect import connect, run
 from fleet.core.errors import FleetError
@@ -20,8 +21,8 @@ from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.host.memory import layer_sizes
 from fleet.spans.host.process import SpanWorkerProcess
-from fleet.stages.base import SpanBuilder
-from fleet.worker.main import WorkerProcess, build_options, build_stage
+from fleet.stages.builders import SpanBuilder, build_options
+from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.registered_process import RegisteredProcess
 from tests.capabilities import remote_of
@@ -58,7 +59,7 @@ class SpanThreads:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add_anchor(self) -> WorkerProcess:
-        config = self.config.for_role(self.config.role(STAGE))
+        config = for_role(self.config, self.config.role(STAGE))
         access = PeerAccess(secret=self.secret)
         built = build_stage(config, STAGE, self.checkpoint)
         sizes = layer_sizes(config, build_options(config, STAGE, self.checkpoint), built.route)
@@ -75,7 +76,7 @@ class SpanThreads:
         of the fleet's secret.
         """
         serves = self.config.role(SPAN_ROLE)
-        config = self.config.for_role(serves)
+        config = for_role(self.config, serves)
         options = build_options(config, STAGE, self.checkpoint)
         access = access or PeerAccess(secret=self.secret)
         process = SpanWorkerProcess(config, serves, self.url, options, access, "", build=build)

@@ -16,7 +16,7 @@ from fleet.graphs import Stage
 from fleet.models.weight_headers import WeightHeaders, check_weight_headers, read_weight_headers
 from fleet.spans.protocol.buffers import PassLimits
 from fleet.spans.protocol.plan import ModelSizes, SpanPlan, further_worker_bytes, plan_spans
-from fleet.stages.base import BuildOptions
+from fleet.stages.options import BuildOptions
 from fleet.stages.span_sizes import pass_buffer_bytes, process_sizes
 
 
@@ -51,12 +51,12 @@ class PlanRequest:
 
     @property
     def num_positions(self) -> int:
-        return self.num_pages * self.options.page_size_tokens
+        return self.num_pages * self.options.own.page_size_tokens
 
     @property
     def limits(self) -> PassLimits:
         return PassLimits(
-            max_batch=self.options.max_batch,
+            max_batch=self.options.own.max_batch,
             prefill_chunk_tokens=self.options.prefill_chunk_tokens,
             num_positions=self.num_positions,
             window=self.window,
@@ -66,7 +66,7 @@ class PlanRequest:
     @property
     def min_pages(self) -> int:
         """The fewest pages that hold the longest request of the deployment's limits."""
-        return -(-self.options.min_positions // self.options.page_size_tokens)
+        return -(-self.options.min_positions // self.options.own.page_size_tokens)
 
     def divide(self, sizes: ModelSizes) -> SpanPlan:
         return plan_spans(
@@ -139,7 +139,7 @@ def _read_sizes(request: PlanRequest, dtype: torch.dtype) -> ModelSizes:
         request.options.checkpoint,
         dtype,
         limits=request.limits,
-        page_size=request.options.page_size_tokens,
+        page_size=request.options.own.page_size_tokens,
         device_kind=request.device_kind,
     )
 
@@ -160,7 +160,7 @@ def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> i
     """Return the most KV pages, fewer than those of the request, with which the model fits; 0 if it
     fits with none.
     """
-    page = request.options.page_size_tokens
+    page = request.options.own.page_size_tokens
     position_bytes = sizes.kv_bytes // (request.num_positions + page)
     fixed = sizes.buffer_bytes - _buffers(request, sizes, dtype)
 
@@ -189,12 +189,12 @@ def _remedies(request: PlanRequest, further: int | None, max_pages: int) -> list
             f"{option_of_byte_size(further)}"
         )
     if max_pages and max_pages >= request.min_pages:
-        positions = max_pages * options.page_size_tokens
+        positions = max_pages * options.own.page_size_tokens
         found.append(
             f"fewer keys and values: set stages.{name}.kv_pages to at most {max_pages} "
             f"({positions} positions)"
         )
-    if options.dtype == "float32" and options.numerics != "invariant":
+    if options.dtype == "float32" and options.config.numerics != "invariant":
         smaller = replace(request, options=replace(options, dtype="bfloat16"))
         if not smaller.divide(_read_sizes(smaller, torch.bfloat16)).lacking_bytes:
             found.append("weights of half the size: set dtype: bfloat16 (--dtype bfloat16)")

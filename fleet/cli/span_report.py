@@ -102,7 +102,7 @@ def _model_lines(made: MadePlan) -> Iterator[str]:
         if request.num_pages == request.min_pages
         else ""
     )
-    pages = f"{request.num_pages} pages of {options.page_size_tokens}{counted}"
+    pages = f"{request.num_pages} pages of {options.own.page_size_tokens}{counted}"
     yield f"keys and values of {request.num_positions} positions ({pages}); buffers: an upper bound"
 
 

@@ -13,7 +13,7 @@ from fleet.cli.checkpoint import resolve_configuration
 from fleet.cli.deployment import open_deployment
 from fleet.cli.options import ConfigFile, Overrides
 from fleet.config import FleetConfig
-from fleet.config.schema import KV_PAGES, SpansConfig
+from fleet.config.stage_schema import KV_PAGES, SpansConfig
 from fleet.core.byte_sizes import parse_byte_size
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
@@ -130,7 +130,7 @@ def _request(
 ) -> "PlanRequest":
     """Resolve the options. Raises: ConfigError naming the option or field."""
     from fleet.cli.span_planning import PlanRequest
-    from fleet.worker.main import build_options
+    from fleet.stages.builders import build_options
 
     name = _divisible_stage(config, stage)
     if config.engine_of(name) != "torch":
@@ -149,7 +149,7 @@ def _request(
     with contextlib.redirect_stdout(sys.stderr):
         folder = resolve_configuration(config)
     options = build_options(config, name, folder, is_here=False)
-    page, stage_of_graph = options.page_size_tokens, config.graph_declaration().stage(name)
+    page, stage_of_graph = options.own.page_size_tokens, config.graph_declaration().stage(name)
     # On a GPU the number is by default a share of it. Only the main stage's requests have a length
     # limit of their own.
     default_pages = options.kv_pages or (

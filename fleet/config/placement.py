@@ -4,12 +4,10 @@ host. Opens nothing.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from fleet.config.roles import Role
-
-if TYPE_CHECKING:
-    from fleet.config.schema import FleetConfig, StageConfig
+from fleet.config.schema import FleetConfig
+from fleet.config.stage_schema import StageConfig
 
 SHARED = 0.9
 """Part of a GPU's memory that is divided among workers without a share of their own; the rest is
@@ -33,20 +31,20 @@ class PlacedWorkers:
     has_pages: bool
 
 
-def device_of(config: "FleetConfig", own: "StageConfig", replica: int) -> str:
+def device_of(config: FleetConfig, own: StageConfig, replica: int) -> str:
     """Return the device of a stage's replica, counted from 1."""
     given = own.device or config.device
     return given if isinstance(given, str) else given[(replica - 1) % len(given)]
 
 
-def first_replica(own: "StageConfig", role: Role) -> int:
+def first_replica(own: StageConfig, role: Role) -> int:
     """Return the number of a role's first replica among the workers of its stage: span workers come
     after the anchors.
     """
     return own.replicas + own.standby + 1 if role.hosts_spans else 1
 
 
-def place_workers(config: "FleetConfig") -> Iterator[PlacedWorkers]:
+def place_workers(config: FleetConfig) -> Iterator[PlacedWorkers]:
     """Yield the workers of the deployment, standby ones too, by role and device."""
     for role in config.roles():
         own = config.of_role(role)
@@ -64,7 +62,7 @@ def place_workers(config: "FleetConfig") -> Iterator[PlacedWorkers]:
             )
 
 
-def gpu_of(config: "FleetConfig", device: str) -> str | None:
+def gpu_of(config: FleetConfig, device: str) -> str | None:
     """Return the name of the GPU that a device may be; None for a CPU. `auto` may be the first
     GPU.
     """
@@ -73,7 +71,7 @@ def gpu_of(config: "FleetConfig", device: str) -> str | None:
     return device if ":" in device else FIRST_GPU
 
 
-def workers_by_gpu(config: "FleetConfig") -> dict[str, list[PlacedWorkers]]:
+def workers_by_gpu(config: FleetConfig) -> dict[str, list[PlacedWorkers]]:
     """Return the workers on each GPU."""
     found: dict[str, list[PlacedWorkers]] = {}
     for placed in place_workers(config):
@@ -90,10 +88,21 @@ def configured_shares(workers: Sequence[PlacedWorkers]) -> float:
     )
 
 
-def default_share(config: "FleetConfig", device: str) -> float:
+def default_share(config: FleetConfig, device: str) -> float:
     """Return the share of a worker without one of its own: an equal part of what the others on its
     GPU leave; 0 if nothing.
     """
     workers = workers_by_gpu(config).get(gpu_of(config, device) or "", [])
     number = sum(placed.number for placed in workers if placed.share is None and placed.has_pages)
     return max(0.0, SHARED - configured_shares(workers)) / max(1, number)
+
+
+def for_role(config: FleetConfig, role: Role, replica: int = 1) -> FleetConfig:
+    """Return the configuration of one worker: its stage's section has the settings of its role, one
+    device and the worker's share of it.
+    """
+    own = config.of_role(role)
+    device = device_of(config, own, first_replica(own, role) + replica - 1)
+    share = own.gpu_memory_utilization or default_share(config, device)
+    own = own.model_copy(update={"device": device, "gpu_memory_utilization": share})
+    return config.model_copy(update={"stages": {**config.stages, role.stage: own}})

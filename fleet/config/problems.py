@@ -11,33 +11,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from fleet.config.names import find_nearest, format_value, join_path, suggest
-from fleet.config.schema import (
-    FleetConfig,
-    LeaseConfig,
-    Limits,
-    PolicyConfig,
-    SamplingDefaults,
-    VoiceConfig,
-)
+from fleet.config.schema import FleetConfig
+from fleet.config.stage_schema import SamplingDefaults
 
 Place = tuple[str | int, ...]
 _NO_SECTION = {"model_type", "dict_type", "model_attributes_type"}
 _ELSEWHERE = "set REDIS_URL in the environment to use a Redis that runs elsewhere"
-_RENAMED: dict[tuple[type[BaseModel], str], str] = {
-    (PolicyConfig, "ahead_s"): "low_buffer_s",
-    (PolicyConfig, "crowd"): "busy_first_chunk_factor",
-    (Limits, "max_sessions"): "max_cached_conversations",
-    (VoiceConfig, "lead_s"): "send_ahead_s",
-    (VoiceConfig, "resume_s"): "reconnect_timeout_s",
-    (LeaseConfig, "worker_s"): "worker_ttl_s",
-    (LeaseConfig, "conductor_s"): "conductor_ttl_s",
-    (LeaseConfig, "unclaimed_s"): "claim_timeout_s",
-    (LeaseConfig, "no_worker_s"): "no_worker_timeout_s",
-    (LeaseConfig, "resume_s"): "gateway_timeout_s",
-    (LeaseConfig, "session_s"): "prefix_cache_s",
-}
-"""Keys of earlier versions, by section, and the names that replaced them."""
-
 _HINTS: dict[Place, str] = {
     ("redis", "url"): _ELSEWHERE,
     ("redis", "host"): _ELSEWHERE,
@@ -102,9 +81,6 @@ def one_of(names: Sequence[str]) -> str:
 def _unknown_key(path: Place, model: type[BaseModel]) -> str:
     """Return the message for the last key of `path`, which `model` does not have."""
     key, here = str(path[-1]), tuple(model.model_fields)
-    renamed = _RENAMED.get((model, key))
-    if renamed:
-        return f"was renamed to {renamed}; use that name, its meaning is the same"
     hint = _HINTS.get(path[-2:])
     if hint:
         return f"unknown key; {hint}"

@@ -1,5 +1,5 @@
-"""Rules over several values of a deployment, checked before anything starts. One function per rule.
-Knows no process.
+"""Rules over several values of a deployment, checked before anything starts. There is one function
+per rule; other modules have the rules of one subject. Knows no process.
 """
 
 import os
@@ -8,33 +8,26 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from fleet.config.device_rules import (
+    buffer_device_exists,
+    device_lists_are_usable,
+    halves_share_a_dtype,
+    invariant_numerics_run_on_cpu,
+    shares_fit_their_gpu,
+)
+from fleet.config.draft_rules import captures_can_be_trained_on, drafts_can_be_verified
 from fleet.config.names import format_value, suggest
-from fleet.config.placement import (
-    SHARED,
-    PlacedWorkers,
-    configured_shares,
-    gpu_of,
-    place_workers,
-    workers_by_gpu,
-)
-from fleet.config.problems import Place, Problem, first_problem
-from fleet.config.schema import (
-    ARENA_MIB,
-    KV_PAGES,
-    FleetConfig,
-    SamplingDefaults,
-    StageConfig,
-    WebConfig,
-)
+from fleet.config.placement import gpu_of, place_workers
+from fleet.config.problems import Problem, first_problem
+from fleet.config.schema import ARENA_MIB, FleetConfig, WebConfig
 from fleet.config.span_rules import spans_are_complete, stages_can_be_divided
+from fleet.config.stage_schema import CACHE_KEYS, KV_PAGES, SamplingDefaults, StageConfig
 from fleet.config.vllm_rules import (
     tensor_parallel_stages_run_on_gpus,
     vllm_halves_share_a_kind_of_device,
     vllm_halves_use_nixl,
     vllm_settings_are_used,
 )
-from fleet.core.ids import StageName
-from fleet.drafts.figures.speculation import EAGLE3, OFF
 from fleet.graphs import GRAPHS, Stage
 
 Rule = Callable[[FleetConfig], Iterator[Problem]]
@@ -93,7 +86,7 @@ def splits_are_possible(config: FleetConfig) -> Iterator[Problem]:
     """The default numbers of workers are accepted beside a split, because a printed configuration
     names every default.
     """
-    for stage in config.graph_declaration().stages:
+    for stage in config.graph_declaration().all_stages:
         given = config.stages.get(stage.name)
         if given is None or given.split is None:
             continue
@@ -148,7 +141,7 @@ def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:
 
 
 def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
-    for stage in config.graph_declaration().stages:
+    for stage in config.graph_declaration().all_stages:
         here, given = ("stages", stage.name, "sampling"), config.stage(stage.name).sampling
         if given and not stage.default_sampling:
             yield Problem(
@@ -159,6 +152,18 @@ def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
             SamplingDefaults.model_validate(given)
         except ValidationError as error:
             yield first_problem(error, SamplingDefaults, here)
+
+
+def cache_keys_are_used(config: FleetConfig) -> Iterator[Problem]:
+    """Default values are accepted on every stage, because a printed configuration names every
+    default.
+    """
+    for stage in config.graph_declaration().all_stages:
+        own, default = config.stage(stage.name), StageConfig()
+        for key in CACHE_KEYS if not stage.default_sampling else ():
+            if getattr(own, key) != getattr(default, key):
+                message = f"{stage.name} has no KV cache, so the key has no effect; remove it"
+                yield Problem(("stages", stage.name, key), message)
 
 
 def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
@@ -174,8 +179,8 @@ def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
 
 
 def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
-    """A worker must be able to hold any one request that the limits admit. One that may fill a GPU
-    checks it when it starts.
+    """A worker must be able to hold any one request that the limits admit. A worker that fills a
+    GPU with pages checks that itself when it starts.
     """
     if config.engine == "fake":
         return
@@ -251,134 +256,6 @@ def request_cap_fits_the_arena(config: FleetConfig) -> Iterator[Problem]:
         yield Problem(("transfer", "request_cap_mib"), message)
 
 
-def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
-    """With invariant numerics, "auto" means a CPU and float32."""
-    if config.numerics != "invariant":
-        return
-    if config.dtype not in ("auto", "float32"):
-        yield Problem(
-            ("dtype",),
-            f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto",
-        )
-    for path, device in _devices(config):
-        if device not in ("auto", "cpu"):
-            yield Problem(
-                path,
-                f"numerics: invariant runs on a CPU, not on {device}; set cpu, or numerics: fast",
-            )
-
-
-def _devices(config: FleetConfig) -> Iterator[tuple[Place, str]]:
-    """Yield each configured device and its field."""
-    yield ("device",), config.device
-    for name, stage in config.stages.items():
-        fields: dict[Place, str | tuple[str, ...] | None] = {("device",): stage.device}
-        if stage.split:
-            fields |= {("split", "prefill", "device"): stage.split.prefill.device}
-            fields |= {("split", "decode", "device"): stage.split.decode.device}
-        for field, given in fields.items():
-            for device in (given,) if isinstance(given, str) else given or ():
-                yield ("stages", name, *field), device
-
-
-def device_lists_are_usable(config: FleetConfig) -> Iterator[Problem]:
-    for name, stage in config.stages.items():
-        if not isinstance(stage.device, tuple):
-            continue
-        if stage.split is not None:
-            message = (
-                "a split stage has no workers of its own; set split.prefill.device and "
-                "split.decode.device instead"
-            )
-            yield Problem(("stages", name, "device"), message)
-        elif config.engine_of(StageName(name)) == "vllm" and stage.vllm.tensor_parallel_size > 1:
-            message = (
-                f"one worker uses {stage.vllm.tensor_parallel_size} devices itself "
-                "(vllm.tensor_parallel_size); set one device, "
-                "or tensor_parallel_size: 1"
-            )
-            yield Problem(("stages", name, "device"), message)
-
-
-def shares_fit_their_gpu(config: FleetConfig) -> Iterator[Problem]:
-    """All replicas are assumed to run on one host, which is what `fleet up` starts."""
-    for gpu, workers in workers_by_gpu(config).items():
-        total = configured_shares(workers)
-        shared = [placed for placed in workers if placed.share is not None]
-        without = [placed for placed in workers if placed.share is None and placed.has_pages]
-        listed = ", ".join(
-            f"{placed.number} x {placed.share:g} {placed.role.name}" for placed in shared
-        )
-        if total > 1:
-            message = (
-                f"workers on {gpu} have {total:g} of it together ({listed}); lower them "
-                "to 1 or less, or set another device"
-            )
-            yield Problem(_share_field(shared[0]), message)
-        elif without and total >= SHARED:
-            message = (
-                f"other workers on {gpu} leave nothing of {SHARED:g} ({listed}); set it, "
-                "lower theirs, or set another device"
-            )
-            yield Problem(_share_field(without[0]), message)
-
-
-def _share_field(placed: PlacedWorkers) -> Place:
-    role = placed.role
-    half = (
-        ()
-        if role.hosts_spans or role.name == role.stage
-        else ("split", role.name.rpartition(".")[2])
-    )
-    return ("stages", role.stage, *half, "gpu_memory_utilization")
-
-
-def buffer_device_exists(config: FleetConfig) -> Iterator[Problem]:
-    if config.transfer.buffer_device != "cuda":
-        return
-    here = ("transfer", "buffer_device")
-    if config.transfer.kind == "redis":
-        yield Problem(
-            here,
-            "transfer.kind redis sends copies in host memory; set transfer.kind: nixl, or "
-            "buffer_device: auto",
-        )
-    for placed in place_workers(config):
-        if (
-            config.stage(placed.role.stage).split is not None
-            and gpu_of(config, placed.device) is None
-        ):
-            yield Problem(
-                here,
-                f"{placed.role.name} computes on a CPU, which has no such memory; set auto, or "
-                "another device",
-            )
-
-
-def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
-    """The halves of a stage copy KV cache without conversion, so both need one dtype. If a device
-    is "auto", the workers compare their dtypes when they join.
-    """
-    if config.dtype != "auto":
-        return
-    for name, stage in config.stages.items():
-        if stage.split is None:
-            continue
-        halves = {"prefill": stage.split.prefill, "decode": stage.split.decode}
-        given = {half: own.device or stage.device or config.device for half, own in halves.items()}
-        devices = {
-            half: device if isinstance(device, str) else device[0] for half, device in given.items()
-        }
-        if {device.partition(":")[0] for device in devices.values()} >= {"cpu", "cuda"}:
-            where = " and ".join(f"{half} on {device}" for half, device in devices.items())
-            message = (
-                f"computes {where}, and dtype auto is float32 on a CPU and bfloat16 on a GPU, "
-                "but the halves must share one; "
-                "set dtype to float32 or bfloat16, or set the same device for both"
-            )
-            yield Problem(("stages", name, "split"), message)
-
-
 def folders_are_not_files(config: FleetConfig) -> Iterator[Problem]:
     """A folder that does not exist may be created later, or be on another machine; a file is always
     a mistake.
@@ -424,87 +301,8 @@ def tls_files_are_complete(config: FleetConfig) -> Iterator[Problem]:
             )
 
 
-def drafts_can_be_verified(config: FleetConfig) -> Iterator[Problem]:
-    for stage in config.graph_declaration().stages:
-        own, engine, here = (
-            config.stage(stage.name),
-            config.engine_of(stage.name),
-            ("stages", stage.name, "speculation", "drafter"),
-        )
-        if own.speculation.drafter == OFF:
-            continue
-        if not stage.verifies_drafts:
-            yield Problem(here, f"no drafter guesses the output of {stage.name}; set off")
-        elif engine != "torch":
-            yield Problem(
-                here,
-                f"drafts are verified by the engine torch, not by {engine}; set engine: torch, "
-                "or off",
-            )
-        elif own.spans is not None:
-            yield Problem(here, "drafts are not sent to span workers; set off, or remove spans")
-        elif (
-            own.speculation.drafter == EAGLE3
-            and own.speculation.head is None
-            and not config.training.enabled
-        ):
-            message = (
-                "eagle3 guesses with a draft head; name its folder, set training.enabled: "
-                "true, or another drafter"
-            )
-            yield Problem((*here[:-1], "head"), message)
-
-
-def captures_can_be_trained_on(config: FleetConfig) -> Iterator[Problem]:
-    training, graph = config.training, config.graph_declaration()
-    if not training.enabled:
-        return
-    main, here = graph.main_stage.name, ("training", "enabled")
-    engine = config.engine_of(main)
-    if engine != "torch":
-        yield Problem(
-            here,
-            f"captures are computed by the engine torch, and {main} has {engine}; set engine: "
-            "torch, or false",
-        )
-    if config.stage(main).spans is not None:
-        yield Problem(
-            here,
-            f"captures are not computed by span workers; remove stages.{main}.spans, or set false",
-        )
-    if config.transfer.kind == "redis":
-        yield Problem(
-            here, "rows for training never pass through Redis; set transfer.kind: nixl, or false"
-        )
-    if training.window_samples % training.batch_samples:
-        message = (
-            f"{training.window_samples} is no multiple of training.batch_samples, which "
-            f"is {training.batch_samples}"
-        )
-        yield Problem(("training", "window_samples"), message)
-    for name in (stage.name for stage in graph.optional_stages):
-        own = config.stage(name)
-        if own.replicas != 1:
-            yield Problem(
-                ("stages", name, "replicas"),
-                "one trainer is active at a time; set 1, and standby for further ones",
-            )
-        if own.max_batch < training.window_samples:
-            message = (
-                "holds fewer samples than a window has (training.window_samples: "
-                f"{training.window_samples}); raise it"
-            )
-            yield Problem(("stages", name, "max_batch"), message)
-    if training.replay_samples < training.window_samples:
-        message = (
-            "holds fewer samples than a window has (training.window_samples: "
-            f"{training.window_samples}); raise it"
-        )
-        yield Problem(("training", "replay_samples"), message)
-
-
 def aliases_differ_from_the_name(config: FleetConfig) -> Iterator[Problem]:
-    """The default aliases are exempt: a deployment may be named like one of them."""
+    """The default aliases are exempt: a deployment may have one of these names."""
     web = config.web
     if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
         message = (
@@ -529,6 +327,7 @@ RULES: tuple[Rule, ...] = (
     vllm_settings_are_used,
     stage_settings_are_known,
     sampling_is_valid,
+    cache_keys_are_used,
     answers_are_within_the_limits,
     requests_fit_the_kv_pool,
     ports_differ,

@@ -1,41 +1,24 @@
 """Schema of a deployment file. The defaults suit a laptop; unknown keys are refused.
 
-The limits of single values are here; rules over several values are in `rules.py`.
+`stage_schema.py` has the sections of a stage, `web_schema.py` the sections of the gateway; rules
+over several values are in `rules.py`.
 """
 
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from fleet.config import placement, values
-from fleet.config.fields import (
-    Device,
-    Devices,
-    Folder,
-    Items,
-    Mebibytes,
-    Port,
-    Share,
-    Span,
-    Strict,
-    Switch,
-    Text,
-)
+from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, Switch, Text
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
+from fleet.config.stage_schema import StageConfig
 from fleet.config.values import Number, Whole
 from fleet.config.web_schema import VoiceConfig, WebConfig
 from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, RoleName, StageName
-from fleet.drafts.figures.speculation import OFF
 from fleet.graphs import ALL, DEFAULT_GRAPH, ChunkPolicy, Edge, Graph, get_graph
-from fleet.spans.protocol.layers import LayerSpan
 
-KV_PAGES = 1024
-"""KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
-PREFILL_CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
-MIN_CHUNK_TOKENS = 64
 ARENA_MIB, REQUEST_CAP_MIB = 64, 32
 """Defaults without a split stage."""
 MAX_ACK_STRIDE = 16
@@ -44,7 +27,7 @@ RENEWALS = 5
 
 class PolicyConfig(Strict):
     """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. The
-    other keys override those of `ChunkPolicy`; None: the graph's.
+    other keys override fields of `ChunkPolicy`; None: the graph's value.
     """
 
     kind: Literal["each", "ramp", "all"]
@@ -66,167 +49,22 @@ class EdgeConfig(Strict):
     policy: PolicyConfig | None = None
 
 
-class SamplingDefaults(Strict):
-    """Fields of `stages.NAME.sampling`, with the ranges of the API. Seed and stop strings are
-    parameters of each request.
-    """
-
-    temperature: Annotated[float, BeforeValidator(Number(0, 2))] = 0.0
-    top_p: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1.0
-    top_k: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 0
-    repetition_penalty: Annotated[float, BeforeValidator(Number(0, 10, above=True))] = 1.0
-    frequency_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
-    presence_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
-    max_tokens: Items = 256
-
-
-class HalfConfig(Strict):
-    """Workers of one half of a split stage; unset fields default to the stage's."""
-
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] | None = None
-    device: Devices | None = None
-    gpu_memory_utilization: Share | None = None
-
-
-class SplitConfig(Strict):
-    """Split of a stage into the roles STAGE.prefill and STAGE.decode, each with its own workers."""
-
-    prefill: HalfConfig = HalfConfig()
-    decode: HalfConfig = HalfConfig()
-
-
-class VllmConfig(Strict):
-    """A stage on vLLM. `kv_mib`: memory for keys and values, so that it does not depend on the
-    other processes of a device.
-
-    `tensor_parallel_size` devices share the model. `quantization`: a method of vLLM's, for a
-    checkpoint stored in it.
-    """
-
-    kv_mib: Annotated[int, BeforeValidator(Whole(16, 10_000_000))] = 1024
-    tensor_parallel_size: Annotated[int, BeforeValidator(Whole(1, 64))] = 1
-    quantization: Text | None = None
-
-
-class SpansConfig(Strict):
-    """Division of a stage's layers among an anchor, which is the stage's worker, and span workers;
-    see `spans/protocol/layers.py`.
-
-    `workers`: `[auto]`: all that there are share the layers that the anchor lacks. `replicas`: of
-    them then: those that `fleet up` starts, for each anchor, and for which the first division
-    waits. `anchor` auto: the first layers; as many as leave equal shares to one worker more than
-    `replicas`. `memory_mib`: that each of them may occupy; None: as far as the device or the host
-    has it.
-
-    `standby`: span workers beyond those of `workers`, each of which replaces one that is lost.
-    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of
-    rows between processes; auto: that of the stage. `keep_mib`: of sent rows that each process
-    keeps, from which a worker is fed that takes the place of a lost one. `nixl_kib`: rows of a pass
-    from this size on are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: none are.
-    """
-
-    anchor: Span = "0:output"
-    workers: Annotated[tuple[Span, ...], BeforeValidator(values.worker_spans)] = ()
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    memory_mib: Annotated[int, BeforeValidator(Whole(1, 16 * 1024 * 1024))] | None = None
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    window: Annotated[int, BeforeValidator(Whole(1, 64))] | None = None
-    wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    keep_mib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] = 256
-    nixl_kib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_auto(cls, given: object) -> object:
-        """Read `auto` as automatic spans of workers. Beside these, an anchor's span that is not
-        given is automatic too.
-        """
-        found = {"workers": values.AUTO} if given == values.AUTO else given
-        if isinstance(found, dict) and found.get("workers") in (
-            values.AUTO,
-            (values.AUTO,),
-            [values.AUTO],
-        ):
-            return {"anchor": values.AUTO, **found}
-        return found
-
-    @property
-    def is_auto(self) -> bool:
-        """True if the workers' spans follow from their number."""
-        return self.workers == (values.AUTO,)
-
-    @property
-    def num_workers(self) -> int:
-        """Number of the span workers of one anchor, without those that stand by."""
-        return self.replicas if self.is_auto else len(self.workers)
-
-    @property
-    def anchor_span(self) -> LayerSpan:
-        """The anchor's span, which must be known: see `of_model`."""
-        return LayerSpan.parse(self.anchor, "anchor")
-
-    @property
-    def worker_spans(self) -> tuple[LayerSpan, ...]:
-        """Return the workers' spans, if they are given, in the order of the layers."""
-        given = () if self.is_auto else self.workers
-        return tuple(
-            sorted(
-                (LayerSpan.parse(each, "workers") for each in given), key=lambda span: span.first
-            )
-        )
-
-    @property
-    def has_head_on_anchor(self) -> bool:
-        """True if given spans leave the output head to the anchor, wherever its layers are: the
-        workers then return rows.
-        """
-        return not self.is_auto and not any(span.has_output for span in self.worker_spans)
-
-    def of_model(self, num_layers: int) -> "SpansConfig":
-        """Return the division with the anchor's span for a model of so many layers."""
-        if self.anchor != values.AUTO:
-            return self
-        share = max(1, num_layers // (self.replicas + 2))
-        return self.model_copy(update={"anchor": str(LayerSpan(0, share - 1))})
-
-
-class SpeculationConfig(Strict):
-    """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers
-    stay the same, and come sooner.
-
-    `drafter`: see `drafts/drafters.py`. `num_drafts`: the most of them for one request in one
-    pass; measured times decide how many there are. `table_tokens`: of the answers from which
-    `suffix` guesses, in each worker. `head`: folder of the draft head with which `eagle3` guesses.
-    """
-
-    drafter: Annotated[
-        Literal["off", "ngram", "suffix", "eagle3", "auto"], BeforeValidator(values.drafter)
-    ] = OFF
-    num_drafts: Annotated[int, BeforeValidator(Whole(1, 15))] = 3
-    table_tokens: Annotated[int, BeforeValidator(Whole(1, 100_000_000))] = 200_000
-    head: Folder | None = None
-
-
 class TrainingConfig(Strict):
     """Training of a draft head while answers are served; see `docs/training.md`.
 
-    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: of answers
-    that gateways capture.
-    `max_in_flight`: captures at one time of one gateway or training run. `compute_share`: of its
-    time that a worker of the main stage spends on captures while it computes answers, and for 0.2 s
-    after. `folder`: of checkpoints and versions, which all trainers must see; None: `drafts` under
-    the data folder.
+    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: share of
+    answers that gateways turn into training samples. `max_in_flight`: captures in progress of one
+    gateway or training run. `compute_share`: share of its time that a worker of the main stage
+    spends on captures while it computes answers, and for 0.2 s after. `folder`: folder for
+    checkpoints and versions, which all trainers must see; None: `drafts` in the data folder.
 
-    `window_samples`: per step of the optimizer, `batch_samples` of them computed at a time.
+    `window_samples`: samples of one optimizer step, computed in batches of `batch_samples`.
     `passes`: how often a sample is trained on, on average. `checkpoint_windows`: the most windows
-    between two checkpoints while samples arrive. `replay_samples`,
-    `replay_mib`: the most that are held to be trained on again. `held_out`: share of samples by
-    which versions are compared, and which are never trained on. `promote` auto: a version that is
-    better than the present one by `margin` tokens takes its place.
-    `floor`: a version whose guesses are right less often than this share of those of the last one
-    gives way to it; 0: never.
+    between two checkpoints while samples arrive. `replay_samples`, `replay_mib`: the most that are
+    held to be trained on again. `held_out`: share of samples by which versions are compared, and
+    which are never trained on. `promote` auto: a version that is better than the present one by
+    `margin` tokens takes its place. `floor`: a version is replaced by its predecessor if its drafts
+    are accepted less often than this share of the predecessor's; 0: never.
     """
 
     enabled: Switch = False
@@ -247,43 +85,6 @@ class TrainingConfig(Strict):
     promote: Literal["manual", "auto"] = "manual"
     margin: Annotated[float, BeforeValidator(Number(0, 15))] = 0.05
     floor: Annotated[float, BeforeValidator(Number(0, 1))] = 0.8
-
-
-class StageConfig(Strict):
-    """Workers of one stage. `threads` x replicas over all stages should not exceed the machine's
-    cores.
-
-    `replicas` is at least 1, since a fleet is not ready while a stage has no worker. `standby`
-    counts further workers that are loaded and receive no tasks until a worker of the stage is lost.
-    `sampling` holds `SamplingDefaults` fields. `engine`: the deployment's if it is not set; `vllm`
-    is refused with another engine.
-
-    `device`: of a list, replica N uses the Nth GPU, and the first again after the last.
-    `gpu_memory_utilization`: the share of its GPU that each worker may use, weights included; None:
-    an equal part of what other shares leave (`placement.py`).
-    `kv_pages`: None: on a GPU as many as that share holds, else `KV_PAGES`. `prefill_chunk_tokens`:
-    None: `PREFILL_CHUNK_TOKENS` of the kind of device, divided by the number of processes if layers
-    are divided.
-    """
-
-    engine: Literal["torch", "vllm"] | None = None
-    vllm: VllmConfig = VllmConfig()
-
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
-    prefill_chunk_tokens: Items | None = None
-    kv_pages: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] | None = None
-    page_size_tokens: Annotated[int, BeforeValidator(Whole(1, 1024))] = 16
-    threads: Annotated[int, BeforeValidator(Whole(1, 1024))] = 1
-    device: Devices | None = None
-    gpu_memory_utilization: Share | None = None
-    transition_source: Literal["producer", "conductor"] | None = None
-    split: SplitConfig | None = None
-    spans: SpansConfig | None = None
-    speculation: SpeculationConfig = SpeculationConfig()
-    sampling: dict[str, Annotated[float | int, BeforeValidator(values.number)]] = {}
-    extra: dict[str, Annotated[str | int | float | bool, BeforeValidator(values.scalar)]] = {}
 
 
 class Limits(Strict):
@@ -311,14 +112,14 @@ class Limits(Strict):
 
 
 class RedisConfig(Strict):
-    """`data_dir` and `port` are of the embedded server, used only if REDIS_URL is not set.
-    `data_dir` None: `redis` under the deployment's own.
+    """`data_dir` and `port` belong to the embedded server, which is used only if REDIS_URL is not
+    set. `data_dir` None: `redis` under the deployment's own.
 
     Fleet's processes use the Unix socket in that folder. With a `port` the server also listens on
     loopback, and requires the password in that folder.
 
-    `wait_replicas`: a request is admitted once so many replicas have it, and refused if they do not
-    within `wait_timeout_ms`.
+    `wait_replicas`: replicas that must have a request before it is admitted; it is refused if they
+    do not have it within `wait_timeout_ms`.
     """
 
     data_dir: Folder | None = None
@@ -333,7 +134,7 @@ class LeaseConfig(Strict):
     A grant that no worker claims within `claim_timeout_s` is granted again. A grant whose role has
     had no worker for `no_worker_timeout_s`, and has none starting, fails its request; new requests
     are admitted on the same terms. A request whose gateway is lost waits `gateway_timeout_s` for
-    another one. The cached prefix of a conversation is dropped after `prefix_cache_s`; 0 caches
+    another gateway. The cached prefix of a conversation is dropped after `prefix_cache_s`; 0 caches
     nothing.
 
     Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which
@@ -352,10 +153,10 @@ class TransferConfig(Strict):
     """Transfer of tensors. `auto` is NIXL where it is installed, else inline through Redis with a
     warning.
 
-    `interface`: where workers of other hosts may read from this one: an interface, an RDMA device,
-    an address or a network of this host, or several with commas between. None: only workers of this
-    host and user. See `fleet/transfer/reach.py`. `arena_mib`, `request_cap_mib`: None: 64 and 32,
-    and on a split stage as much more as a hand-off of the longest prompt takes.
+    `interface`: the interface, RDMA device, address or network of this host at which workers of
+    other hosts may read tensors, or several with commas between. None: only workers of this host
+    and user. See `fleet/transfer/reach.py`. `arena_mib` and `request_cap_mib` are 64 and 32 by
+    default (None), and on a split stage larger by a hand-off of the longest prompt.
     `buffer_device`: the memory from which keys and values on a GPU are handed off. `auto`: the
     GPU's where NIXL can read it, else the host's.
     """
@@ -369,7 +170,7 @@ class TransferConfig(Strict):
 
 
 class SecurityConfig(Strict):
-    """Security settings; see `SECURITY.md`. Each `allow_` setting permits one configuration that is
+    """Security settings; see `SECURITY.md`. An `allow_` setting permits one configuration that is
     refused at start otherwise.
 
     `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of
@@ -383,7 +184,7 @@ class SecurityConfig(Strict):
 
 
 class FleetConfig(Strict):
-    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written
+    """A deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written
     at the first start.
 
     `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a
@@ -438,8 +239,8 @@ class FleetConfig(Strict):
         return get_graph(self.graph)
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the roles of all stages, in the order of the stages; those of the trainer only if
-        there is one.
+        """Return the roles of all stages, in the order of the stages. The trainer's role is among
+        them only if training is enabled.
         """
         graph = self.graph_declaration()
         stages = graph.all_stages if self.training.enabled else graph.stages
@@ -506,9 +307,7 @@ class FleetConfig(Strict):
         )
 
     def of_role(self, role: Role) -> StageConfig:
-        """Return the settings of a role's workers: those of their half replace those of the
-        stage.
-        """
+        """Return the settings of a role's workers: the settings of a half override the stage's."""
         given = self.stage(role.stage)
         if given.split is None:
             return given
@@ -517,16 +316,6 @@ class FleetConfig(Strict):
             include={"max_batch", "device", "gpu_memory_utilization"}, exclude_none=True
         )
         return given.model_copy(update=own)
-
-    def for_role(self, role: Role, replica: int = 1) -> "FleetConfig":
-        """Return the configuration for one worker of a role: the settings of its half, its device
-        and its share of it.
-        """
-        own = self.of_role(role)
-        device = placement.device_of(self, own, placement.first_replica(own, role) + replica - 1)
-        share = own.gpu_memory_utilization or placement.default_share(self, device)
-        own = own.model_copy(update={"device": device, "gpu_memory_utilization": share})
-        return self.model_copy(update={"stages": {**self.stages, role.stage: own}})
 
     def transition_source_of(self, stage: StageName) -> str:
         return self.stage(stage).transition_source or self.transition_source

@@ -1,12 +1,11 @@
-"""Rules over the settings of stages on vLLM, checked as those of `rules.py`. One function per rule.
-Knows no process.
-"""
+"""Rules over the settings of stages on vLLM, with one function per rule."""
 
 from collections.abc import Iterator
 
 from fleet.config.placement import device_of
 from fleet.config.problems import Problem
-from fleet.config.schema import FleetConfig, VllmConfig
+from fleet.config.schema import FleetConfig
+from fleet.config.stage_schema import VllmConfig
 from fleet.core.ids import StageName
 from fleet.graphs import Stage
 

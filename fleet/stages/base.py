@@ -1,29 +1,26 @@
 """The contract of a stage's adapter and builder. Knows no Redis and no transport."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
 
-from fleet.core.ids import EdgeName, StageName, Walk
+from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec
 from fleet.drafts.trainer.records import TrainingRecords
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
 from fleet.spans.protocol.chain import RouteSlot
-from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.protocol.messages import Returned
 
 if TYPE_CHECKING:
     from fleet.spans.torch.model import SpanLayers
 
 
 class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item for an output edge, before the chunk policy groups items into chunks (arrays are
-    joined along axis 0).
+    """Item of an output edge, before the chunk policy groups items into chunks (arrays are joined
+    along axis 0).
 
     `walk` is the producer's walk when it produced the item. `final` closes the edge; a final item
     may have no arrays.
@@ -41,7 +38,7 @@ NO_OUTPUT: LoggedOutput = MappingProxyType({})
 
 
 class TaskAdapter(Protocol):
-    """One request's work in one stage; by default, of a stage without input edges that never ends a
+    """Work of a request in a stage; by default, of a stage without input edges that never ends a
     request by itself.
     """
 
@@ -78,114 +75,6 @@ float32 mono.
 """
 
 
-Half = Literal["", "prefill", "decode"]
-"""Which half of a split stage; "" for a whole one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmSettings:
-    """Settings of the engine vllm. `kv_bytes`: memory for keys and values. `address` of this host,
-    to the other half.
-    """
-
-    kv_bytes: int = 1 << 30
-    tensor_parallel_size: int = 1
-    quantization: str | None = None
-    address: str = "127.0.0.1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnchorOptions:
-    """The part of a model that an anchor holds, and how it computes with its span workers.
-
-    `returned`, `window`, `wire_dtype`, `keep_bytes`: see `SpanPassOptions`.
-    """
-
-    span: LayerSpan
-    returned: Returned
-    window: int | None = None
-    wire_dtype: str = "float32"
-    keep_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeculationOptions:
-    """`drafter`: its name, or `off`. `num_drafts`: the most for one request in one pass.
-    `table_tokens`: see `AnswerTable`.
-
-    `head`: folder of a draft head, for the drafter `eagle3`.
-    """
-
-    drafter: str
-    num_drafts: int
-    table_tokens: int = 0
-    head: Path | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingOptions:
-    """Options of the trainer; see `TrainingConfig`. `num_slots`: the most samples that wait to be
-    acknowledged. `margin`: None: the trainer promotes no version.
-    """
-
-    folder: Path
-    num_slots: int
-    window_samples: int = 8
-    batch_samples: int = 2
-    num_steps: int = 5
-    learning_rate: float = 1e-3
-    passes: int = 4
-    checkpoint_windows: int = 16
-    replay_samples: int = 2048
-    replay_bytes: int = 1 << 30
-    held_out: float = 0.1
-    draft_vocab_size: int = 32_000
-    margin: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """Options of a builder. Units: `prefill_chunk_tokens` per request and step; `kv_pages` of
-    `page_size_tokens` positions.
-
-    `kv_pages` 0: as many as `gpu_memory_utilization` of the device's memory holds beside the
-    weights. `min_positions`: of the largest request that the deployment admits.
-    `window_ramp`: the codec stage's window sizes in frames, a pure function of frame index if
-    numerics are invariant. `progress` is called with the share of the weights that is loaded, 0 to
-    1. `half` of a split stage. `anchor`: of one over span workers.
-    `speculation`: None where drafts cannot be verified. `capture_share`: of its time for captures;
-    None: it computes none.
-    `most_draft_ids`: see `TrainingConfig.draft_vocab_size`.
-    `training`: of the trainer.
-    """
-
-    stage: StageName
-    checkpoint: Path
-    device: str = "cpu"
-    dtype: str = "float32"
-    numerics: str = "fast"
-    engine: str = "torch"
-    vllm: VllmSettings = field(default_factory=lambda: VllmSettings())
-    max_batch: int = 16
-    prefill_chunk_tokens: int = 256
-    kv_pages: int = 512
-    gpu_memory_utilization: float = 0.9
-    min_positions: int = 1
-    page_size_tokens: int = 16
-    threads: int = 1
-    half: Half = ""
-    anchor: AnchorOptions | None = None
-    speculation: SpeculationOptions | None = None
-    capture_share: float | None = None
-    most_draft_ids: int = 32_000
-    training: TrainingOptions | None = None
-    window_ramp: tuple[int, ...] = (2, 4, 8, 16, 25)
-    progress: Callable[[float], None] = lambda _: None
-    extra: dict[str, str | int | float | bool] = field(
-        default_factory=dict[str, str | int | float | bool]
-    )
-
-
 class HeadExchange(Protocol):
     """Exchange of a stage's draft head for another version. Packed heads: see
     `drafts/eagle3/files.py`.
@@ -203,8 +92,8 @@ class HeadExchange(Protocol):
         ...
 
     def use(self, prepared: object, version: int) -> None:
-        """Use a prepared head from the next pass on; None: that of the start. Called in the loop's
-        thread.
+        """Use a prepared head from the next step on; None: the head of the start. Called in the
+        loop's thread.
         """
         ...
 
@@ -218,11 +107,11 @@ class BuiltStage:
     """A stage that a worker can run: one engine, a factory of adapters, and the names of the
     weights it loaded.
 
-    `num_added_rows`: the most rows that the stage computes beside those of a request's prompt
-    before its first output.
-    `route`: of an anchor, where its engine finds the chain of its span workers. `begin_training`:
-    of a trainer; called with the fleet's records by each incarnation of the worker. `heads`: of a
-    stage that drafts with, or trains, versions of a draft head.
+    `num_added_rows`: the most positions that the stage computes before its first output, beside the
+    request's prompt. `route`: slot in which an anchor's engine finds the chain of its span workers;
+    None elsewhere. `begin_training`: only a trainer has it; each incarnation of the worker calls it
+    with the fleet's records. `heads`: set if the stage drafts with, or trains, versions of a draft
+    head.
     """
 
     engine: Engine
@@ -236,11 +125,7 @@ class BuiltStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltSpan:
-    """A span that a span worker can host. `num_bytes`: of its weights."""
+    """A span that a span worker can host, with the size of its weights."""
 
     layers: "SpanLayers"
     num_bytes: int
-
-
-SpanBuilder = Callable[[BuildOptions, LayerSpan], BuiltSpan]
-Builder = Callable[[BuildOptions], BuiltStage]

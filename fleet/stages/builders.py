@@ -1,13 +1,23 @@
-"""The builders that a graph names, imported when they are needed."""
+"""Builders that a graph names, imported when they are needed, and their options."""
 
 import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from fleet.config import FleetConfig
+from fleet.config.placement import device_of
+from fleet.config.values import AUTO
+from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.graphs import Graph
-from fleet.stages.base import Builder, SpanBuilder
+from fleet.spans.protocol.layers import LayerSpan, Topology, topology_of
+from fleet.spans.protocol.messages import Returned
+from fleet.stages.base import BuiltSpan, BuiltStage
+from fleet.stages.options import AnchorOptions, BuildOptions, Half
+
+Builder = Callable[[BuildOptions], BuiltStage]
+SpanBuilder = Callable[[BuildOptions, LayerSpan], BuiltSpan]
 
 
 def stage_builder(graph: Graph, stage: StageName) -> Builder:
@@ -29,3 +39,99 @@ def layer_counter(graph: Graph, stage: StageName) -> Callable[[Path], int]:
 def _named(name: str) -> object:
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
+
+
+def build_options(
+    config: FleetConfig,
+    stage: StageName,
+    checkpoint: Path,
+    progress: Callable[[float], None] = lambda _: None,
+    *,
+    half: Half = "",
+    address: str = "127.0.0.1",
+    is_here: bool = True,
+) -> BuildOptions:
+    """Resolve the device, the dtype and the division of a stage. With `is_here`, its device must
+    exist on this host. Raises: ConfigError.
+    """
+    device = device_of(config, config.stage(stage), replica=1)
+    if device == "auto":
+        device = _auto_device(config)
+    elif is_here:
+        _check_device(device)
+    auto_dtype = "float32" if device == "cpu" else "bfloat16"
+    dtype = auto_dtype if config.dtype == "auto" else config.dtype
+    options = BuildOptions(
+        config=config,
+        stage=stage,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        half=half,
+        anchor=anchor_options(
+            config,
+            stage,
+            lambda: layer_counter(config.graph_declaration(), stage)(checkpoint),
+            dtype,
+        ),
+        address=address,
+        progress=progress,
+    )
+    if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
+        raise ConfigError(
+            "numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32",
+            param="numerics",
+        )
+    num_devices = options.own.vllm.tensor_parallel_size
+    if device == "cpu" and options.engine == "vllm" and num_devices > 1:
+        raise options.refusal(
+            "vllm.tensor_parallel_size",
+            f"{num_devices} devices share the model, and none is here; set 1",
+        )
+    return options
+
+
+def anchor_options(
+    config: FleetConfig, stage: StageName, num_layers: Callable[[], int], dtype: str
+) -> AnchorOptions | None:
+    """Return the options of an anchor; None for a stage whose layers are not divided. `num_layers`
+    counts the model's layers, if the configuration leaves the anchor's span open.
+    """
+    spans, graph = config.stage(stage).spans, config.graph_declaration()
+    if spans is None or not spans.workers:
+        return None
+    if spans.anchor == AUTO:
+        spans = spans.of_model(num_layers())
+    is_last = topology_of(spans.anchor_span, "anchor") is Topology.REVERSE
+    head_on_anchor = spans.has_head_on_anchor or not graph.stage(stage).span_head
+    from_workers: Returned = "last_rows" if head_on_anchor else "logits"
+    return AnchorOptions(
+        span=spans.anchor_span,
+        returned="rows" if is_last else from_workers,
+        window=spans.window,
+        wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
+        keep_bytes=spans.keep_mib << 20,
+    )
+
+
+def _auto_device(config: FleetConfig) -> str:
+    if config.numerics == "invariant":
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_device(device: str) -> None:
+    """Raises: ConfigError if this machine does not have the device."""
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    import torch
+
+    count = torch.cuda.device_count() if kind == "cuda" else 0
+    if not count or (number and (not number.isdigit() or int(number) >= count)):
+        raise ConfigError(
+            f"device: {device!r} does not exist here ({count} CUDA devices); use auto or cpu",
+            param="device",
+        )

@@ -15,14 +15,15 @@ from fleet.drafts.eagle3.config import default_layer_ids
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import CAPTURE, FEATURES, TRAINED
 from fleet.models.target_hash import hash_of_target
-from fleet.stages.base import NO_OUTPUT, BuildOptions, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.base import NO_OUTPUT, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.options import BuildOptions
 
 
 def capturing(
     options: BuildOptions, num_layers: Callable[[], int]
 ) -> Callable[[RequestSpec, TaskAdapter], TaskAdapter]:
-    """Return a function from the adapter that answers a request to that of the request.
-    `num_layers`: of the stage's model.
+    """Return a function that replaces a request's adapter if the request is a capture. `num_layers`
+    counts the layers of the stage's model.
     """
     if options.capture_share is None:
         return lambda spec, own: RefusedCapture() if TRAINED in spec.outputs else own
@@ -47,8 +48,8 @@ class RefusedCapture(TaskAdapter):
 
 
 class CaptureAdapter(TaskAdapter):
-    """One capture. `inner` prepares the prompt as for an answer. `target`: hexadecimal hash of the
-    target's weights.
+    """Adapter of a capture. `inner` prepares the prompt as for an answer. `target`: hexadecimal
+    hash of the target's weights.
     """
 
     def __init__(

@@ -9,27 +9,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import OUT, FakeEngine
-from fleet.graphs import Edge, Graph
-from fleet.stages.base import (
-    NO_OUTPUT,
-    BuildOptions,
-    BuiltStage,
-    EdgeItem,
-    LoggedOutput,
-    TaskAdapter,
-)
+from fleet.graphs import Edge
+from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.options import BuildOptions
 
 SAMPLES_PER_ROW = 1920
 
 
 class _Output:
-    """One output edge: converts rows of numbers to its first tensor's type, all rows together, as
-    it is in every hot path.
+    """Output edge of a task: converts rows of numbers to the edge's first tensor, all rows
+    together, since every chunk passes through here.
     """
 
     def __init__(self, edge: Edge) -> None:
@@ -52,8 +45,10 @@ class FakeTask(TaskAdapter):
     on each edge.
     """
 
-    def __init__(self, spec: RequestSpec, graph: Graph, options: BuildOptions) -> None:
-        self._spec, self._stage = spec, options.stage
+    def __init__(self, spec: RequestSpec, options: BuildOptions) -> None:
+        graph = options.config.graph_declaration()
+        self._spec = spec
+        self._stage = options.stage
         self._outputs = [
             _Output(edge) for edge in graph.edges_for(spec.outputs) if edge.source == options.stage
         ]
@@ -87,35 +82,33 @@ class FakeTask(TaskAdapter):
         return items
 
 
-def build(options: BuildOptions, graph: Graph) -> BuiltStage:
-    """Build one stage of `graph` on the fake engine: autoregressive unless its first input edge has
-    a ramp (a codec).
+def build(options: BuildOptions) -> BuiltStage:
+    """Build a stage of any graph on the fake engine: a codec if an input edge has a ramp, otherwise
+    an autoregressive stage.
 
     `extra.step_ms` is the interval between the steps of each request, 0 by default.
     """
-    inputs = graph.edges_to(options.stage)
+    inputs = options.config.graph_declaration().edges_to(options.stage)
     codec = any(edge.policy.kind == "ramp" for edge in inputs)
     width = 1 if not inputs or codec else 16
     engine = FakeEngine(
-        max_batch=options.max_batch,
+        max_batch=options.own.max_batch,
         width=width,
         autoregressive=not codec,
         source=not inputs,
         step_s=_step_s(options),
     )
-    return BuiltStage(engine=engine, adapter=lambda spec, _blob: FakeTask(spec, graph, options))
+    return BuiltStage(engine=engine, adapter=lambda spec, _blob: FakeTask(spec, options))
 
 
 def _step_s(options: BuildOptions) -> float:
     """Return `extra.step_ms` in seconds. Raises: ConfigError if it is not a number of
     milliseconds.
     """
-    step_ms = options.extra.get("step_ms", 0)
+    step_ms = options.own.extra.get("step_ms", 0)
     if isinstance(step_ms, str | bool) or step_ms < 0:
-        field = f"stages.{options.stage}.extra.step_ms"
-        raise ConfigError(
-            f"{field}: {step_ms!r} is no number of milliseconds; leave it out, or give one such "
-            "as 80",
-            param=field,
+        raise options.refusal(
+            "extra.step_ms",
+            f"{step_ms!r} is no number of milliseconds; leave it out, or give one such as 80",
         )
     return step_ms / 1000

@@ -39,7 +39,8 @@ from fleet.models.checkpoint import CheckpointReader
 from fleet.models.target_hash import hash_of_target
 from fleet.spans.anchor.passes import SpanPasses, SpanPassOptions, SpanProgram
 from fleet.spans.protocol.chain import RouteSlot
-from fleet.stages.base import BuildOptions, HeadExchange
+from fleet.stages.base import HeadExchange
+from fleet.stages.options import BuildOptions
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ class StageSetup:
         """The most positions of one request: the capacity of a KV pool of configured size, else
         `context`.
         """
-        return self.options.kv_pages * self.options.page_size_tokens or self.context
+        return self.options.kv_pages * self.options.own.page_size_tokens or self.context
 
     def reader(self, is_read: Callable[[str], bool]) -> CheckpointReader:
         """Open the checkpoint. `is_read` returns True for the names of the weights that the stage
@@ -102,7 +103,7 @@ class StageSetup:
         runner = GraphRunner(
             program,
             pool,
-            buckets_up_to(self.options.max_batch),
+            buckets_up_to(self.options.own.max_batch),
             lambda: speculation is not None and speculation.reads_features,
         )
         return LMEngine(program, pool, LocalPasses(runner), self._limits, speculation)
@@ -143,8 +144,7 @@ class StageSetup:
         head = self._configured_head(shape)
         if head is not None and layer_ids and head.config.layer_ids != layer_ids:
             wanted = ", ".join(map(str, layer_ids))
-            raise _refusal(
-                self.options,
+            raise self.options.refusal(
                 "speculation.head",
                 f"training needs a head that reads the layers {wanted}; remove it",
             )
@@ -179,7 +179,7 @@ class StageSetup:
     @property
     def _limits(self) -> LoopLimits:
         return LoopLimits(
-            max_batch=self.options.max_batch,
+            max_batch=self.options.own.max_batch,
             prefill_chunk_tokens=self.options.prefill_chunk_tokens,
             max_positions=self.num_positions or None,
             capture_share=self.options.capture_share,
@@ -189,7 +189,7 @@ class StageSetup:
         return KVPool(
             shape,
             num_pages=self._num_pages(shape),
-            page_size=self.options.page_size_tokens,
+            page_size=self.options.own.page_size_tokens,
             dtype=self.where.dtype,
             device=self.where.device,
             mirrored=mirrored,
@@ -197,19 +197,18 @@ class StageSetup:
 
     def _num_pages(self, shape: KVShape) -> int:
         options, where = self.options, self.where
-        needed = -(-options.min_positions // options.page_size_tokens)
+        needed = -(-options.min_positions // options.own.page_size_tokens)
         request = f"a request within the limits needs {options.min_positions} positions"
         if options.kv_pages:
             if options.kv_pages < needed:
-                raise _refusal(
-                    options,
+                raise options.refusal(
                     "kv_pages",
                     f"{request}; set at least {needed} pages, or lower limits.max_prompt_tokens",
                 )
             return options.kv_pages
         memory = read_memory(where.device, self.allocated_before)
         page_bytes, share = (
-            shape.page_bytes(options.page_size_tokens, where.dtype),
+            shape.page_bytes(options.own.page_size_tokens, where.dtype),
             options.gpu_memory_utilization,
         )
         pages = num_pages(memory, share, page_bytes)
@@ -225,13 +224,13 @@ class StageSetup:
                 if share < enough <= 1
                 else "free memory, or set another device"
             )
-            held = max(pages, 0) * options.page_size_tokens
+            held = max(pages, 0) * options.own.page_size_tokens
             message = (
                 f"{beside} holds {held} positions beside {weights}, and {request}; "
                 f"{remedy}, or lower limits.max_prompt_tokens"
             )
-            raise _refusal(options, "gpu_memory_utilization", message)
-        positions, size = pages * options.page_size_tokens, pages * page_bytes / GIB
+            raise options.refusal("gpu_memory_utilization", message)
+        positions, size = pages * options.own.page_size_tokens, pages * page_bytes / GIB
         log.info(
             "%s: %d KV pages, %d positions, %.1f GiB in %s, beside %s",
             options.stage,
@@ -272,16 +271,20 @@ class DraftHeads(HeadExchange):
         dtype: str,
         device: torch.device,
     ) -> None:
-        self._drafter, self._speculation, self._config = drafter, speculation, config
-        self._dtype, self._device, self._first = dtype, device, drafter.head
+        self._drafter = drafter
+        self._speculation = speculation
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._first = drafter.head
 
     @property
     def capacity_bytes(self) -> int:
         return packed_bytes(self._config)
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Load a packed head. Raises: ConfigError if it is damaged, another one, or does not fit
-        the stage's model.
+        """Load a packed head. Raises: ConfigError if it is damaged, has another hash, or does not
+        fit the stage's model.
         """
         head, found = unpack_head(data, device=self._device, target_hash=self._config.target_hash)
         if found != sha256:
@@ -313,32 +316,27 @@ class DraftHeads(HeadExchange):
         self._speculation.on_new_head(version)
 
 
-def _refusal(options: BuildOptions, name: str, message: str) -> ConfigError:
-    field = f"stages.{options.stage}.{name}"
-    return ConfigError(f"{field}: {message}", param=field)
-
-
 def vllm_options(
     options: BuildOptions, num_positions: int | None, model: TappedModel | None = None
 ) -> VllmOptions:
     """Return a stage's options for vLLM. `num_positions`: the model's context length, if it has
     one.
     """
-    capacity = options.kv_pages * options.page_size_tokens
+    capacity = options.kv_pages * options.own.page_size_tokens
     return VllmOptions(
         checkpoint=options.checkpoint,
         device=options.device,
         dtype=options.dtype,
-        kv_bytes=options.vllm.kv_bytes,
+        kv_bytes=options.own.vllm.kv_mib << 20,
         max_positions=min(capacity, num_positions or capacity),
-        block_size=options.page_size_tokens,
-        max_batch=options.max_batch,
+        block_size=options.own.page_size_tokens,
+        max_batch=options.own.max_batch,
         prefill_chunk_tokens=options.prefill_chunk_tokens,
-        tensor_parallel_size=options.vllm.tensor_parallel_size,
-        quantization=options.vllm.quantization,
+        tensor_parallel_size=options.own.vllm.tensor_parallel_size,
+        quantization=options.own.vllm.quantization,
         model=model,
         half=options.half,
-        address=options.vllm.address,
+        address=options.address,
     )
 
 
@@ -349,8 +347,8 @@ def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
     where = open_device(
         device=options.device,
         dtype=options.dtype,
-        numerics=options.numerics,
-        threads=options.threads,
+        numerics=options.config.numerics,
+        threads=options.own.threads,
     )
     return StageSetup(
         options=options,

@@ -21,17 +21,10 @@ from fleet.processing.end_ids import read_end_ids
 from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import (
-    NO_OUTPUT,
-    BuildOptions,
-    BuiltSpan,
-    BuiltStage,
-    EdgeItem,
-    LoggedOutput,
-    TaskAdapter,
-)
+from fleet.stages.base import NO_OUTPUT, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.capture import capturing
 from fleet.stages.lm_setup import exchange_of, prepare_stage, vllm_options
+from fleet.stages.options import BuildOptions
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 from fleet.stages.text_head import head_config
@@ -56,7 +49,9 @@ def build(options: BuildOptions) -> BuiltStage:
     heads = exchange_of(
         options,
         engine,
-        lambda shape: head_config(options.checkpoint, shape, options.most_draft_ids),
+        lambda shape: head_config(
+            options.checkpoint, shape, options.config.training.draft_vocab_size
+        ),
     )
     return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route, heads=heads)
 
@@ -112,8 +107,8 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 class TextAdapter(TaskAdapter):
-    """One request. `positions`: the model's context length; an answer that reaches it ends by its
-    length.
+    """Adapter of a request. `positions`: the model's context length; an answer that reaches it ends
+    by its length.
     """
 
     def __init__(

@@ -8,7 +8,8 @@ from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.span_load import load_span
 from fleet.processing.end_ids import read_end_ids
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuiltStage
+from fleet.stages.options import BuildOptions
 from fleet.stages.text_head import head_config
 from fleet.stages.training import build_trainer
 
@@ -18,11 +19,10 @@ def build(options: BuildOptions) -> BuiltStage:
     loaded. Raises: ConfigError.
     """
     folder, device = options.checkpoint, torch.device(options.device)
-    config, training = read_config(folder), options.training
-    assert training is not None, "a trainer without its options"
+    config = read_config(folder)
     last = LayerSpan(int(config.num_hidden_layers) - 1, has_output=True)
     target = load_span(folder, last, torch.float32, with_embedding=True, device=device)
-    head = head_config(folder, target.kv_shape, training.draft_vocab_size)
+    head = head_config(folder, target.kv_shape, options.config.training.draft_vocab_size)
     parts = TargetParts(embed=target.embed, head=target.head)
     return build_trainer(
         options,

@@ -31,13 +31,13 @@ from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import PUBLISH, TRAIN, TRAINED
 from fleet.stages.base import (
     NO_OUTPUT,
-    BuildOptions,
     BuiltStage,
     EdgeItem,
     HeadExchange,
     LoggedOutput,
     TaskAdapter,
 )
+from fleet.stages.options import BuildOptions
 
 
 def build_trainer(
@@ -54,8 +54,7 @@ def build_trainer(
 
     `head_VH`, `norm_H`: the target's output head and final norm, with which the new head begins.
     """
-    given = options.training
-    assert given is not None, "a trainer without its options"
+    given, folder = options.config.training, options.config.drafts_dir
     vocabulary = choose_vocabulary([], sorted(end_ids), config.draft_vocab_size, config.vocab_size)
     head = Eagle3Head(
         config,
@@ -71,17 +70,17 @@ def build_trainer(
         num_steps=given.num_steps,
         learning_rate=given.learning_rate,
     )
-    buffer = ReplayBuffer(max_samples=given.replay_samples, max_bytes=given.replay_bytes)
+    buffer = ReplayBuffer(max_samples=given.replay_samples, max_bytes=given.replay_mib << 20)
     schedule = TrainingSchedule(
-        num_slots=given.num_slots,
+        num_slots=options.own.max_batch,
         window_samples=given.window_samples,
         passes=given.passes,
         checkpoint_windows=given.checkpoint_windows,
         held_out=given.held_out,
-        margin=given.margin,
+        margin=given.margin if given.promote == "auto" else None,
     )
-    engine = TrainerEngine(Trainer(head, target, settings, buffer), schedule, given.folder)
-    stored = StoredHeads(given.folder / VERSIONS, config)
+    engine = TrainerEngine(Trainer(head, target, settings, buffer), schedule, folder)
+    stored = StoredHeads(folder / VERSIONS, config)
     return BuiltStage(
         engine=engine,
         adapter=lambda spec, _blob: TrainerAdapter(spec),
@@ -103,7 +102,7 @@ class StoredHeads(HeadExchange):
         return packed_bytes(self._config)
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Raises: ConfigError if the head is damaged, or another one."""
+        """Raises: ConfigError if the head is damaged, or has another hash."""
         _, found = unpack_head(data, target_hash=self._config.target_hash)
         if found != sha256:
             raise ConfigError(
@@ -119,7 +118,7 @@ class StoredHeads(HeadExchange):
 
 
 class TrainerAdapter(TaskAdapter):
-    """One capture: its rows in, its acknowledgement out."""
+    """Adapter of a capture: hidden states in, the acknowledgement out."""
 
     def __init__(self, spec: RequestSpec) -> None:
         self._spec = spec

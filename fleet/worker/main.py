@@ -13,11 +13,8 @@ from pathlib import Path
 import redis
 
 from fleet.config import FleetConfig
-from fleet.config.placement import default_share, device_of
+from fleet.config.placement import for_role
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
-from fleet.config.rules import needed_positions
-from fleet.config.schema import KV_PAGES, MIN_CHUNK_TOKENS, PREFILL_CHUNK_TOKENS, StageConfig
-from fleet.config.values import AUTO
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
@@ -25,27 +22,16 @@ from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.log_labels import Labels
 from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, follow_heads
 from fleet.drafts.exchange.records import RedisRecords
-from fleet.graphs import Stage
-from fleet.graphs.training import TRAINER
 from fleet.process.gc_freeze import freeze_gc
 from fleet.spans.host.memory import layer_sizes
-from fleet.spans.protocol.layers import Topology, topology_of
-from fleet.spans.protocol.messages import Returned
 from fleet.spans.protocol.plan import ModelSizes
 from fleet.spans.route.blocks import block_reads
 from fleet.spans.route.check import check_spans
 from fleet.spans.route.division import AutomaticDivision, GivenDivision
 from fleet.spans.route.keeper import RouteKeeper, RouteSettings
-from fleet.stages.base import (
-    AnchorOptions,
-    BuildOptions,
-    BuiltStage,
-    Half,
-    SpeculationOptions,
-    TrainingOptions,
-    VllmSettings,
-)
-from fleet.stages.builders import layer_counter, stage_builder
+from fleet.stages.base import BuiltStage
+from fleet.stages.builders import anchor_options, build_options, stage_builder
+from fleet.stages.options import Half
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import REDIS
 from fleet.worker.arena_size import arena_size, check_inline
@@ -77,186 +63,6 @@ def half_of(config: FleetConfig, serves: Role) -> Half:
     return PREFILL_HALF if serves.next else DECODE_HALF
 
 
-def build_options(
-    config: FleetConfig,
-    stage: StageName,
-    checkpoint: Path,
-    progress: Callable[[float], None] = lambda _: None,
-    *,
-    half: Half = "",
-    address: str = "127.0.0.1",
-    is_here: bool = True,
-) -> BuildOptions:
-    """Resolve one stage's part of the configuration into options. `half` of a split stage;
-    `address` of this host.
-
-    `is_here`: the stage is to run on this host, so that its device must exist.
-    """
-    own, graph = config.stage(stage), config.graph_declaration()
-    ramps = [
-        config.window_ramp(edge.name)
-        for edge in graph.edges_to(stage)
-        if edge.policy.kind == "ramp"
-    ]
-    device = device_of(config, own, replica=1)
-    device = (
-        _auto_device(config) if device == "auto" else _checked_device(device) if is_here else device
-    )
-    dtype = (
-        ("float32" if device == "cpu" else "bfloat16") if config.dtype == "auto" else config.dtype
-    )
-    if config.numerics == "invariant" and (device != "cpu" or dtype != "float32"):
-        raise ConfigError(
-            "numerics: invariant runs on cpu in float32; set device: cpu and dtype: float32",
-            param="numerics",
-        )
-    if device == "cpu" and config.engine_of(stage) == "vllm" and own.vllm.tensor_parallel_size > 1:
-        field = f"stages.{stage}.vllm.tensor_parallel_size"
-        raise ConfigError(
-            f"{field}: {own.vllm.tensor_parallel_size} devices share the model, and none is "
-            "here; set 1",
-            param=field,
-        )
-    defaults, kind = BuildOptions(stage=stage, checkpoint=checkpoint), device.partition(":")[0]
-    fills_gpu = kind == "cuda" and config.engine_of(stage) == "torch"
-    needed, share = (
-        [positions for positions, _ in needed_positions(config, graph.stage(stage))],
-        own.gpu_memory_utilization,
-    )
-    return BuildOptions(
-        stage=stage,
-        checkpoint=checkpoint,
-        device=device,
-        dtype=dtype,
-        numerics=config.numerics,
-        engine=config.engine_of(stage),
-        vllm=VllmSettings(
-            kv_bytes=own.vllm.kv_mib << 20,
-            tensor_parallel_size=own.vllm.tensor_parallel_size,
-            quantization=own.vllm.quantization,
-            address=address,
-        ),
-        half=half,
-        anchor=anchor_options(
-            config, stage, lambda: layer_counter(graph, stage)(checkpoint), dtype
-        ),
-        speculation=speculation_options(graph.stage(stage), own, half),
-        capture_share=capture_share(config, graph.stage(stage)),
-        most_draft_ids=config.training.draft_vocab_size,
-        training=training_options(config) if graph.is_optional(stage) else None,
-        max_batch=own.max_batch,
-        prefill_chunk_tokens=own.prefill_chunk_tokens or default_chunk_tokens(own, kind),
-        kv_pages=own.kv_pages or (0 if fills_gpu else KV_PAGES),
-        gpu_memory_utilization=default_share(config, device) if share is None else share,
-        min_positions=max(needed, default=defaults.min_positions),
-        page_size_tokens=own.page_size_tokens,
-        threads=own.threads,
-        window_ramp=ramps[0] if ramps else defaults.window_ramp,
-        progress=progress,
-        extra=dict(own.extra),
-    )
-
-
-def speculation_options(stage: Stage, own: StageConfig, half: Half) -> SpeculationOptions | None:
-    """Return None where drafts cannot be verified, and for workers that compute prompts only."""
-    given = own.speculation
-    if not stage.verifies_drafts or own.spans is not None or half == "prefill":
-        return None
-    return SpeculationOptions(
-        drafter=given.drafter,
-        num_drafts=given.num_drafts,
-        table_tokens=given.table_tokens,
-        head=given.head,
-    )
-
-
-def capture_share(config: FleetConfig, stage: Stage) -> float | None:
-    """Return the share of its time that a stage may spend on captures while answers wait; None: it
-    computes none.
-    """
-    return config.training.compute_share if config.training.enabled and stage.main else None
-
-
-def training_options(config: FleetConfig) -> TrainingOptions:
-    given = config.training
-    return TrainingOptions(
-        folder=config.drafts_dir,
-        num_slots=config.stage(TRAINER).max_batch,
-        window_samples=given.window_samples,
-        batch_samples=given.batch_samples,
-        num_steps=given.num_steps,
-        learning_rate=given.learning_rate,
-        passes=given.passes,
-        checkpoint_windows=given.checkpoint_windows,
-        replay_samples=given.replay_samples,
-        replay_bytes=given.replay_mib << 20,
-        held_out=given.held_out,
-        draft_vocab_size=given.draft_vocab_size,
-        margin=given.margin if given.promote == "auto" else None,
-    )
-
-
-def default_chunk_tokens(own: StageConfig, device_kind: str) -> int:
-    """Return the rows of a prompt in one pass. Processes that divide the layers compute different
-    passes at the same time, and each waits for its first one: the more processes, the smaller the
-    passes.
-    """
-    whole, num_processes = (
-        PREFILL_CHUNK_TOKENS[device_kind],
-        1 + (own.spans.num_workers if own.spans is not None else 0),
-    )
-    return max(MIN_CHUNK_TOKENS, whole // num_processes)
-
-
-def anchor_options(
-    config: FleetConfig, stage: StageName, num_layers: Callable[[], int], dtype: str
-) -> AnchorOptions | None:
-    """Return the options of an anchor; None for a stage whose layers are not divided. `num_layers`:
-    of its model.
-    """
-    spans = config.stage(stage).spans
-    if spans is None or not spans.workers:
-        return None
-    if spans.anchor == AUTO:
-        spans = spans.of_model(num_layers())
-    is_last = topology_of(spans.anchor_span, "anchor") is Topology.REVERSE
-    head_on_anchor = (
-        spans.has_head_on_anchor or not config.graph_declaration().stage(stage).span_head
-    )
-    from_workers: Returned = "last_rows" if head_on_anchor else "logits"
-    return AnchorOptions(
-        span=spans.anchor_span,
-        returned="rows" if is_last else from_workers,
-        window=spans.window,
-        wire_dtype=dtype if spans.wire_dtype == "auto" else spans.wire_dtype,
-        keep_bytes=spans.keep_mib << 20,
-    )
-
-
-def _auto_device(config: FleetConfig) -> str:
-    if config.numerics == "invariant":
-        return "cpu"
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _checked_device(device: str) -> str:
-    """Return the device. Raises: ConfigError if this machine does not have it."""
-    kind, _, number = device.partition(":")
-    if kind == "cpu":
-        return device
-    import torch
-
-    count = torch.cuda.device_count() if kind == "cuda" else 0
-    if not count or (number and (not number.isdigit() or int(number) >= count)):
-        raise ConfigError(
-            f"device: {device!r} does not exist here ({count} CUDA devices); use auto or cpu",
-            param="device",
-        )
-    return device
-
-
 def build_stage(
     config: FleetConfig,
     stage: StageName,
@@ -274,7 +80,7 @@ def build_stage(
     if config.engine == "fake":
         from fleet.stages.fake import build
 
-        return build(build_options(config, stage, checkpoint), config.graph_declaration())
+        return build(build_options(config, stage, checkpoint))
     import torch
 
     torch.set_num_threads(config.stage(stage).threads)
@@ -571,7 +377,7 @@ def run_worker(
     all are. `replica` chooses the device of a list.
     """
     serves = config.role(role)
-    config = config.for_role(serves, replica)
+    config = for_role(config, serves, replica)
     access = read_peer_access(config)
     folder = checkpoint or Path(config.checkpoint)
     check_spans(config, serves.stage, folder)

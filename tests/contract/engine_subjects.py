@@ -1,6 +1,5 @@
 """The engines that the contract tests compare, and how to run one without a worker."""
 
-import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -24,9 +23,9 @@ from fleet.engine.fake import FakeEngine
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint as write_tiny_lm
 from fleet.stages import text
-from fleet.stages.base import BuildOptions, VllmSettings
 from fleet.stages.qwen3_omni import code2wav
 from tests.contract.llm_double import LlmDouble, started
+from tests.stage_options import stage_options
 
 WALK = Walk("prefill")
 NUM_TOKENS = 6
@@ -73,11 +72,16 @@ def shared_engine(folders: dict[str, Path]) -> Callable[[str], Engine]:
     def start(name: str) -> Engine:
         if name == "vllm double":
             return VllmEngine(started(LlmDouble()), frozenset())
-        vllm = VllmSettings(kv_bytes=16 << 20)
-        options = BuildOptions(
-            stage=StageName("lm"), checkpoint=folders["text"], max_batch=4, engine="vllm", vllm=vllm
+        options = stage_options(
+            stage=StageName("lm"),
+            checkpoint=folders["text"],
+            max_batch=4,
+            engine="vllm",
+            vllm={"kv_mib": 16},
+            kv_pages=8,
+            page_size_tokens=32,
         )
-        return text.build(dataclasses.replace(options, kv_pages=8, page_size_tokens=32)).engine
+        return text.build(options).engine
 
     return start
 
@@ -102,12 +106,12 @@ def new_subject(name: str, folders: dict[str, Path]) -> Subject:
         case "fake codec":
             return Subject(engine=FakeEngine(max_batch=4, autoregressive=False), piece=codes)
         case "autoregressive":
-            options = BuildOptions(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
+            options = stage_options(stage=StageName("lm"), checkpoint=folders["text"], max_batch=4)
             return Subject(
                 engine=text.build(options).engine, piece=ids, caches=True, caches_answer=True
             )
         case _:
-            options = BuildOptions(
+            options = stage_options(
                 stage=StageName("code2wav"), checkpoint=folders["omni"], max_batch=4
             )
             return Subject(engine=code2wav.build(options).engine, piece=codes)

@@ -23,7 +23,6 @@ from fleet.engine.base import (
 from fleet.engine.fake import FakeEngine
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.stages import text
-from fleet.stages.base import BuildOptions
 from tests.contract.engine_subjects import (
     NUM_TOKENS,
     VLLM,
@@ -36,6 +35,7 @@ from tests.contract.engine_subjects import (
     submit,
 )
 from tests.contract.llm_double import LlmDouble, started
+from tests.stage_options import stage_options
 
 
 def test_request_runs_to_final_output_and_is_removed(subject: Subject) -> None:
@@ -181,7 +181,7 @@ def ending(request: pytest.FixtureRequest, folders: dict[str, Path], tmp_path: P
 
 
 def lm_of(folder: Path) -> Engine:
-    return text.build(BuildOptions(stage=StageName("lm"), checkpoint=folder, max_batch=4)).engine
+    return text.build(stage_options(stage=StageName("lm"), checkpoint=folder, max_batch=4)).engine
 
 
 def run_lm(folder: Path) -> list[EngineOutput]:

@@ -19,7 +19,6 @@ from fleet.engine.base import (
 )
 from fleet.engine.capabilities import KVBlocks
 from fleet.stages import text
-from fleet.stages.base import BuildOptions
 from tests.capabilities import kv_of, pages_of
 from tests.contract.engine_subjects import (
     NUM_TOKENS,
@@ -32,6 +31,7 @@ from tests.contract.engine_subjects import (
     run_out,
     submit,
 )
+from tests.stage_options import stage_options
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_reserved_pages_without_import_can_be_freed(lender: Subject) -> None:
 
 
 def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]) -> None:
-    options = BuildOptions(
+    options = stage_options(
         stage=StageName("lm"),
         checkpoint=folders["text"],
         max_batch=4,

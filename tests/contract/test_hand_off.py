@@ -23,13 +23,13 @@ from fleet.engine.torch.kv_pool import KVPool
 from fleet.models.causal_lm.program import CausalTask
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.stages import text
-from fleet.stages.base import BuildOptions
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
 from fleet.worker.loop import hand_off_coordinator
 from fleet.worker.task.hand_off import KVImport, Offer, Offers, pool_on_gpu, share_pool
 from tests.harness import thread_fleet
+from tests.stage_options import stage_options
 from tests.support import wait_until
 
 MIB = 1024 * 1024
@@ -102,7 +102,7 @@ def new_end(checkpoint: Path) -> Iterator[EndFactory]:
         kind: str, kv_pages: int = 64, page_size_tokens: int = 16, dtype: str = "float32"
     ) -> HandOffEnd:
         worker = WorkerId(f"lm@here:{next(NAMES)}")
-        options = BuildOptions(
+        options = stage_options(
             stage=StageName("lm"),
             checkpoint=checkpoint,
             max_batch=4,

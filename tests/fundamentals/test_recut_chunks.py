@@ -20,10 +20,10 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.engine.fake import OUT, FakeEngine
-from fleet.graphs import Graph
-from fleet.stages.base import BuildOptions, BuiltStage, EdgeItem
+from fleet.stages.base import BuiltStage, EdgeItem
+from fleet.stages.builders import build_options
 from fleet.stages.fake import FakeTask
-from fleet.worker.main import build_options
+from fleet.stages.options import BuildOptions
 from tests.fundamentals.test_redis_restart import LEASES, OMNI
 from tests.harness import (
     ANSWER_TIMEOUT_S,
@@ -50,10 +50,8 @@ class Windows(FakeTask):
     produces them.
     """
 
-    def __init__(
-        self, spec: RequestSpec, graph: Graph, options: BuildOptions, sizes: Sequence[int]
-    ) -> None:
-        super().__init__(spec, graph, options)
+    def __init__(self, spec: RequestSpec, options: BuildOptions, sizes: Sequence[int]) -> None:
+        super().__init__(spec, options)
         self._sizes = itertools.chain(sizes, itertools.repeat(sizes[-1]))
         self._size, self._waiting = next(self._sizes), list[np.ndarray]()
 
@@ -85,9 +83,7 @@ def build_with_windows(again: Sequence[int]) -> Callable[[FleetConfig, StageName
         def adapter(spec: RequestSpec, _blob: bytes | None) -> FakeTask:
             owners[spec.id] = owners.get(spec.id, 0) + 1
             options = build_options(config, stage, Path())
-            return Windows(
-                spec, config.graph_declaration(), options, FIRST if owners[spec.id] == 1 else again
-            )
+            return Windows(spec, options, FIRST if owners[spec.id] == 1 else again)
 
         return BuiltStage(engine=FakeEngine(max_batch=8), adapter=adapter)
 

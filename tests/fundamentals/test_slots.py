@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.config.placement import for_role
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.engine.fake import FakeEngine, _Running  # pyright: ignore[reportPrivateUsage]
 from fleet.stages.base import BuiltStage
@@ -76,7 +77,7 @@ async def test_short_prompt_overtaking_a_long_one_does_not_block(redis_url: str)
         redis_url, *FEW_SLOTS, split, "edges.thought.credits=20", without=role
     ) as fleet:
         engine = DelayedPrefillEngine()
-        whole = build_stage(fleet.config.for_role(fleet.config.role(role)), THINKER, Path())
+        whole = build_stage(for_role(fleet.config, fleet.config.role(role)), THINKER, Path())
         fleet.add_worker(role, BuiltStage(engine=engine, adapter=whole.adapter))
         async with gateway(fleet) as client:
             expected = [

@@ -26,7 +26,8 @@ from fleet.engine.torch.layout import Layout
 from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.torch.model import SpanLayers, SpanRows
-from fleet.stages.base import BuildOptions, BuiltSpan
+from fleet.stages.base import BuiltSpan
+from fleet.stages.options import BuildOptions
 from fleet.stages.text import build_span
 from fleet.telemetry.routes import SpanRoutes, routes_of
 from fleet.worker.process.peers import PeerAccess

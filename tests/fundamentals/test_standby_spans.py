@@ -13,7 +13,8 @@ from fleet.control.connect import connect, text
 from fleet.core.errors import ConfigError
 from fleet.core.ids import WorkerId
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.stages.base import BuildOptions, BuiltSpan
+from fleet.stages.base import BuiltSpan
+from fleet.stages.options import BuildOptions
 from fleet.stages.text import build_span
 from tests.capabilities import remote_of
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fleet.config.placement import for_role
 from fleet.control import keys
 from fleet.control.connect import text
 from fleet.core.errors import BadInput, EngineError, EngineStopped
@@ -70,7 +71,7 @@ def worker_process(
     """
     whole = build_stage(fleet.config, STAGE, Path())
     process = WorkerProcess(
-        fleet.config.for_role(fleet.config.role(ROLE)),
+        for_role(fleet.config, fleet.config.role(ROLE)),
         ROLE,
         fleet.url,
         BuiltStage(engine=engine, adapter=whole.adapter),

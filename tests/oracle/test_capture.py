@@ -22,11 +22,11 @@ from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, E
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import THINKER
 from fleet.graphs.training import CAPTURE, TRAINED
-from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build as build_thinker
 from tests.oracle.cases import CASES, make_frontend, spec_of
 from tests.oracle.oracle import Oracle, from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, PROMPTS, answers_of, stage, write_model
+from tests.stage_options import stage_options
 
 QWEN3 = next(family for family in FAMILIES if family.name == "Qwen3")
 SAMPLING = Sampling(max_tokens=12, ignore_eos=True)
@@ -188,7 +188,7 @@ def test_b19_rows_of_a_capture_with_audio_are_those_of_transformers(tiny_checkpo
     spec, blob = spec_of(case, make_frontend(tiny_checkpoint))
     answer = (5, 9, 3, 7, 1)
     built = build_thinker(
-        BuildOptions(
+        stage_options(
             stage=THINKER, checkpoint=tiny_checkpoint, capture_share=0.5, prefill_chunk_tokens=16
         )
     )

@@ -21,16 +21,10 @@ from fleet.core.request import RequestSpec
 from fleet.engine.base import EngineOutput
 from fleet.models.qwen3_omni.code2wav import Code2Wav, StreamState
 from fleet.models.qwen3_omni.code2wav_config import Code2WavConfig, read_config
-from fleet.stages.base import (
-    NO_OUTPUT,
-    BuildOptions,
-    BuiltStage,
-    EdgeItem,
-    LoggedOutput,
-    TaskAdapter,
-)
+from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.qwen3_omni.code2wav import AUDIO, build, to_pcm16
 from tests.oracle.oracle import Oracle
+from tests.stage_options import stage_options
 
 FRAME_SAMPLES, LOOKAHEAD_SAMPLES = 1920, 555
 LENGTHS = (1, 2, 3, 10, 59, 350)
@@ -75,12 +69,14 @@ def whole(oracle: Oracle, codes: Codes) -> dict[int, Wave]:
 
 @pytest.fixture(scope="module")
 def fast(folder: Path) -> BuiltStage:
-    return build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder))
+    return build(stage_options(stage=StageName("code2wav"), checkpoint=folder))
 
 
 @pytest.fixture(scope="module")
 def invariant(folder: Path) -> BuiltStage:
-    return build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder, numerics="invariant"))
+    return build(
+        stage_options(stage=StageName("code2wav"), checkpoint=folder, numerics="invariant")
+    )
 
 
 @dataclass(slots=True)
@@ -279,7 +275,7 @@ def test_invariant_samples_are_byte_equal_for_any_chunking_and_batching(
 def test_left_context_of_25_frames_is_inexact(
     folder: Path, codes: Codes, whole: dict[int, Wave]
 ) -> None:
-    options = BuildOptions(
+    options = stage_options(
         stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 25}
     )
     approximate = serve_one(build(options), chunked(codes[:120], (25,))).wave()
@@ -293,7 +289,7 @@ def test_left_context_of_25_frames_is_inexact(
 def test_left_context_up_to_the_first_frame_is_exact(
     folder: Path, codes: Codes, whole: dict[int, Wave]
 ) -> None:
-    options = BuildOptions(
+    options = stage_options(
         stage=StageName("code2wav"), checkpoint=folder, extra={"left_context": 400}
     )
     assert (
@@ -334,16 +330,16 @@ def test_code2wav_reads_its_own_weights_only(fast: BuiltStage, folder: Path) -> 
 def test_bfloat16_audio_is_close_to_float32(
     folder: Path, codes: Codes, whole: dict[int, Wave]
 ) -> None:
-    stage = build(BuildOptions(stage=StageName("code2wav"), checkpoint=folder, dtype="bfloat16"))
+    stage = build(stage_options(stage=StageName("code2wav"), checkpoint=folder, dtype="bfloat16"))
     assert error_over_signal(serve_one(stage, chunked(codes[:10], RAMP)).wave(), whole[10]) < 0.2
 
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
-        build(BuildOptions(stage=StageName("code2wav"), checkpoint=tmp_path))
+        build(stage_options(stage=StageName("code2wav"), checkpoint=tmp_path))
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(ConfigError, match="weights"):
-        build(BuildOptions(stage=StageName("code2wav"), checkpoint=tmp_path))
+        build(stage_options(stage=StageName("code2wav"), checkpoint=tmp_path))
 
 
 def test_pcm_is_rounded_and_clipped() -> None:

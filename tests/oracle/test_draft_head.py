@@ -25,7 +25,7 @@ from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import get_graph
 from fleet.models.target_hash import hash_of_target
-from fleet.stages.base import BuildOptions, BuiltStage, SpeculationOptions
+from fleet.stages.base import BuiltStage
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import FAMILIES, PROMPTS, SMALL, answers_of, stage, write_model
 from tests.oracle.twins import (
@@ -37,6 +37,7 @@ from tests.oracle.twins import (
     speaking_twin,
     tokens_of,
 )
+from tests.stage_options import stage_options
 
 QWEN3 = next(family for family in FAMILIES if family.name == "Qwen3")
 THINKER = StageName("thinker")
@@ -127,7 +128,7 @@ def sample_of(model: Any, prompt: list[int], tokens: list[int]) -> DraftSample:
 def drafting(heads: Heads, head: Path, **options: Any) -> BuiltStage:
     built = stage(
         heads.target,
-        speculation=SpeculationOptions(drafter="eagle3", num_drafts=NUM_DRAFTS, head=head),
+        speculation={"drafter": "eagle3", "num_drafts": NUM_DRAFTS, "head": head},
         **options,
     )
     speculation = engine(built).speculation
@@ -264,8 +265,8 @@ def test_thinker_answers_equal_with_a_head(
         target_hash=hash_of_target(tiny_checkpoint),
     )
     save_head(Eagle3Head(config, torch.arange(64)), tmp_path)
-    own = SpeculationOptions(drafter="eagle3", num_drafts=NUM_DRAFTS, head=tmp_path)
-    options = BuildOptions(
+    own = {"drafter": "eagle3", "num_drafts": NUM_DRAFTS, "head": tmp_path}
+    options = stage_options(
         stage=THINKER, checkpoint=tiny_checkpoint, speculation=own, prefill_chunk_tokens=7
     )
     built = {THINKER: build_stage(get_graph("qwen3_omni"), options)}

@@ -24,7 +24,7 @@ from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.pass_queue import LocalPasses
 from fleet.graphs import EACH, get_graph
 from fleet.lab.measure.twin import Answers
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuiltStage
 from tests.oracle.cases import CASES
 from tests.oracle.twins import (
     SPEAKING,
@@ -40,6 +40,7 @@ from tests.oracle.twins import (
     tokens_of,
     with_invalid_audio,
 )
+from tests.stage_options import stage_options
 
 pytestmark = pytest.mark.one_file_in(3, "engines")
 
@@ -200,7 +201,7 @@ def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Pat
         return torch.compile(step, fullgraph=True, backend="eager", dynamic=False)
 
     def stage_of(stage: StageName) -> BuiltStage:
-        options = BuildOptions(
+        options = stage_options(
             stage=stage,
             checkpoint=tiny_checkpoint,
             dtype="bfloat16",

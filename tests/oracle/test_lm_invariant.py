@@ -16,7 +16,6 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName
 from fleet.engine.torch.sampling import RowSampling, draw
 from fleet.lab.measure.twin import Answers
-from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES, Case
 from tests.oracle.oracle import OracleAnswer
@@ -29,6 +28,7 @@ from tests.oracle.twins import (
     speaking_twin,
     tokens_of,
 )
+from tests.stage_options import stage_options
 
 THOUGHT = EdgeName("thought")
 SHORT = tuple(case for case in CASES if case.name in ("text", "audio", "three turns", "one token"))
@@ -119,7 +119,7 @@ def test_seed_changes_sampled_answers(run: Callable[..., Bits]) -> None:
 def test_invariant_numerics_need_float32_on_a_cpu(tiny_checkpoint: Path) -> None:
     with pytest.raises(ConfigError, match="invariant needs device cpu and dtype float32"):
         build(
-            BuildOptions(
+            stage_options(
                 stage=SPEAKING[0],
                 checkpoint=tiny_checkpoint,
                 numerics="invariant",

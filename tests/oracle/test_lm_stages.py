@@ -19,7 +19,6 @@ from fleet.core.request import Sampling
 from fleet.engine.base import Arrays
 from fleet.models.checkpoint import CheckpointReader
 from fleet.processing.tokenizer import load_tokenizer
-from fleet.stages.base import BuildOptions
 from fleet.stages.qwen3_omni.thinker import build
 from tests.oracle.cases import CASES
 from tests.oracle.twins import (
@@ -31,6 +30,7 @@ from tests.oracle.twins import (
     speaking_twin,
     tokens_of,
 )
+from tests.stage_options import stage_options
 
 pytestmark = pytest.mark.one_file_in(3, "engines")
 
@@ -141,7 +141,7 @@ def test_damaged_or_missing_weight_file_is_named(
 def test_folder_of_another_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ConfigError, match="a llama model"):
-        build(BuildOptions(stage=THINKER, checkpoint=tmp_path))
+        build(stage_options(stage=THINKER, checkpoint=tmp_path))
 
 
 def test_missing_weight_is_named(tiny_checkpoint: Path) -> None:

@@ -22,8 +22,8 @@ from fleet.models.qwen3_omni.roles import RoleIds, TalkerPrompt, talker_prompt
 from fleet.models.qwen3_omni.talker import TalkerTask
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
 from fleet.stages.base import BuiltStage
+from fleet.stages.builders import build_options
 from fleet.stages.qwen3_omni import code2wav, talker, thinker
-from fleet.worker.main import build_options
 from tests.oracle.cases import (
     AUDIO,
     CASES,

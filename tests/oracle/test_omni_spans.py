@@ -37,9 +37,9 @@ from fleet.models.qwen3_omni.talker import CODES, VOICE, Talker, TalkerTask
 from fleet.models.qwen3_omni.thinker import Thinker, ThinkerTask
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.torch.model import SpanComputer, last_rows
-from fleet.stages.base import BuildOptions
 from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span
+from tests.stage_options import stage_options
 
 CPU, FLOAT32 = torch.device("cpu"), torch.float32
 NUM_POSITIONS, PAGE_SIZE = 128, 16
@@ -357,7 +357,7 @@ def test_span_worker_loads_from_the_files_of_its_own_weights(
         and layers.kv_shape.num_layers == layers.span.final - layers.span.first + 1
     )
     shares: list[float] = []
-    options = BuildOptions(stage=StageName(stage), checkpoint=folder, progress=shares.append)
+    options = stage_options(stage=StageName(stage), checkpoint=folder, progress=shares.append)
     built = load_stage_span(options, stage, LayerSpan.parse(span, "spans"))
     assert built.layers.span == layers.span and built.num_bytes == sum(
         each.nbytes for each in layers.weights().values()
@@ -382,7 +382,7 @@ def test_anchor_loads_from_the_files_of_its_own_weights(
     keep_files_of(folder, expected)
     shares: list[float] = []
     setup = prepare_stage(
-        BuildOptions(stage=StageName(stage), checkpoint=folder, progress=shares.append)
+        stage_options(stage=StageName(stage), checkpoint=folder, progress=shares.append)
     )
     with_head |= stage == "talker"
     reader = anchor_reader(

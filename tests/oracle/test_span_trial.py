@@ -14,9 +14,10 @@ from fleet.core.errors import ConfigError
 from fleet.models.causal_lm import span
 from fleet.models.causal_lm.span_trial import small_config, try_division
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.stages.base import AnchorOptions, BuildOptions
+from fleet.stages.options import AnchorOptions
 from fleet.stages.text import build
 from tests.oracle.test_text_engine import FAMILIES, LM, REFUSED, Family, write_model
+from tests.stage_options import stage_options
 
 PUBLISHED = ("Llama", "Qwen3", "Mistral", "Gemma3Text", "GPT2", "OPT", "GptOss")
 """Architectures with the sizes of a published model as defaults."""
@@ -79,7 +80,7 @@ def test_anchor_is_refused_if_its_division_changes_results(
 
     monkeypatch.setattr(span.SkippedLayer, "forward", insert_larger)
     anchor = AnchorOptions(span=LayerSpan(0, 0), returned="logits")
-    options = BuildOptions(stage=LM, checkpoint=tmp_path, numerics=numerics, anchor=anchor)
+    options = stage_options(stage=LM, checkpoint=tmp_path, numerics=numerics, anchor=anchor)
     with pytest.raises(
         ConfigError,
         match="llama cannot be divided into spans: a small random model of this kind gives "

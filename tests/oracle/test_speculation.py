@@ -37,9 +37,10 @@ from fleet.lab.measure.twin import SlowTwin
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.processing.tokenizer import load_tokenizer
 from fleet.stages.answer_tokens import DECODE
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuiltStage
 from fleet.stages.text import build
 from tests.oracle.twins import assert_all_pages_free, tokens_of
+from tests.stage_options import stage_options
 
 pytestmark = pytest.mark.one_file_in(3, "engines")
 
@@ -114,7 +115,7 @@ class Runs:
     logits: dict[int, bytes] = field(default_factory=dict[int, bytes])
 
     def stage(self, drafter: Drafter | None = None, **options: Any) -> BuiltStage:
-        built = build(BuildOptions(stage=LM, checkpoint=self.folder, **options))
+        built = build(stage_options(stage=LM, checkpoint=self.folder, **options))
         if drafter is not None:
             engine(built).speculation = Speculation(
                 {"known": drafter}, "known", NUM_DRAFTS, follows_times=False

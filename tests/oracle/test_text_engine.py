@@ -23,10 +23,11 @@ from fleet.models.causal_lm.paged import paged_attention
 from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import ProbeLayout, probe
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuiltStage
 from fleet.stages.text import build
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.twins import assert_all_pages_free, tokens_of
+from tests.stage_options import stage_options
 
 pytestmark = pytest.mark.one_file_in(3, "engines")
 
@@ -145,7 +146,7 @@ def greedy(
 
 
 def stage(folder: Path, **options: Any) -> BuiltStage:
-    return build(BuildOptions(stage=LM, checkpoint=folder, **options))
+    return build(stage_options(stage=LM, checkpoint=folder, **options))
 
 
 def answers_of(

@@ -13,9 +13,11 @@ from fleet.core.request import RequestSpec
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs import Graph, get_graph
 from fleet.lab.measure.twin import Answers, Policy, SlowTwin, declared_policy
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuiltStage
+from fleet.stages.options import BuildOptions
 from tests.oracle.cases import CASES, CODES, TEXT, Case, make_frontend, spec_of
 from tests.oracle.oracle import OracleAnswer
+from tests.stage_options import stage_options
 
 Truth = Mapping[str, OracleAnswer]
 Built = dict[StageName, BuiltStage]
@@ -73,7 +75,7 @@ def speaking_stages(
     return {
         stage: build_stage(
             graph,
-            BuildOptions(
+            stage_options(
                 stage=stage,
                 checkpoint=checkpoint,
                 numerics=numerics,

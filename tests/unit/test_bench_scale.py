@@ -20,9 +20,9 @@ from fleet.lab.measure.scale_expected import expected_content
 from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, GROUP, measure_replay
 from fleet.lab.measure.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
 from fleet.lab.report.machine import describe_machine
-from fleet.stages.base import BuildOptions
 from fleet.stages.fake import build
 from fleet.telemetry.hops import BOUNDS_US, HopCounts, decode_hops
+from tests.stage_options import stage_options
 from tests.unit.test_bench_run import shown
 
 FEW, MANY = 2, 3
@@ -265,10 +265,7 @@ def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:
 def test_fake_engine_invalid_step_time_is_refused(step_ms: str | int | bool) -> None:
     graph = load_config(None).graph_declaration()
     with pytest.raises(ConfigError, match="is no number of milliseconds"):
-        build(
-            BuildOptions(stage=graph.stages[0].name, checkpoint=Path(), extra={STEP_KEY: step_ms}),
-            graph,
-        )
+        build(stage_options(graph.stages[0].name, Path(), extra={STEP_KEY: step_ms}))
 
 
 def test_hop_counts_add_up_and_survive_encoding() -> None:

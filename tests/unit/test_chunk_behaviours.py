@@ -25,11 +25,11 @@ from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
 from fleet.processing.tokenizer import Tokenizer
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import EdgeItem
+from fleet.stages.builders import build_options
 from fleet.stages.fake import FakeTask
 from fleet.stages.stop_strings import StopDetector
 from fleet.telemetry.pulls import PullTally
 from fleet.transfer.base import Transfer
-from fleet.worker.main import build_options
 from fleet.worker.process.redis_link import RedisLink
 from fleet.worker.task import receiver as module
 from fleet.worker.task.claim import TaskLogs
@@ -316,7 +316,7 @@ def open_talker(request: RequestId, *, remote: bool = True) -> Task:
     logs = TaskLogs(
         inputs={THOUGHT: [(chunk, location)]}, outputs={}, consumed={}, blob=None, offer=None
     )
-    adapter = FakeTask(spec, QWEN3_OMNI, build_options(config, TALKER, Path()))
+    adapter = FakeTask(spec, build_options(config, TALKER, Path()))
     return open_task(spec, TALKER, Epoch(1), adapter, config, logs=logs)
 
 
@@ -436,7 +436,7 @@ def test_first_stage_waits_for_no_chunk() -> None:
     config = load_config(None, ("engine=fake", "device=cpu"))
     spec = RequestSpec(id=ONE, graph="qwen3_omni", prompt_ids=(1,), outputs=(TEXT,))
     logs = TaskLogs(inputs={}, outputs={}, consumed={}, blob=None, offer=None)
-    adapter = FakeTask(spec, QWEN3_OMNI, build_options(config, THINKER, Path()))
+    adapter = FakeTask(spec, build_options(config, THINKER, Path()))
     task = open_task(spec, THINKER, Epoch(1), adapter, config, logs=logs)
     assert not task.inbound and task.has_read_logs() and not task.paused
 

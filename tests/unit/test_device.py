@@ -13,7 +13,7 @@ import torch
 
 from fleet.config import load_config
 from fleet.core.ids import StageName
-from fleet.worker.main import build_options
+from fleet.stages.builders import build_options
 from fleet.worker.process.device import DeviceMonitor
 from tests.support import wait_until
 

@@ -19,9 +19,9 @@ from fleet.engine.torch.kv_memory import DeviceMemory, num_pages, share_for
 from fleet.engine.torch.kv_pool import KVPool, KVShape
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.engine.torch.program import Program, ProgramTask
-from fleet.stages.base import BuildOptions
+from fleet.stages.builders import build_options
 from fleet.stages.lm_setup import StageSetup
-from fleet.worker.main import build_options
+from tests.stage_options import stage_options
 
 MIB, GIB = 1 << 20, 1 << 30
 SHAPE = KVShape(num_layers=48, num_kv_heads=4, head_dim=128)
@@ -89,12 +89,13 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     return found
 
 
-def loop(share: float, min_positions: int = 1, context: int = 0) -> LMEngine[ProgramTask]:
+def loop(share: float, min_positions: int = 2, context: int = 0) -> LMEngine[ProgramTask]:
     """A batch loop whose pool fills the double's memory. Its tensors have no memory."""
-    options = BuildOptions(
+    options = stage_options(
         stage=StageName("lm"),
         checkpoint=Path(),
-        kv_pages=0,
+        device="cuda",
+        kv_pages=None,
         gpu_memory_utilization=share,
         min_positions=min_positions,
     )
@@ -148,7 +149,7 @@ def test_share_named_by_a_refusal_is_accepted() -> None:
 
 
 def test_configured_pages_without_room_for_a_request_are_refused() -> None:
-    options = BuildOptions(stage=StageName("lm"), checkpoint=Path(), kv_pages=8, min_positions=129)
+    options = stage_options(stage=StageName("lm"), checkpoint=Path(), kv_pages=8, min_positions=129)
     where = ComputeDevice(device=torch.device("cpu"), dtype=torch.float32, tiled=False)
     with pytest.raises(
         ConfigError,

@@ -59,7 +59,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     # written with the tokenizer that reads it.
     "fleet.models": (*NOUNS, *TORCH, "fleet.engine.vllm", "fleet.spans.torch", "fleet.processing"),
     "fleet.stages": (
-        *NOUNS, *TORCH, "fleet.engine.vllm", "fleet.drafts", "fleet.spans.torch",
+        *NOUNS, "fleet.config", *TORCH, "fleet.engine.vllm", "fleet.drafts", "fleet.spans.torch",
         "fleet.spans.anchor", "fleet.models", "fleet.processing",
     ),
     "fleet.worker.process": (*BASE, "fleet.control", "fleet.transfer", "fleet.spans.net"),
@@ -108,8 +108,6 @@ EXCEPTIONS = {
 }
 """Imports of later rows. May only shrink."""
 IN_CIRCLES = {
-    "fleet.config.placement",
-    "fleet.config.schema",
     "fleet.drafts.exchange.follower",
     "fleet.worker.loop.loop",
     "fleet.worker.loop.maintenance",

@@ -9,14 +9,14 @@ from fleet.cli.deployment import open_deployment
 from fleet.cli.main import app
 from fleet.cli.up import list_processes
 from fleet.config import FleetConfig, StageConfig, load_config
-from fleet.config.placement import place_workers
+from fleet.config.placement import for_role, place_workers
 from tests.support import set_options
 
 
 def settings_of(config: FleetConfig, role: str, replica: int = 1) -> StageConfig:
     """The settings with which one worker starts."""
     serves = config.role(role)
-    return config.for_role(serves, replica).stage(serves.stage)
+    return for_role(config, serves, replica).stage(serves.stage)
 
 
 def test_replicas_take_the_devices_of_a_list_in_turn() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.config.schema import SpansConfig
+from fleet.config.stage_schema import SpansConfig
 from fleet.core.ids import StageName, WorkerId
 from fleet.spans.protocol.plan import ModelSizes
 from fleet.spans.route.division import (

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fleet.config import FleetConfig, load_config
+from fleet.config.placement import for_role
 from fleet.config.roles import SPAN, part_role_name
 from fleet.config.span_rules import problems_of_spans
 from fleet.core.errors import ConfigError
@@ -318,7 +319,7 @@ def test_span_workers_use_the_devices_after_those_of_the_anchors() -> None:
         None, ("graph=text", "stages.lm.spans={anchor: 0:4, workers: [5:9, 10:output]}", devices)
     )
     used = [
-        config.for_role(role, number + 1).stage(LM).device
+        for_role(config, role, number + 1).stage(LM).device
         for role in config.roles()
         for number in range(role.replicas)
     ]

@@ -27,8 +27,8 @@ from fleet.models.checkpoint import INDEX, SINGLE
 from fleet.models.qwen3_omni.full_size import published_config
 from fleet.spans.protocol.buffers import PROCESS_BYTES, PassLimits, buffer_bytes
 from fleet.spans.protocol.layers import LayerSpan, plan_route
+from fleet.stages.builders import build_options
 from fleet.stages.span_sizes import span_sizes
-from fleet.worker.main import build_options
 from tests.support import REPO
 
 TEXT_CONFIG = str(REPO / "configs" / "text.yaml")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fleet.config import load_config
+from fleet.config.placement import for_role
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
@@ -137,7 +138,7 @@ def test_sampling_given_once_applies_to_both_halves() -> None:
     config = load_config(
         None, ("stages.thinker.split={}", "stages.thinker.sampling.temperature=0.4")
     )
-    halves = [config.for_role(role).stage(THINKER).sampling for role in config.roles_of(THINKER)]
+    halves = [for_role(config, role).stage(THINKER).sampling for role in config.roles_of(THINKER)]
     assert halves == [{"temperature": 0.4}, {"temperature": 0.4}]
     prefill, decode = RecordingLlm(), RecordingLlm()
     blocks = prefilled(prefill)

@@ -11,11 +11,12 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.engine.vllm import start as vllm_start
 from fleet.stages import text
-from fleet.stages.base import BuildOptions
+from fleet.stages.options import BuildOptions
+from tests.stage_options import stage_options
 
 
 def options() -> BuildOptions:
-    return BuildOptions(stage=StageName("lm"), checkpoint=Path("none"), engine="vllm")
+    return stage_options(stage=StageName("lm"), checkpoint=Path("none"), engine="vllm")
 
 
 @pytest.mark.parametrize(

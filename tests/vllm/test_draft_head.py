@@ -27,7 +27,6 @@ from fleet.engine.torch.lm_engine import LMEngine
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.models.target_hash import hash_of_target
 from fleet.processing.end_ids import read_end_ids
-from fleet.stages.base import SpeculationOptions
 from tests.oracle.oracle import from_pretrained
 from tests.oracle.test_text_engine import answers_of, greedy, stage
 from tests.support import REPO
@@ -141,7 +140,7 @@ def sample_of(model: Any, config: Eagle3Config, number: int, answer: list[int]) 
 @pytest.fixture(scope="module")
 def own_shares(exported: Exported) -> tuple[float, ...]:
     """Shares of accepted drafts of the torch engine, after a check of its answers."""
-    options = SpeculationOptions(drafter="eagle3", num_drafts=NUM_DRAFTS, head=exported.head)
+    options = {"drafter": "eagle3", "num_drafts": NUM_DRAFTS, "head": exported.head}
     built = stage(exported.target, speculation=options)
     assert isinstance(built.engine, LMEngine) and built.engine.speculation is not None
     built.engine.speculation.follows_times = False

@@ -16,8 +16,8 @@ from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, Engine, EngineInput,
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.thinker import PREFILL, WITH_ROWS
 from fleet.processing.qwen3_omni import num_audio_positions
-from fleet.stages.base import BuildOptions, VllmSettings
 from fleet.stages.qwen3_omni import thinker
+from tests.stage_options import stage_options
 
 HOP, FRAMES_PER_CHUNK = 160, 100
 """Samples of a frame, and frames that the encoder computes together: 13 positions."""
@@ -57,11 +57,11 @@ class Asker:
 
 
 def build(engine: str, checkpoint: Path) -> Engine:
-    options = BuildOptions(
+    options = stage_options(
         stage=StageName("thinker"),
         checkpoint=checkpoint,
         engine=engine,
-        vllm=VllmSettings(kv_bytes=64 << 20),
+        vllm={"kv_mib": 64},
         max_batch=8,
         kv_pages=64,
         page_size_tokens=32,

@@ -17,8 +17,8 @@ from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.engine.base import NUM_POSITIONS, TOKEN, Engine, EngineInput, EngineRequest
 from fleet.models.qwen3_omni.thinker import PREFILL, WITH_ROWS
-from fleet.stages.base import BuildOptions, VllmSettings
 from fleet.stages.qwen3_omni import thinker
+from tests.stage_options import stage_options
 
 PROMPTS = ([30, 40, 50, 60], list(range(100, 190)))
 PATIENCE_S = 60.0
@@ -35,11 +35,11 @@ class RanksReport(msgspec.Struct):
 
 
 def build(checkpoint: Path, engine: str, num_ranks: int = 1) -> Engine:
-    options = BuildOptions(
+    options = stage_options(
         stage=StageName("thinker"),
         checkpoint=checkpoint,
         engine=engine,
-        vllm=VllmSettings(kv_bytes=32 << 20, tensor_parallel_size=num_ranks),
+        vllm={"kv_mib": 32, "tensor_parallel_size": num_ranks},
         kv_pages=64,
         page_size_tokens=32,
     )

@@ -89,7 +89,7 @@ def _torch(config: FleetConfig) -> Generate:
 
 def _vllm(config: FleetConfig) -> Generate:
     from fleet.lab.measure.vllm_generate import make_generate
-    from fleet.worker.main import build_options
+    from fleet.stages.builders import build_options
 
     stage = config.graph_declaration().stages[0].name
     return make_generate(build_options(config, stage, Path(config.checkpoint)))

@@ -23,7 +23,8 @@ from fleet.lab.measure.spans_recording import RecordingChain
 from fleet.spans.anchor.passes import SpanProgram
 from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.torch.model import SpanComputer, SpanLayers, last_rows
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuiltStage
+from fleet.stages.options import BuildOptions
 
 WAIT_S = 1.0
 KIB = 1024
@@ -118,11 +119,11 @@ def compute_passes(layers: SpanLayers, command: Compute, options: BuildOptions) 
     pool = KVPool(
         layers.kv_shape,
         num_pages=options.kv_pages,
-        page_size=options.page_size_tokens,
+        page_size=options.own.page_size_tokens,
         dtype=dtype,
         device=torch.device(options.device),
     )
-    computer = SpanComputer(layers, pool, tiled=options.numerics == "invariant")
+    computer = SpanComputer(layers, pool, tiled=options.config.numerics == "invariant")
     stops: dict[int, int] = {}
     for extents in command.passes:
         stops |= {table: max(stop, stops.get(table, 0)) for table, _, stop in extents}

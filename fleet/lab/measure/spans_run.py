@@ -52,7 +52,8 @@ class MeasuredStage:
     def __init__(self, begin: Begin) -> None:
         self._begin, self._config = begin, load_config(Path(begin.config))
         from fleet.lab.measure.spans_compute import EngineRuns
-        from fleet.worker.main import build_options, build_stage
+        from fleet.stages.builders import build_options
+        from fleet.worker.main import build_stage
 
         self._stage = self._config.graph_declaration().stages[0].name
         checkpoint = Path(self._config.checkpoint)
@@ -141,8 +142,7 @@ class MeasuredSpanWorker:
         from fleet.engine.torch.build import open_device
         from fleet.spans.host.hosting import SpanHosting
         from fleet.spans.host.loaded import LoadedSpans
-        from fleet.stages.builders import span_builder
-        from fleet.worker.main import build_options
+        from fleet.stages.builders import build_options, span_builder
 
         config, key = load_config(Path(begin.config)), bytes.fromhex(begin.key)
         self._checkpoint = Path(config.checkpoint)
@@ -157,8 +157,8 @@ class MeasuredSpanWorker:
         where = open_device(
             device=options.device,
             dtype=options.dtype,
-            numerics=options.numerics,
-            threads=options.threads,
+            numerics=options.config.numerics,
+            threads=options.own.threads,
         )
         self._hosting = SpanHosting(where, LoadedSpans(self._load), self._neighbours, lambda: None)
         self.listener = SpanListener(

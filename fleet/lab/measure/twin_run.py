@@ -28,7 +28,8 @@ def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
     # OpenMP reads this once, when torch is first imported.
     os.environ["OMP_NUM_THREADS"] = str(work.num_threads[0])
     from fleet.lab.measure.twin import SlowTwin
-    from fleet.worker.main import build_options, build_stage
+    from fleet.stages.builders import build_options
+    from fleet.worker.main import build_stage
 
     graph = config.graph_declaration()
     began_s = time.perf_counter()

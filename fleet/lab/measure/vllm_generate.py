@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 
 from fleet.core.request import RequestSpec
-from fleet.stages.base import BuildOptions
+from fleet.stages.options import BuildOptions
 
 
 def make_generate(options: BuildOptions) -> Callable[[Sequence[RequestSpec]], list[list[int]]]:
@@ -21,11 +21,11 @@ def make_generate(options: BuildOptions) -> Callable[[Sequence[RequestSpec]], li
         skip_tokenizer_init=True,
         dtype=options.dtype,
         enforce_eager=options.device == "cpu",
-        kv_cache_memory_bytes=options.vllm.kv_bytes,
-        max_model_len=options.kv_pages * options.page_size_tokens,
-        max_num_seqs=options.max_batch,
+        kv_cache_memory_bytes=options.own.vllm.kv_mib << 20,
+        max_model_len=options.kv_pages * options.own.page_size_tokens,
+        max_num_seqs=options.own.max_batch,
         max_num_batched_tokens=options.prefill_chunk_tokens,
-        block_size=options.page_size_tokens,
+        block_size=options.own.page_size_tokens,
     )
 
     def generate(specs: Sequence[RequestSpec]) -> list[list[int]]:

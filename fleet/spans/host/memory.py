@@ -13,7 +13,7 @@ from fleet.engine.torch.build import DTYPES
 from fleet.spans.protocol.buffers import PassLimits
 from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.protocol.plan import ModelSizes
-from fleet.stages.base import BuildOptions
+from fleet.stages.options import BuildOptions
 from fleet.stages.span_sizes import process_sizes
 
 CGROUP_LIMITS = (
@@ -52,7 +52,7 @@ def layer_sizes(
     if slot is None or spans is None or not spans.is_auto:
         return None
     limits = PassLimits(
-        max_batch=options.max_batch,
+        max_batch=options.own.max_batch,
         prefill_chunk_tokens=options.prefill_chunk_tokens,
         num_positions=slot.num_pages * slot.page_size,
         window=spans.window or spans.num_workers + 2,

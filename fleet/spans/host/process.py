@@ -29,8 +29,8 @@ from fleet.spans.net.listener import SpanListener
 from fleet.spans.protocol.figures import SpanFigures, encode_figures
 from fleet.spans.route.blocks import block_reads
 from fleet.spans.route.records import SpanRecords
-from fleet.stages.base import BuildOptions, SpanBuilder
-from fleet.stages.builders import span_builder
+from fleet.stages.builders import SpanBuilder, span_builder
+from fleet.stages.options import BuildOptions
 from fleet.worker.process.availability import Availability
 from fleet.worker.process.device import DeviceMonitor
 from fleet.worker.process.endpoints import endpoint_fields, new_token
@@ -107,8 +107,8 @@ class SpanWorkerProcess(RegisteredProcess):
         self._where = open_device(
             device=options.device,
             dtype=options.dtype,
-            numerics=options.numerics,
-            threads=options.threads,
+            numerics=options.config.numerics,
+            threads=options.own.threads,
         )
         self._device_monitor = DeviceMonitor(options.device)
         self._spans = LoadedSpans(lambda span: build(options, span))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from fleet.config.schema import SpansConfig
+from fleet.config.stage_schema import SpansConfig
 from fleet.core.byte_sizes import format_byte_size
 from fleet.core.ids import StageName, WorkerId
 from fleet.spans.protocol.assignment import assign_spans

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, StageName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest
@@ -16,14 +15,8 @@ from fleet.engine.torch.codec import CodecEngine, WindowPolicy
 from fleet.graphs.qwen3_omni import DECODE
 from fleet.models.qwen3_omni.code2wav import load_code2wav
 from fleet.models.qwen3_omni.code2wav_left_context import LeftContextCode2Wav
-from fleet.stages.base import (
-    NO_OUTPUT,
-    BuildOptions,
-    BuiltStage,
-    EdgeItem,
-    LoggedOutput,
-    TaskAdapter,
-)
+from fleet.stages.base import NO_OUTPUT, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
+from fleet.stages.options import BuildOptions
 
 AUDIO = EdgeName("audio")
 _PCM_PEAK = 32767
@@ -33,25 +26,25 @@ def build(options: BuildOptions) -> BuiltStage:
     """Build the stage. Raises: ConfigError if the checkpoint has no codec decoder, or an option is
     invalid.
     """
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.own.threads)
     # TensorFloat-32 would cost three decimal digits of the wave.
     torch.backends.cudnn.allow_tf32 = False
     decoder, names = load_code2wav(
         options.checkpoint, device=options.device, dtype=options.dtype, progress=options.progress
     )
-    policy = WindowPolicy(ramp=options.window_ramp, invariant=options.numerics == "invariant")
-    engine: Engine = CodecEngine(decoder, policy, max_batch=options.max_batch)
-    left_context = options.extra.get("left_context")
+    policy = WindowPolicy(
+        ramp=options.window_ramp, invariant=options.config.numerics == "invariant"
+    )
+    engine: Engine = CodecEngine(decoder, policy, max_batch=options.own.max_batch)
+    left_context = options.own.extra.get("left_context")
     if left_context is not None:
         if not isinstance(left_context, int):
-            field = f"stages.{options.stage}.extra.left_context"
-            raise ConfigError(
-                f"{field}: {left_context!r} is not a number of frames; give a whole number such "
-                "as 25",
-                param=field,
+            raise options.refusal(
+                "extra.left_context",
+                f"{left_context!r} is not a number of frames; give a whole number such as 25",
             )
         engine = CodecEngine(
-            LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.max_batch
+            LeftContextCode2Wav(decoder, left_context), policy, max_batch=options.own.max_batch
         )
 
     return BuiltStage(
@@ -62,7 +55,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class Code2WavTask(TaskAdapter):
-    """One request; one item of audio per window."""
+    """Adapter of a request: an item of audio for each window."""
 
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
         self._request = EngineRequest(

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet.config import FleetConfig, StageConfig
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
@@ -27,9 +28,10 @@ from fleet.models.qwen3_omni.tiny_config import model_config
 from fleet.models.qwen3_omni.tiny_tokenizer import build_tokenizer
 from fleet.models.qwen3_omni.tiny_weights import fill_full_size
 from fleet.models.random_weights import RandomWeightReader
-from fleet.stages.base import AdapterFactory, BuildOptions, BuiltStage
+from fleet.stages.base import AdapterFactory, BuiltStage
 from fleet.stages.full_size import Expected, FullSizeModel, FullSizeOptions, PublishedRates
 from fleet.stages.lm_setup import prepare_stage
+from fleet.stages.options import BuildOptions
 from fleet.stages.qwen3_omni.code2wav import Code2WavTask
 from fleet.stages.qwen3_omni.talker import CODES, TalkerAdapter
 from fleet.stages.qwen3_omni.thinker import ThinkerAdapter
@@ -63,15 +65,19 @@ class _Builder:
         self._config, self._code2wav_config = parsed(raw)
         self._shapes = weight_shapes(raw)
         self._on_built = options.on_built
+        section = StageConfig(
+            max_batch=options.max_batch,
+            kv_pages=options.kv_pages,
+            prefill_chunk_tokens=options.prefill_chunk_tokens,
+        )
+        # The Talker's options serve all stages: none of them verifies drafts here.
         self._setup = prepare_stage(
             BuildOptions(
-                stage=THINKER,
+                config=FleetConfig(stages={TALKER: section}),
+                stage=TALKER,
                 checkpoint=Path(),
                 device=options.device,
                 dtype=options.dtype,
-                max_batch=options.max_batch,
-                kv_pages=options.kv_pages,
-                prefill_chunk_tokens=options.prefill_chunk_tokens,
             )
         )
         self._weights: dict[StageName, RandomWeightReader] = {}
@@ -145,7 +151,7 @@ class _Builder:
             WindowPolicy(ramp=QWEN3_OMNI.edge(CODES).policy.ramp),
         )
         decoder = Code2Wav(self._code2wav_config, lambda name: reader.get(PREFIX + name))
-        engine = CodecEngine(decoder, policy, max_batch=self._setup.options.max_batch)
+        engine = CodecEngine(decoder, policy, max_batch=self._setup.options.own.max_batch)
         return self._built(CODE2WAV, engine, lambda spec, _blob: Code2WavTask(spec, CODE2WAV))
 
 

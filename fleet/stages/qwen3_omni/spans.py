@@ -9,8 +9,9 @@ from fleet.models.qwen3_omni.load import AUDIO_TOWER, THINKER_EMBEDDING
 from fleet.models.qwen3_omni.span import StageDecoder, load_omni_span
 from fleet.models.qwen3_omni.span_sizes import TALKER_PARTS
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.stages.base import BuildOptions, BuiltSpan
+from fleet.stages.base import BuiltSpan
 from fleet.stages.lm_setup import StageSetup, prepare_stage
+from fleet.stages.options import BuildOptions
 
 BESIDE: Mapping[DividedStage, tuple[str, ...]] = {
     "thinker": (*AUDIO_TOWER, *THINKER_EMBEDDING),

@@ -24,16 +24,9 @@ from fleet.models.qwen3_omni.roles import HEADER_LEN, RoleIds, talker_prompt
 from fleet.models.qwen3_omni.talker import NUM_OPENING_ROWS, Talker
 from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.stages.base import (
-    NO_OUTPUT,
-    BuildOptions,
-    BuiltSpan,
-    BuiltStage,
-    EdgeItem,
-    LoggedOutput,
-    TaskAdapter,
-)
+from fleet.stages.base import NO_OUTPUT, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.lm_setup import prepare_stage
+from fleet.stages.options import BuildOptions
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
 from fleet.stages.sampling import sampling_of
 
@@ -87,8 +80,8 @@ def _engine(
 
 
 class TalkerAdapter(TaskAdapter):
-    """One request. User turns are fed as the Thinker prefills them, the last assistant header with
-    the first answer token.
+    """Adapter of a request. User turns are fed as the Thinker prefills them, the last assistant
+    header with the first answer token.
     """
 
     def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:

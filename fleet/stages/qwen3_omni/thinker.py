@@ -25,17 +25,10 @@ from fleet.processing.end_ids import read_end_ids
 from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.answer_tokens import AnswerTokens
-from fleet.stages.base import (
-    NO_OUTPUT,
-    BuildOptions,
-    BuiltSpan,
-    BuiltStage,
-    EdgeItem,
-    LoggedOutput,
-    TaskAdapter,
-)
+from fleet.stages.base import NO_OUTPUT, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
 from fleet.stages.capture import capturing
 from fleet.stages.lm_setup import exchange_of, prepare_stage, vllm_options
+from fleet.stages.options import BuildOptions
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
 from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.sampling import sampling_of
@@ -67,7 +60,9 @@ def build(options: BuildOptions) -> BuiltStage:
         options,
         engine,
         lambda _: head_config(
-            options.checkpoint, read_config(options.checkpoint), options.most_draft_ids
+            options.checkpoint,
+            read_config(options.checkpoint),
+            options.config.training.draft_vocab_size,
         ),
     )
     return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route, heads=heads)
@@ -141,13 +136,15 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 class ThinkerAdapter(TaskAdapter):
-    """One request. Edges that it does not run get no items."""
+    """Adapter of a request. Edges that the request does not use get no items."""
 
     def __init__(
         self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector
     ) -> None:
         running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
-        self._spec, self._blob, self._features = spec, blob, features
+        self._spec = spec
+        self._blob = blob
+        self._features = features
         self._speaks = THOUGHT in running
         spoken = THOUGHT if self._speaks else None
         min_tokens = sampling_of(spec, QWEN3_OMNI, THINKER).min_tokens

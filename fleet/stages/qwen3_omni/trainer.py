@@ -11,8 +11,9 @@ from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.span import StageDecoder
 from fleet.processing.end_ids import read_end_ids
-from fleet.stages.base import BuildOptions, BuiltStage
+from fleet.stages.base import BuiltStage
 from fleet.stages.lm_setup import prepare_stage
+from fleet.stages.options import BuildOptions
 from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.training import build_trainer
 
@@ -21,8 +22,7 @@ def build(options: BuildOptions) -> BuiltStage:
     """Build the stage; of the Thinker only embedding, final norm and output head are loaded.
     Raises: ConfigError.
     """
-    config, training = read_config(options.checkpoint), options.training
-    assert training is not None, "a trainer without its options"
+    config = read_config(options.checkpoint)
     device = prepare_stage(options).where.device
     reader = CheckpointReader(options.checkpoint, device=device, dtype=torch.float32)
     stored = StageDecoder.of("thinker", reader, config)
@@ -31,7 +31,7 @@ def build(options: BuildOptions) -> BuiltStage:
         reader.get(stored.norm),
     )
     head_VH = embedding_VH if stored.tied else reader.get(stored.head)
-    head = head_config(options.checkpoint, config, training.draft_vocab_size)
+    head = head_config(options.checkpoint, config, options.config.training.draft_vocab_size)
     target = TargetParts(
         embed=partial(F.embedding, weight=embedding_VH), head=partial(F.linear, weight=head_VH)
     )

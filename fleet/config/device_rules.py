@@ -1,0 +1,143 @@
+"""Rules over devices, dtypes and shares of a GPU's memory. There is one function per rule."""
+
+from collections.abc import Iterator
+
+from fleet.config.placement import (
+    SHARED,
+    PlacedWorkers,
+    configured_shares,
+    gpu_of,
+    place_workers,
+    workers_by_gpu,
+)
+from fleet.config.problems import Place, Problem
+from fleet.config.schema import FleetConfig
+from fleet.core.ids import StageName
+
+
+def invariant_numerics_run_on_cpu(config: FleetConfig) -> Iterator[Problem]:
+    """With invariant numerics, "auto" means a CPU and float32."""
+    if config.numerics != "invariant":
+        return
+    if config.dtype not in ("auto", "float32"):
+        yield Problem(
+            ("dtype",),
+            f"numerics: invariant computes in float32, not {config.dtype}; set float32 or auto",
+        )
+    for path, device in _devices(config):
+        if device not in ("auto", "cpu"):
+            yield Problem(
+                path,
+                f"numerics: invariant runs on a CPU, not on {device}; set cpu, or numerics: fast",
+            )
+
+
+def _devices(config: FleetConfig) -> Iterator[tuple[Place, str]]:
+    """Yield each configured device and its field."""
+    yield ("device",), config.device
+    for name, stage in config.stages.items():
+        fields: dict[Place, str | tuple[str, ...] | None] = {("device",): stage.device}
+        if stage.split:
+            fields |= {("split", "prefill", "device"): stage.split.prefill.device}
+            fields |= {("split", "decode", "device"): stage.split.decode.device}
+        for field, given in fields.items():
+            for device in (given,) if isinstance(given, str) else given or ():
+                yield ("stages", name, *field), device
+
+
+def device_lists_are_usable(config: FleetConfig) -> Iterator[Problem]:
+    for name, stage in config.stages.items():
+        if not isinstance(stage.device, tuple):
+            continue
+        if stage.split is not None:
+            message = (
+                "a split stage has no workers of its own; set split.prefill.device and "
+                "split.decode.device instead"
+            )
+            yield Problem(("stages", name, "device"), message)
+        elif config.engine_of(StageName(name)) == "vllm" and stage.vllm.tensor_parallel_size > 1:
+            message = (
+                f"one worker uses {stage.vllm.tensor_parallel_size} devices itself "
+                "(vllm.tensor_parallel_size); set one device, "
+                "or tensor_parallel_size: 1"
+            )
+            yield Problem(("stages", name, "device"), message)
+
+
+def shares_fit_their_gpu(config: FleetConfig) -> Iterator[Problem]:
+    """All replicas are assumed to run on one host, which is what `fleet up` starts."""
+    for gpu, workers in workers_by_gpu(config).items():
+        total = configured_shares(workers)
+        shared = [placed for placed in workers if placed.share is not None]
+        without = [placed for placed in workers if placed.share is None and placed.has_pages]
+        listed = ", ".join(
+            f"{placed.number} x {placed.share:g} {placed.role.name}" for placed in shared
+        )
+        if total > 1:
+            message = (
+                f"workers on {gpu} have {total:g} of it together ({listed}); lower them "
+                "to 1 or less, or set another device"
+            )
+            yield Problem(_share_field(shared[0]), message)
+        elif without and total >= SHARED:
+            message = (
+                f"other workers on {gpu} leave nothing of {SHARED:g} ({listed}); set it, "
+                "lower theirs, or set another device"
+            )
+            yield Problem(_share_field(without[0]), message)
+
+
+def _share_field(placed: PlacedWorkers) -> Place:
+    role = placed.role
+    half = (
+        ()
+        if role.hosts_spans or role.name == role.stage
+        else ("split", role.name.rpartition(".")[2])
+    )
+    return ("stages", role.stage, *half, "gpu_memory_utilization")
+
+
+def buffer_device_exists(config: FleetConfig) -> Iterator[Problem]:
+    if config.transfer.buffer_device != "cuda":
+        return
+    here = ("transfer", "buffer_device")
+    if config.transfer.kind == "redis":
+        yield Problem(
+            here,
+            "transfer.kind redis sends copies in host memory; set transfer.kind: nixl, or "
+            "buffer_device: auto",
+        )
+    for placed in place_workers(config):
+        if (
+            config.stage(placed.role.stage).split is not None
+            and gpu_of(config, placed.device) is None
+        ):
+            yield Problem(
+                here,
+                f"{placed.role.name} computes on a CPU, which has no such memory; set auto, or "
+                "another device",
+            )
+
+
+def halves_share_a_dtype(config: FleetConfig) -> Iterator[Problem]:
+    """The halves of a stage copy KV cache without conversion, so both need one dtype. If a device
+    is "auto", the workers compare their dtypes when they join.
+    """
+    if config.dtype != "auto":
+        return
+    for name, stage in config.stages.items():
+        if stage.split is None:
+            continue
+        halves = {"prefill": stage.split.prefill, "decode": stage.split.decode}
+        given = {half: own.device or stage.device or config.device for half, own in halves.items()}
+        devices = {
+            half: device if isinstance(device, str) else device[0] for half, device in given.items()
+        }
+        if {device.partition(":")[0] for device in devices.values()} >= {"cpu", "cuda"}:
+            where = " and ".join(f"{half} on {device}" for half, device in devices.items())
+            message = (
+                f"computes {where}, and dtype auto is float32 on a CPU and bfloat16 on a GPU, "
+                "but the halves must share one; "
+                "set dtype to float32 or bfloat16, or set the same device for both"
+            )
+            yield Problem(("stages", name, "split"), message)

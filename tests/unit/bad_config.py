@@ -1,0 +1,22 @@
+"""The refusal of a broken deployment file."""
+
+from pathlib import Path
+
+import pytest
+
+from fleet.config import load_config
+from fleet.core.errors import ConfigError
+
+Case = tuple[str, str, str]
+"""A name, a file, and the whole message about it without the file's name."""
+MISSING_STAGE = "graph qwen3_omni has no such stage; it has thinker, talker, code2wav, trainer"
+
+
+def refusal_of(folder: Path, text: str | bytes, *overrides: str) -> ConfigError:
+    """Return the error of a file `x.yaml`, whose message names the file without its folder."""
+    path = folder / "x.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides)
+    caught.value.message = caught.value.message.removeprefix(f"{folder}/")
+    return caught.value
