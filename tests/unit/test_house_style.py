@@ -17,7 +17,6 @@ LARGE = {
     "fleet/config/schema.py",
     "fleet/control/requests.py",
     "fleet/control/scripts.py",
-    "fleet/drafts/trainer/engine.py",
     "fleet/engine/torch/lm_engine.py",
     "fleet/engine/torch/paged_attention.py: attend_parts",
     "fleet/lab/faults/report.py: judge",
