@@ -30,7 +30,7 @@ from fleet.core.ids import (
     new_worker_id,
 )
 from fleet.core.request import RequestSpec, Sampling
-from fleet.drafts.exchange.follower import HeadMemory, follow_heads
+from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, head_settings
 from fleet.drafts.exchange.records import RedisRecords
 from fleet.graphs import Graph
 from fleet.stages.base import BuiltStage
@@ -105,7 +105,14 @@ class ThreadFleet:
         )
         loop.availability.standing_by = stands_by
         if head_memory is not None and built.heads is not None:
-            loop.maintenance.heads = follow_heads(config, built.heads, head_memory, loop)
+            loop.maintenance.heads = HeadFollower(
+                head_settings(config),
+                built.heads,
+                head_memory,
+                transfer,
+                loop.link,
+                loop.receiver.peer,
+            )
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop

@@ -19,8 +19,8 @@ from fleet.core.ids import RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.process.fleet_secret import FleetSecret
-from fleet.spans.host.memory import layer_sizes
-from fleet.spans.host.process import SpanWorkerProcess
+from fleet.spans.host.process import SpanWorkerProcess, SpanWorkerSettings
+from fleet.spans.route.entry import AnchorRoute
 from fleet.stages.builders import SpanBuilder, build_options
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.process.peers import PeerAccess
@@ -62,9 +62,10 @@ class SpanThreads:
         config = for_role(self.config, self.config.role(STAGE))
         access = PeerAccess(secret=self.secret)
         built = build_stage(config, STAGE, self.checkpoint)
-        sizes = layer_sizes(config, build_options(config, STAGE, self.checkpoint), built.route)
+        options, slot = build_options(config, STAGE, self.checkpoint), built.route
+        route = AnchorRoute(config, options, slot, self.url, access) if slot is not None else None
         process = WorkerProcess(
-            config, RoleName(STAGE), self.url, built, dtype="float32", access=access, sizes=sizes
+            config, RoleName(STAGE), self.url, built, dtype="float32", access=access, route=route
         )
         self._start(process, self.add_anchor)
         return process
@@ -77,9 +78,15 @@ class SpanThreads:
         """
         serves = self.config.role(SPAN_ROLE)
         config = for_role(self.config, serves)
-        options = build_options(config, STAGE, self.checkpoint)
         access = access or PeerAccess(secret=self.secret)
-        process = SpanWorkerProcess(config, serves, self.url, options, access, "", build=build)
+        settings = SpanWorkerSettings(
+            config=config,
+            serves=serves,
+            options=build_options(config, STAGE, self.checkpoint),
+            access=access,
+            build=build,
+        )
+        process = SpanWorkerProcess(self.url, settings)
         self._start(process, lambda: self.add_span_worker(build, access))
         return process
 

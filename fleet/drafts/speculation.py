@@ -23,6 +23,7 @@ from fleet.drafts.choice import DrafterChoice, Gain
 from fleet.drafts.drafters import AskedDraft, ComputedRows, Drafter
 from fleet.drafts.figures.speculation import AUTO, EAGLE3, OFF, SUFFIX, SpeculationFigures
 from fleet.drafts.pass_costs import WEIGHT, Average, PassCosts, bucket_of
+from fleet.engine.torch.drafting import Drafting
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry
 from fleet.engine.torch.passes import PassDone, is_due
@@ -84,7 +85,7 @@ class _Measured:
         return sum(accumulate((rate.value for rate in self.rates[:length]), mul))
 
 
-class Speculation:
+class Speculation(Drafting):
     """The drafts of the requests of one batch loop. Not thread-safe.
 
     `drafters`: by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: drafts of one

@@ -249,7 +249,7 @@ def exchange_of(
     """Return what exchanges the draft head of an engine whose pool has a layer for one. `config`:
     of a new head, by the shape of keys and values.
     """
-    if not isinstance(engine, LMEngine) or engine.speculation is None:
+    if not isinstance(engine, LMEngine) or not isinstance(engine.speculation, Speculation):
         return None
     drafter = engine.speculation.drafter_of(EAGLE3)
     if not isinstance(drafter, HeadDrafter):

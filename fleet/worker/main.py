@@ -14,23 +14,18 @@ import redis
 
 from fleet.config import FleetConfig
 from fleet.config.placement import for_role
-from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
+from fleet.config.roles import DECODE_HALF, PREFILL_HALF, Role
 from fleet.control import scripts
 from fleet.control.connect import run
 from fleet.core.errors import ConfigError, EngineStopped
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.log_labels import Labels
-from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, follow_heads
+from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, head_settings
 from fleet.drafts.exchange.records import RedisRecords
 from fleet.process.gc_freeze import freeze_gc
-from fleet.spans.host.memory import layer_sizes
-from fleet.spans.protocol.plan import ModelSizes
-from fleet.spans.route.blocks import block_reads
-from fleet.spans.route.check import check_spans
-from fleet.spans.route.division import AutomaticDivision, GivenDivision
-from fleet.spans.route.keeper import RouteKeeper, RouteSettings
+from fleet.spans.route.entry import AnchorRoute, check_spans
 from fleet.stages.base import BuiltStage
-from fleet.stages.builders import anchor_options, build_options, stage_builder
+from fleet.stages.builders import build_options, stage_builder
 from fleet.stages.options import Half
 from fleet.transfer.base import Transfer
 from fleet.transfer.inline import REDIS
@@ -54,7 +49,6 @@ NEEDS_NIXL = (
     "training.enabled: rows for training never pass through Redis, and NIXL is not "
     "available here; install it, or set false"
 )
-NO_ROUTE_YET = "its span workers have not loaded their layers yet"
 
 
 def half_of(config: FleetConfig, serves: Role) -> Half:
@@ -104,17 +98,17 @@ class WorkerProcess(RegisteredProcess):
         labels: Labels | None = None,
         when_joined: Callable[[], None] = lambda: None,
         access: PeerAccess | None = None,
-        sizes: ModelSizes | None = None,
+        route: AnchorRoute | None = None,
     ) -> None:
-        """`access`: the access of peers; None: read from the configuration. `sizes`: of the layers
-        that span workers divide.
+        """`access`: the access of peers; None: read from the configuration. `route`: route of
+        an anchor.
 
         `fingerprint`: of the checkpoint that the stage was built from; "" if there is none, like
         `dtype`. `when_joined` is called by each incarnation once it is registered.
         """
         super().__init__(config, role, redis_url, labels)
         self.built, self.fingerprint, self.device, self.dtype = built, fingerprint, device, dtype
-        self.sizes = sizes
+        self.route = route
         self.access = access or read_peer_access(config)
         self.arena = arena_size(config, config.role(role).stage, built)
         self.device_monitor = DeviceMonitor(device)
@@ -124,6 +118,9 @@ class WorkerProcess(RegisteredProcess):
     @property
     def has_joined(self) -> bool:
         return self.loop is not None
+
+    def _computes(self) -> bool:
+        return self.loop is not None and self.loop.computes()
 
     def drop_work(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
@@ -137,7 +134,7 @@ class WorkerProcess(RegisteredProcess):
             self.loop.hand_offs.close()
         from fleet.transfer.factory import open_transfer
 
-        route = self._route_keeper(worker)
+        route = self.route.open(worker, self._computes) if self.route is not None else None
         sessions = self._session_service(worker)
 
         settings, engine = self.config.transfer, self.built.engine
@@ -195,7 +192,14 @@ class WorkerProcess(RegisteredProcess):
 
     def _head_follower(self, loop: WorkerLoop, memory: HeadMemory) -> HeadFollower:
         assert self.built.heads is not None, "a stage without a draft head"
-        return follow_heads(self.config, self.built.heads, memory, loop)
+        return HeadFollower(
+            head_settings(self.config),
+            self.built.heads,
+            memory,
+            loop.transfer,
+            loop.link,
+            loop.receiver.peer,
+        )
 
     def _session_service(self, worker: WorkerId) -> SessionService | None:
         """Return the service to `fleet session`, of a worker that caches conversations and can copy
@@ -223,43 +227,6 @@ class WorkerProcess(RegisteredProcess):
             worker,
             self.access.secret,
             adopt,
-        )
-
-    def _route_keeper(self, worker: WorkerId) -> RouteKeeper | None:
-        """Return what keeps the route of an anchor."""
-        stage, slot = self.config.role(self.role).stage, self.built.route
-        spans = self.config.stage(stage).spans
-        if slot is None or spans is None:
-            return None
-        anchor = anchor_options(self.config, stage, lambda: slot.num_layers, self.dtype)
-        assert anchor is not None, "a route without span workers"
-        spans = spans.of_model(slot.num_layers)
-        assert not spans.is_auto or self.sizes is not None, "layers of unknown sizes"
-        division = (
-            GivenDivision(stage, spans, slot.num_layers)
-            if self.sizes is None
-            else AutomaticDivision(
-                stage, spans, self.sizes, head_on_anchor=anchor.returned == "last_rows"
-            )
-        )
-        settings = RouteSettings(
-            anchor=worker,
-            stage=stage,
-            role=part_role_name(stage, SPAN),
-            division=division,
-            sizes=self.sizes,
-            returned=anchor.returned,
-            wire_dtype=anchor.wire_dtype,
-            keep_bytes=anchor.keep_bytes,
-            no_worker_timeout_s=self.config.lease.no_worker_timeout_s,
-            blocks=block_reads(self.config, stage, self.access.reach),
-        )
-        return RouteKeeper(
-            self.redis_url,
-            settings,
-            slot,
-            self.access.secret,
-            lambda: self.loop is not None and self.loop.computes(),
         )
 
     def _serve(self, loop: WorkerLoop, client: redis.Redis, lease_client: redis.Redis) -> None:
@@ -314,18 +281,8 @@ class WorkerProcess(RegisteredProcess):
     ) -> bool:
         """Register the worker; return True if it must stand by. Raises: VersionSkew."""
         serves = self.config.role(self.role)
-        slot, spans = self.built.route, self.config.stage(serves.stage).spans
-        of_anchor = (
-            {}
-            if spans is None or slot is None
-            else {
-                "gap": NO_ROUTE_YET,
-                "span": spans.of_model(slot.num_layers).anchor,
-                "worker_spans": ",".join(map(str, spans.worker_spans)),
-            }
-        )
         fields: dict[str, str | bytes] = {
-            **of_anchor,
+            **(self.route.record_fields if self.route is not None else {}),
             **process_fields(
                 self.config,
                 serves,
@@ -382,21 +339,18 @@ def run_worker(
     folder = checkpoint or Path(config.checkpoint)
     check_spans(config, serves.stage, folder)
     if serves.hosts_spans:
-        from fleet.spans.host.process import SpanWorkerProcess
+        from fleet.spans.host.process import SpanWorkerProcess, SpanWorkerSettings
 
         options = build_options(config, serves.stage, folder)
-        fingerprint = fingerprint_of(folder)
+        settings = SpanWorkerSettings(
+            config=config,
+            serves=serves,
+            options=options,
+            access=access,
+            fingerprint=fingerprint_of(folder),
+        )
         run_until_stopped(
-            SpanWorkerProcess(
-                config,
-                serves,
-                redis_url,
-                options,
-                access,
-                fingerprint,
-                labels=labels,
-                when_joined=when_joined,
-            )
+            SpanWorkerProcess(redis_url, settings, labels=labels, when_joined=when_joined)
         )
         return
     fake = config.engine == "fake"
@@ -414,6 +368,7 @@ def run_worker(
     fingerprint = "" if fake else fingerprint_of(folder)
     options = build_options(config, serves.stage, folder)
     device, dtype = ("fake", "") if fake else (options.device, options.dtype)
+    slot = built.route
     process = WorkerProcess(
         config,
         RoleName(role),
@@ -425,7 +380,7 @@ def run_worker(
         labels=labels,
         when_joined=when_joined,
         access=access,
-        sizes=layer_sizes(config, options, built.route),
+        route=AnchorRoute(config, options, slot, redis_url, access) if slot is not None else None,
     )
     run_until_stopped(process)
 

@@ -17,7 +17,7 @@ from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
 from fleet.core.request import Sampling
 from fleet.drafts.eagle3.config import default_layer_ids
-from fleet.drafts.trainer.captured import sample_of
+from fleet.drafts.trainer.samples import sample_of
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import THINKER

@@ -21,7 +21,7 @@ from fleet.drafts.eagle3.files import (
     save_head,
     unpack_head,
 )
-from fleet.drafts.exchange.follower import HeadFollower, HeadMemory
+from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, HeadSettings
 from fleet.drafts.figures.head_holders import HeldHead
 from fleet.drafts.trainer.state import (
     MOMENTS_FILE,
@@ -223,9 +223,8 @@ class HeldElsewhere:
 def follower_of(held: HeldElsewhere) -> HeadFollower:
     any_held = cast(Any, held)
     memory = HeadMemory(64, any_held)
-    return HeadFollower(
-        StageName("lm"), any_held, memory, any_held, any_held, (), lambda _: b"", 1.0
-    )
+    settings = HeadSettings(stage=StageName("lm"), holder_roles=(), deadline_s=1.0, floor=0.0)
+    return HeadFollower(settings, any_held, memory, any_held, any_held, lambda _: b"")
 
 
 def test_head_that_cannot_be_loaded_is_given_up_by_name(caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +232,7 @@ def test_head_that_cannot_be_loaded_is_given_up_by_name(caplog: pytest.LogCaptur
     follower = follower_of(held)
 
     def is_given_up() -> bool:
-        follower.advance()
+        follower.advance(None)
         return "the draft head cannot be loaded: 8 bytes cannot be a head" in caplog.text
 
     wait_until(is_given_up, "the head to be given up")
@@ -244,6 +243,6 @@ def test_head_that_cannot_be_loaded_is_given_up_by_name(caplog: pytest.LogCaptur
 @pytest.mark.parametrize("size", [-1, 0, 65, 10**12])
 def test_head_of_a_damaged_size_is_not_read(size: int, caplog: pytest.LogCaptureFixture) -> None:
     follower = follower_of(HeldElsewhere(None, size))
-    follower.advance()
+    follower.advance(None)
     assert f"version 1 has {size} bytes, there is room for 64" in caplog.text
     follower.close()

@@ -16,8 +16,9 @@ from fleet.core.errors import BadInput
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape, PageTable, PoolChanges
 from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.pass_queue import PassEntry
 from fleet.spans.anchor.copies import SpanCopies, SpanCopy
-from fleet.spans.anchor.passes import RunningPass
+from fleet.spans.anchor.running import RunningEntry, RunningStep
 from fleet.spans.host.hosting import SpanHosting
 from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.net.connection import ConnectionOpened, FrameReceived, SpanArrivals, SpanConnection
@@ -25,6 +26,7 @@ from fleet.spans.net.frames import SpanFrame
 from fleet.spans.protocol.chain import SpanChain
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.protocol.messages import (
+    FROM_ANCHOR,
     AnySpanMessage,
     SpanExtent,
     SpanFetch,
@@ -40,7 +42,6 @@ from fleet.spans.protocol.messages import (
     decode_span_message,
     encode_span_message,
 )
-from fleet.spans.protocol.purposes import FROM_ANCHOR
 from fleet.spans.route.connections import ConnectedChain
 from fleet.spans.torch.model import SpanRows
 from fleet.stages.base import BuiltSpan
@@ -260,24 +261,14 @@ def test_span_worker_survives_damaged_frames(frames: list[tuple[bytes, bytes]]) 
 # The anchor
 
 
-def running_pass() -> RunningPass[Any]:
-    extent = Extent(table=PageTable(pages=[0], number=1), start=0, stop=2)
-    return RunningPass(
-        number=1,
-        entries=[cast(Any, None)],
-        extents=[extent],
-        draws=[True],
-        taps=[True],
-        changes=PoolChanges(),
-        began_s=0.0,
-    )
-
-
 @pytest.mark.parametrize("tables", [(2,), (1, 1), (1, 2)])
 def test_result_of_other_tables_is_refused(tables: tuple[int, ...]) -> None:
-    running_pass().check_tables((1,))
+    extent = Extent(table=PageTable(pages=[0], number=1), start=0, stop=2)
+    entry = RunningEntry(entry=cast("PassEntry[Any]", None), extent=extent, draws=True, taps=True)
+    running = RunningStep(number=1, entries=[entry], changes=PoolChanges(), began_s=0.0)
+    assert running.select((1,)) == [entry]
     with pytest.raises(BadInput, match="the result of pass 1 is of other tables"):
-        running_pass().check_tables(tables)
+        running.select(tables)
 
 
 class SilentChain:

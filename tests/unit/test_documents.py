@@ -26,6 +26,8 @@ PAGES = (
     DECISIONS,
     MAP,
     REPO / "fleet/SECURITY.md",
+    REPO / "fleet/spans/README.md",
+    REPO / "fleet/drafts/README.md",
     REPO / "deploy/README.md",
     *sorted(DOCS.glob("*.md")),
 )

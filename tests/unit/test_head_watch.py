@@ -23,11 +23,9 @@ def figures(version: int, num_drafts: int, share: float) -> SpeculationFigures:
 
 
 def watch(floor: float, *seen: SpeculationFigures) -> list[tuple[int, int]]:
-    rolled_back: list[tuple[int, int]] = []
-    watching = HeadWatch(floor, lambda version, before, _: rolled_back.append((version, before)))
-    for each in seen:
-        watching.observe(each)
-    return rolled_back
+    watching = HeadWatch(floor)
+    found = [watching.observe(each) for each in seen]
+    return [(worse.version, worse.before) for worse in found if worse is not None]
 
 
 GOOD = figures(1, 1000, 0.8)

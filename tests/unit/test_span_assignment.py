@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.ids import WorkerId
-from fleet.spans.protocol.assignment import assign_spans
+from fleet.spans.route.division import assign_spans
 
 SPANS = ("0:3", "4:7", "8:output")
 FREE, OTHER = "", "9:9"

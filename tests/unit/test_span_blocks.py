@@ -6,8 +6,8 @@ import pytest
 
 from fleet.config import load_config
 from fleet.core.ids import StageName
+from fleet.spans.net import ring
 from fleet.spans.net.ring import MIN_BLOCK_BYTES
-from fleet.spans.route import blocks as span_blocks
 from fleet.transfer.agent import Agent
 from fleet.transfer.reach import LOCAL, Reach
 
@@ -34,12 +34,12 @@ def test_rows_are_read_by_nixl_where_it_is_faster_or_configured(
     expected: int | None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(span_blocks, "copies_between_processes", lambda: copies)
-    monkeypatch.setattr(span_blocks, "has_rdma", lambda: rdma)
-    monkeypatch.setattr(span_blocks, "nixl_starts", lambda _: True)
+    monkeypatch.setattr(ring, "copies_between_processes", lambda: copies)
+    monkeypatch.setattr(ring, "has_rdma", lambda: rdma)
+    monkeypatch.setattr(ring, "nixl_starts", lambda _: True)
     spans = f"stages.lm.spans={{anchor: '0:0', workers: ['1:output'], {settings}}}"
     for kind, wanted in (("auto", expected), ("redis", None)):
-        found = span_blocks.block_reads(
+        found = ring.block_reads(
             load_config(None, ("graph=text", f"transfer.kind={kind}", spans)), LM, reach
         )
         assert (found.min_bytes if found is not None else None) == wanted and (
@@ -56,6 +56,6 @@ def test_process_in_which_nixl_does_not_start_sends_all_rows_on_connections(
     config = load_config(
         None, ("graph=text", "stages.lm.spans={anchor: '0:0', workers: ['1:output'], nixl_kib: 1}")
     )
-    assert span_blocks.block_reads(config, LM, LOCAL) is not None
+    assert ring.block_reads(config, LM, LOCAL) is not None
     monkeypatch.setattr(Agent, "__init__", fail)
-    assert span_blocks.block_reads(config, LM, LOCAL) is None and "no nixl" in caplog.text
+    assert ring.block_reads(config, LM, LOCAL) is None and "no nixl" in caplog.text

@@ -15,7 +15,7 @@ from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.graphs import GRAPHS, Graph
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
-from fleet.spans.route.check import check_spans
+from fleet.spans.route.entry import check_spans
 from fleet.worker.main import run_worker
 
 LM = StageName("lm")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,18 +21,12 @@ from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.files import load_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.figures.training import DraftVersion
-from fleet.drafts.trainer.engine import (
-    ANSWER_START,
-    CHECKPOINTS,
-    VERSION,
-    VERSIONS,
-    WINDOWS,
-    TrainerEngine,
-    TrainingSchedule,
-)
-from fleet.drafts.trainer.records import LocalRecords
+from fleet.drafts.trainer.checkpoints import CHECKPOINTS, VERSIONS
+from fleet.drafts.trainer.engine import ANSWER_START, VERSION, WINDOWS, TrainerEngine
+from fleet.drafts.trainer.records import TrainingRecords
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
+from fleet.drafts.trainer.schedule import TrainingSchedule
 from fleet.drafts.trainer.state import MOMENTS_FILE, read_samples
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, await_ready
@@ -40,6 +35,36 @@ from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, ma
 
 TRAIN = Walk("train")
 TARGET = bytes(range(32)).hex()
+
+
+class LocalRecords(TrainingRecords):
+    """Records of one trainer, in memory."""
+
+    def __init__(self) -> None:
+        self._checkpoint = ""
+        self.versions: list[DraftVersion] = []
+        self.present: DraftVersion | None = None
+
+    def checkpoint(self) -> str:
+        return self._checkpoint
+
+    def note_checkpoint(self, name: str) -> bool:
+        self._checkpoint = name
+        return True
+
+    def add_version(self, version: DraftVersion) -> DraftVersion | None:
+        known = next((each for each in self.versions if each.sha256 == version.sha256), None)
+        if known is not None:
+            return known
+        self.versions.append(msgspec.structs.replace(version, number=len(self.versions) + 1))
+        return self.versions[-1]
+
+    def version_in_use(self) -> DraftVersion | None:
+        return self.present
+
+    def promote(self, version: DraftVersion, present: DraftVersion | None, reason: str) -> bool:
+        self.present = version
+        return True
 
 
 @dataclass
@@ -349,7 +374,7 @@ def test_full_disk_delays_the_acknowledgement(
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr("fleet.drafts.trainer.engine.save_trainer", full)
+        patch.setattr("fleet.drafts.trainer.checkpoints.save_trainer", full)
         assert bench.run() == [] and bench.engine.due_in_s() > 0
     bench.clock.now_s += 10
     assert names(bench.run()) == ["s0"]

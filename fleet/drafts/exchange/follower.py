@@ -1,9 +1,9 @@
-"""The version of the draft head that a worker has, and that it follows: its bytes are read by NIXL
-from any worker that has them.
+"""The fleet's version of the draft head in one worker: read by NIXL from any worker that holds it,
+loaded, used, and given back if it is worse.
 
-Each worker that drafts with a head, and the trainer, holds one packed head in memory that it
-registered at its start, from which others read it. The hash of the version decides whether what
-arrived is used, so a holder may change its own at any time.
+Each worker that drafts with a head, and the trainer, holds one packed head in memory that is
+registered when the worker starts. Other workers read it there. The reader checks the hash of the
+version, so that a holder may change its memory at any time.
 """
 
 import ctypes
@@ -11,25 +11,34 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
 from fleet.config import FleetConfig
+from fleet.control import scripts
+from fleet.control.scripts import Call
 from fleet.core.errors import ConfigError, FleetError, TransferError, failure_of
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.core.pages import Memory, Span
-from fleet.drafts.figures.head_holders import HeldHead
+from fleet.drafts.exchange.watch import HeadWatch
+from fleet.drafts.figures.head_holders import HeldHead, encode_held
+from fleet.drafts.figures.speculation import SpeculationFigures
 from fleet.drafts.figures.training import DraftVersion
 from fleet.stages.base import HeadExchange
 from fleet.transfer.base import BlockRead, Transfer
 from fleet.worker.process.redis_link import RedisLink
 
-if TYPE_CHECKING:
-    from fleet.worker.loop.loop import WorkerLoop
-
 log = logging.getLogger(__name__)
 RETRY_S = 1.0
+LOADING_ERRORS = (
+    ArithmeticError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class HeadMemory:
@@ -52,35 +61,53 @@ class HeadMemory:
         ctypes.memmove(self.address, data, len(data))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSettings:
+    """Settings of a stage whose draft head is exchanged.
+
+    `holder_roles`: roles whose workers may hold versions. `deadline_s`: limit of one read.
+    `floor`: see `HeadWatch`.
+    """
+
+    stage: StageName
+    holder_roles: Sequence[RoleName]
+    deadline_s: float
+    floor: float
+
+
+def head_settings(config: FleetConfig) -> HeadSettings:
+    main = config.graph_declaration().main_stage.name
+    roles = [role.name for role in config.roles() if role.stage == main or role.optional]
+    return HeadSettings(
+        stage=main,
+        holder_roles=roles,
+        deadline_s=config.transfer.deadline_s,
+        floor=config.training.floor,
+    )
+
+
 class HeadFollower:
     """Follows the fleet's version of a stage's draft head. Not thread-safe; heads are loaded in a
-    thread.
-
-    `held`: the version in the memory, None while it changes. `stage`: that drafts; `holder_roles`:
-    of workers that may hold versions.
+    thread of their own.
     """
 
     def __init__(
         self,
-        stage: StageName,
+        settings: HeadSettings,
         heads: HeadExchange,
         memory: HeadMemory,
         transfer: Transfer,
         link: RedisLink,
-        holder_roles: Sequence[RoleName],
         peer: Callable[[WorkerId], bytes],
-        deadline_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._heads, self._memory, self._transfer, self._link = heads, memory, transfer, link
-        self._stage, self._roles, self._peer, self._deadline_s, self._clock = (
-            stage,
-            holder_roles,
-            peer,
-            deadline_s,
-            clock,
-        )
-        self.held: HeldHead | None = None
+        """`peer` returns the transfer metadata of another worker."""
+        self._settings, self._heads, self._memory = settings, heads, memory
+        self._transfer, self._link = transfer, link
+        self._peer, self._clock = peer, clock
+        self._watch = HeadWatch(settings.floor)
+        self._held: HeldHead | None = None
+        """The version in the memory; None while it changes."""
         self._used = 0
         self._wanted: DraftVersion | None = None
         self._num_bytes = 0
@@ -92,9 +119,16 @@ class HeadFollower:
         self._unusable: set[int] = set()
         self._logged = ""
 
-    def advance(self) -> None:
-        """Continue; called regularly. A version that cannot be used is refused once, and the
-        present one stays.
+    @property
+    def held(self) -> str:
+        """The version in this worker's memory, as other workers read it from Redis."""
+        return encode_held(self._held)
+
+    def advance(self, figures: SpeculationFigures | None) -> Sequence[Call]:
+        """Continue to follow the fleet's version, and return the scripts that are due; called
+        regularly. `figures`: counts of the present drafter.
+
+        A version that cannot be used is refused once, and the present version stays.
         """
         try:
             if self._read is not None:
@@ -105,9 +139,20 @@ class HeadFollower:
                 self._begin()
         except FleetError as error:
             self._give_up(error)
+        worse = self._watch.observe(figures) if figures is not None else None
+        if worse is None:
+            return ()
+        log.warning(
+            "version %d of the draft head gives way to version %d: %s",
+            worse.version,
+            worse.before,
+            worse.reason,
+        )
+        stage, worker = self._settings.stage, self._link.worker
+        return [scripts.promote_version(worker, stage, worse.version, worse.before, worse.reason)]
 
     def _begin(self) -> None:
-        number = self._link.chosen_version(self._stage)
+        number = self._link.chosen_version(self._settings.stage)
         if number == self._used or number in self._unusable:
             return
         self._retry_s = self._clock() + RETRY_S
@@ -121,38 +166,38 @@ class HeadFollower:
             return
         local = self._heads.read_local(version.sha256)
         if local is not None:
-            self._check_size(len(local))
-            self.held, self._num_bytes = None, len(local)
+            self._reserve(len(local))
             self._memory.write(local)
             self._load(local)
             return
-        holders = self._link.find_head_holders(number, self._roles)
+        holders = self._link.find_head_holders(number, self._settings.holder_roles)
         holder = next((worker for worker in holders if (worker, number) not in self._failed), None)
         if holder is None:
             self._failed.clear()
             return
         self._failed.add((holder, number))
         held = holders[holder]
-        self._check_size(held.num_bytes)
-        self.held, self._num_bytes = None, held.num_bytes
+        self._reserve(held.num_bytes)
         span = Span(held.address, self._memory.address, held.num_bytes)
         self._read = self._transfer.read_blocks(
-            holder, self._peer(holder), [span], self._deadline_s
+            holder, self._peer(holder), [span], self._settings.deadline_s
         )
 
-    def _check_size(self, num_bytes: int) -> None:
+    def _reserve(self, num_bytes: int) -> None:
+        """Take the memory for the wanted version. Raises: TransferError if it is too small."""
         if not 0 < num_bytes <= self._memory.capacity_bytes:
             raise TransferError(
                 f"version {self._number} has {num_bytes} bytes, there is room for "
                 f"{self._memory.capacity_bytes}"
             )
+        self._held, self._num_bytes = None, num_bytes
 
     @property
     def _number(self) -> int:
         return self._wanted.number if self._wanted is not None else 0
 
     def _continue_read(self, read: BlockRead) -> None:
-        # given up; its destination is used again once nothing can write to it
+        # A read that was given up may still write: its memory is used again once it has settled.
         if self._wanted is None:
             self._read = None if read.settled else read
         elif read.poll():
@@ -169,19 +214,12 @@ class HeadFollower:
         self._loading = None
         try:
             head = loading.result()
-        except (
-            ArithmeticError,
-            LookupError,
-            MemoryError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except LOADING_ERRORS as error:
             raise failure_of("the draft head cannot be loaded", error) from error
         self._heads.use(head, self._number)
         self._used, self._wanted = self._number, None
         self._failed.clear()
-        self.held = HeldHead(
+        self._held = HeldHead(
             version=self._used, address=self._memory.address, num_bytes=self._num_bytes
         )
         log.info("version %d of the draft head is in use", self._used)
@@ -205,21 +243,3 @@ class HeadFollower:
         if self._read is not None:
             self._read.cancel()
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-
-def follow_heads(
-    config: FleetConfig, heads: HeadExchange, memory: HeadMemory, loop: "WorkerLoop"
-) -> HeadFollower:
-    """Return the follower of a worker's loop."""
-    main = config.graph_declaration().main_stage.name
-    roles = [role.name for role in config.roles() if role.stage == main or role.optional]
-    return HeadFollower(
-        main,
-        heads,
-        memory,
-        loop.transfer,
-        loop.link,
-        roles,
-        loop.receiver.peer,
-        config.transfer.deadline_s,
-    )

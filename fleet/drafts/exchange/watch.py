@@ -1,59 +1,59 @@
-"""Comparison of a new version of the draft head with the one before, by the guesses of this
-worker's own requests.
-
-A version that is clearly worse gives way to the one before; the script that writes it compares that
-no other is in use by now.
+"""Comparison of a new version of the draft head with the version before, by the drafts of this
+worker's own requests. Pure.
 """
 
-import logging
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from fleet.drafts.figures.speculation import EAGLE3, SpeculationFigures
 
-log = logging.getLogger(__name__)
 FEWEST_DRAFTS, MOST_DRAFTS = 200, 2000
-"""Passes with guesses that a comparison needs, and after which a version is no longer compared:
+"""Drafted steps that a comparison needs, and after which a version is no longer compared, since
 traffic changes too.
 """
 
 
-class HeadWatch:
-    """`floor`: share of the right guesses of the version before; 0: nothing is compared.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollBack:
+    """The version in use is to give way to the version `before`."""
 
-    `roll_back` gets the present version, the one before, and the reason.
+    version: int
+    before: int
+    reason: str
+
+
+class HeadWatch:
+    """Finds versions that are worse than the version before.
+
+    `floor`: least share of the earlier version's accepted drafts; 0 switches the comparison off.
     """
 
-    def __init__(self, floor: float, roll_back: Callable[[int, int, str], None]) -> None:
-        self._floor, self._roll_back = floor, roll_back
+    def __init__(self, floor: float) -> None:
+        self._floor = floor
         self._last: SpeculationFigures | None = None
         self._before: tuple[int, float] | None = None
-        """The version before the present one, and its right guesses per pass with guesses."""
+        """The version before the present one, and its accepted drafts per drafted step."""
 
-    def observe(self, figures: SpeculationFigures) -> None:
-        """Look at the figures; called regularly. Those of other drafters than the head say
-        nothing.
-        """
+    def observe(self, figures: SpeculationFigures) -> RollBack | None:
+        """Compare the present version; called regularly. Counts of other drafters are ignored."""
         if figures.drafter != EAGLE3:
-            return
+            return None
         last, self._last = self._last, figures
         if last is not None and last.version != figures.version:
-            known = _num_drafts(last) >= FEWEST_DRAFTS
-            self._before = (last.version, _right_guesses(last)) if known else None
+            is_known = _num_drafts(last) >= FEWEST_DRAFTS
+            self._before = (last.version, _num_accepted(last)) if is_known else None
         if self._before is None or not FEWEST_DRAFTS <= _num_drafts(figures) <= MOST_DRAFTS:
-            return
-        (version, wanted), got = self._before, _right_guesses(figures)
-        if got < self._floor * wanted:
-            self._before = None
-            self._roll_back(
-                figures.version,
-                version,
-                f"{got:.2f} guesses in a row are right, with version {version} {wanted:.2f}",
-            )
+            return None
+        (before, wanted), accepted = self._before, _num_accepted(figures)
+        if accepted >= self._floor * wanted:
+            return None
+        self._before = None
+        reason = f"{accepted:.2f} guesses in a row are right, with version {before} {wanted:.2f}"
+        return RollBack(version=figures.version, before=before, reason=reason)
 
 
 def _num_drafts(figures: SpeculationFigures) -> int:
     return figures.drafted[0] if figures.drafted else 0
 
 
-def _right_guesses(figures: SpeculationFigures) -> float:
+def _num_accepted(figures: SpeculationFigures) -> float:
     return sum(figures.accepted) / max(1, _num_drafts(figures))

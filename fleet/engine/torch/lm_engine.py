@@ -20,7 +20,6 @@ import torch
 
 from fleet.core.errors import BadInput, OutOfPages
 from fleet.core.ids import RequestId
-from fleet.drafts.speculation import Speculation
 from fleet.engine.base import (
     NUM_POSITIONS,
     Engine,
@@ -33,6 +32,7 @@ from fleet.engine.base import (
 from fleet.engine.torch.attention_fast import batching_order
 from fleet.engine.torch.captures import Captures
 from fleet.engine.torch.device import check_device
+from fleet.engine.torch.drafting import Drafting
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.kv_transfer import LoopKVTransfer
 from fleet.engine.torch.layout import Extent
@@ -62,7 +62,7 @@ class LoopLimits:
 
 
 class LMEngine(Engine, Generic[TaskT]):
-    """One stage's batch loop. Not thread-safe. `speculation`: of a `DraftedProgram`."""
+    """One stage's batch loop. Not thread-safe. `speculation`: only for a `DraftedProgram`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class LMEngine(Engine, Generic[TaskT]):
         pool: KVPool,
         passes: PassQueue[TaskT],
         limits: LoopLimits,
-        speculation: Speculation | None = None,
+        speculation: Drafting | None = None,
     ) -> None:
         self.program, self.pool, self.limits, self._passes = program, pool, limits, passes
         self.speculation = speculation

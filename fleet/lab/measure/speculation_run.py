@@ -66,7 +66,7 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
     for spec, its in zip(work.taught, answer(built, work.taught, max(work.batches)), strict=True):
         table.add([*spec.prompt_ids[-NUM_PROMPT_IDS:], *its])
     print("taught", flush=True)
-    assert built.engine.speculation is not None, "a stage that verifies drafts"
+    assert isinstance(built.engine.speculation, Speculation), "a stage that verifies drafts"
     head = built.engine.speculation.drafter_of(EAGLE3)
     assert head is not None, "a configured head"
     drafters: dict[str, Drafter] = {NGRAM: NgramDrafter(), SUFFIX: ReadDrafter(table), EAGLE3: head}

@@ -1,15 +1,16 @@
-"""The queue of an anchor: its passes go through the span workers of its route, several at a time.
+"""The step queue of an anchor: its steps go through the span workers of its route, several at a
+time.
 
-Forward: the anchor computes its layers when a pass begins, and draws from the logits or last rows
-that return. Reverse: the embeddings go out, and the anchor computes its layers, and the head, from
-the rows that return.
-Legend: N rows of a pass, H hidden size, S rows drawn from, V vocabulary.
+Forward: the anchor computes its layers when a step begins, and samples from the logits or last
+hidden states that return. Reverse: the embeddings go out, and the anchor computes its layers and
+the output head from the hidden states that return.
+Legend: N rows of a step, H hidden size, S rows sampled from, V vocabulary.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -20,13 +21,13 @@ from torch import Tensor
 from fleet.core.errors import BadInput, FleetError, SpanPrefixMismatch, from_code
 from fleet.engine.base import EngineOutput
 from fleet.engine.torch.kv_pool import KVPool, PageTable, PoolChanges
-from fleet.engine.torch.layout import Extent
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
 from fleet.engine.torch.passes import Drawn, PassDone, is_due
 from fleet.engine.torch.program import Program, TaskT
 from fleet.engine.torch.rows import joined
 from fleet.engine.torch.tiles import TILE_ROWS, padded
 from fleet.spans.anchor.copies import SpanCopies, SpanCopy
+from fleet.spans.anchor.running import RunningEntry, RunningStep, by_table
 from fleet.spans.protocol.chain import RouteSlot, SpanArrival, SpanChain
 from fleet.spans.protocol.figures import PassSums, PassTally, SpanFigures
 from fleet.spans.protocol.messages import (
@@ -61,89 +62,17 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
     def draw_from(
         self, tasks: Sequence[TaskT], logits_SV: Tensor
     ) -> Sequence[Sequence[EngineOutput]]:
-        """Draw as `draw` does, from logits that another process computed."""
+        """Sample as `draw` does, from logits that another process computed."""
         ...
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class RunningPass(Generic[TaskT]):
-    """A pass that has begun. `extents`: with the pages as they were then. `draws`: for each entry,
-    whether a draw follows.
-
-    `taps`: for each entry, whether it needs tapped rows of a span worker. `tapped`: rows by the
-    number of their table; None until they arrive. Times by `time.monotonic`: `began_s`; `sent_s`,
-    when its rows were ready to be sent; `arrived_s`, when the last part of its result arrived.
-    """
-
-    number: int
-    entries: Sequence[PassEntry[TaskT]]
-    extents: list[Extent]
-    draws: list[bool]
-    taps: list[bool]
-    changes: PoolChanges
-    began_s: float
-    sent_s: float = 0.0
-    arrived_s: float = 0.0
-    tapped: dict[int, Tensor] | None = None
-    payload: memoryview | None = None
-    result: SpanResult | None = None
-
-    def of_tables(self, tables: Sequence[int]) -> "RunningPass[TaskT]":
-        """Return the part of the pass that has these tables, in their order: a pass that is sent
-        again may have another one.
-        """
-        number_of = {extent.table.number: number for number, extent in enumerate(self.extents)}
-        at = [number_of[table] for table in tables]
-        return RunningPass(
-            number=self.number,
-            changes=self.changes,
-            began_s=self.began_s,
-            entries=[self.entries[number] for number in at],
-            extents=[self.extents[number] for number in at],
-            draws=[self.draws[number] for number in at],
-            taps=[self.taps[number] for number in at],
-        )
-
-    def check_tables(self, tables: Sequence[int]) -> None:
-        """Raises: BadInput unless these are tables of the pass, each of them once."""
-        if len(set(tables)) < len(tables) or not {
-            extent.table.number for extent in self.extents
-        }.issuperset(tables):
-            raise BadInput(f"the result of pass {self.number} is of other tables")
-
-    @property
-    def untapped(self) -> list[int]:
-        """The tables whose tapped rows are needed, and have not arrived. A request that has ended
-        needs none.
-        """
-        parts = zip(self.entries, self.extents, self.taps, strict=True)
-        needed = [
-            extent.table.number for entry, extent, taps in parts if taps and not entry.is_void
-        ]
-        return [table for table in needed if table not in (self.tapped or {})]
-
-    def divided(self, rows_NH: Tensor) -> dict[int, Tensor]:
-        """Return the rows of each table."""
-        parts = rows_NH.split([extent.num_rows for extent in self.extents])
-        return {extent.table.number: part for extent, part in zip(self.extents, parts, strict=True)}
-
-    def tapped_of_entries(self, tapped: Mapping[int, Tensor]) -> dict[int, Tensor]:
-        """Return the tapped rows of the tables by the `id` of the entry's extent."""
-        pairs = zip(self.entries, self.extents, strict=True)
-        return {
-            id(entry.extent): tapped[extent.table.number]
-            for entry, extent in pairs
-            if extent.table.number in tapped
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPassOptions:
-    """`returned`: what the last worker returns: all rows where the anchor is last.
+    """How an anchor computes with its span workers.
 
-    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of
-    rows between processes.
-    `keep_bytes`: see `SpanLog`.
+    `returned`: what the last worker returns; all rows if the anchor is last. `window`: most steps
+    in flight; None for two more than there are workers. `wire_dtype`: dtype of hidden states
+    between processes. `keep_bytes`: see `SpanLog`.
     """
 
     returned: Returned
@@ -154,8 +83,10 @@ class SpanPassOptions:
 
 
 class SpanPasses(PassQueue[TaskT]):
-    """Invariants: passes are sent, computed by every process, and completed in the order of their
-    numbers. A pass that has begun ends, also when a worker is lost: the next chain computes what is
+    """The steps of an anchor. Not thread-safe.
+
+    Invariants: steps are sent, computed by every process, and completed in the order of their
+    numbers. A step that has begun ends, also when a worker is lost: the next chain computes what is
     missing.
     """
 
@@ -168,7 +99,7 @@ class SpanPasses(PassQueue[TaskT]):
         self._chain: SpanChain | None = None
         self._hashes: dict[int, PrefixHashes] = {}
         self._unsent = PoolChanges()
-        self._running: dict[int, RunningPass[TaskT]] = {}
+        self._running: dict[int, RunningStep[TaskT]] = {}
         self._log, self._copies = SpanLog(options.keep_bytes), SpanCopies()
         self._suspects: list[TaskT] = []
         self._break_noted = False
@@ -195,14 +126,7 @@ class SpanPasses(PassQueue[TaskT]):
 
     @property
     def has_ended(self) -> bool:
-        return next((self._is_complete(running) for running in self._running.values()), False)
-
-    def _is_complete(self, running: RunningPass[TaskT]) -> bool:
-        """Return True if all has arrived that ends the pass."""
-        result = running.result
-        return result is not None and (
-            result.error is not None or running.tapped is not None or not running.untapped
-        )
+        return next((running.is_complete for running in self._running.values()), False)
 
     @property
     def is_open(self) -> bool:
@@ -211,10 +135,6 @@ class SpanPasses(PassQueue[TaskT]):
     @property
     def retry_s(self) -> float:
         return RETRY_S
-
-    @property
-    def num_running(self) -> int:
-        return len(self._running)
 
     @property
     def first_layer(self) -> int:
@@ -301,13 +221,13 @@ class SpanPasses(PassQueue[TaskT]):
             self._break_noted = True
             if not self._chain.is_lost:
                 return
-            entries = [
-                entry
+            tasks = [
+                each.entry.task
                 for running in self._running.values()
-                for entry in running.entries
-                if not entry.is_void
+                for each in running.entries
+                if not each.entry.is_void
             ]
-            self._suspects = list({id(entry.task): entry.task for entry in entries}.values())
+            self._suspects = list({id(task): task for task in tasks}.values())
 
     def take_suspects(self) -> Sequence[TaskT]:
         self._note_break()
@@ -368,7 +288,12 @@ class SpanPasses(PassQueue[TaskT]):
         began_s = time.monotonic()
         self._take_changes()
         changes = self._unsent
-        extents = [_frozen(entry.extent) for entry in entries]
+        running = RunningStep(
+            number=self._num_begun + 1,
+            entries=[self._frozen(entry) for entry in entries],
+            changes=changes,
+            began_s=began_s,
+        )
         rows_NH = joined(
             [entry.task.rows(entry.extent.start, entry.extent.stop) for entry in entries]
         )
@@ -376,20 +301,18 @@ class SpanPasses(PassQueue[TaskT]):
         computed = SpanRows(rows_NH=rows_NH)
         if not self._is_last:
             self._pool.apply(changes)
-            computed = self._computer.run(rows_NH, extents)
-        self._num_begun += 1
-        running = RunningPass(
-            number=self._num_begun,
-            entries=entries,
-            extents=extents,
-            draws=[is_due(entry.task, entry.extent) for entry in entries],
-            taps=[self._taps(entry) for entry in entries],
-            changes=changes,
-            began_s=began_s,
-        )
+            computed = self._computer.run(rows_NH, running.extents)
         if computed.tapped_NH is not None:
-            running.tapped = running.divided(computed.tapped_NH)
-        message = self._message(running.number, self._described(running, keys_N.tobytes()), changes)
+            running.tapped = by_table(running.entries, computed.tapped_NH)
+        self._num_begun = running.number
+        message = SpanPass(
+            generation=self._chain.generation,
+            number=running.number,
+            extents=self._described(running.entries, keys_N.tobytes()),
+            zeroed=tuple(changes.zeroed),
+            closed=tuple(changes.closed),
+            completed=self._num_completed,
+        )
         self._unsent = PoolChanges()
         rows = rows_to_wire(computed.rows_NH, self._options.wire_dtype)
         self._log.add(message, rows)
@@ -397,31 +320,27 @@ class SpanPasses(PassQueue[TaskT]):
         self._chain.send(message, rows, when_sent=self._tally.sending(running.sent_s))
         self._running[running.number] = running
 
-    def _taps(self, entry: PassEntry[TaskT]) -> bool:
-        """Return True if a span worker is to return tapped rows of an entry."""
-        return self._program.taps_elsewhere and entry.task.needs_tapped(
-            entry.extent.start, entry.extent.stop
+    def _frozen(self, entry: PassEntry[TaskT]) -> RunningEntry[TaskT]:
+        """Return an entry with the pages that its table has now: it may lose them to another
+        request while the step runs.
+        """
+        extent = entry.extent
+        table = PageTable(pages=list(extent.table.pages), number=extent.table.number)
+        return RunningEntry(
+            entry=entry,
+            extent=msgspec.structs.replace(extent, table=table),
+            draws=is_due(entry.task, extent),
+            taps=self._program.taps_elsewhere
+            and entry.task.needs_tapped(extent.start, extent.stop),
         )
 
-    def _message(
-        self, number: int, extents: tuple[SpanExtent, ...], changes: PoolChanges
-    ) -> SpanPass:
-        assert self._chain is not None
-        zeroed, closed = tuple(changes.zeroed), tuple(changes.closed)
-        return SpanPass(
-            generation=self._chain.generation,
-            number=number,
-            extents=extents,
-            zeroed=zeroed,
-            closed=closed,
-            completed=self._num_completed,
-        )
-
-    def _described(self, running: RunningPass[TaskT], keys: bytes) -> tuple[SpanExtent, ...]:
+    def _described(
+        self, entries: Sequence[RunningEntry[TaskT]], keys: bytes
+    ) -> tuple[SpanExtent, ...]:
         described: list[SpanExtent] = []
         first = 0
-        for extent, draws, taps in zip(running.extents, running.draws, running.taps, strict=True):
-            hashes = self._hashes.setdefault(extent.table.number, PrefixHashes())
+        for each in entries:
+            extent, hashes = each.extent, self._hashes.setdefault(each.table, PrefixHashes())
             before = hashes.before(extent.start)
             assert before is not None, f"rows before {extent.start} were never sent"
             its_keys = keys[8 * first : 8 * (first + extent.num_rows)]
@@ -429,14 +348,14 @@ class SpanPasses(PassQueue[TaskT]):
             first += extent.num_rows
             described.append(
                 SpanExtent(
-                    table=extent.table.number,
+                    table=each.table,
                     pages=tuple(extent.table.pages),
                     start=extent.start,
                     stop=extent.stop,
                     before=before,
                     keys=its_keys,
-                    draws=draws,
-                    taps=taps,
+                    draws=each.draws,
+                    taps=each.taps,
                     rope_len=extent.rope_len,
                 )
             )
@@ -466,28 +385,18 @@ class SpanPasses(PassQueue[TaskT]):
         running = self._running.get(message.number)
         if running is None:
             return
-        running.check_tables(message.tables)
+        entries = running.select(message.tables)
         if isinstance(message, SpanTapped):
-            self._receive_tapped(running, message, arrival.payload)
+            # A worker that has replaced another one may send fewer of them.
+            num_rows = sum(each.extent.num_rows for each in entries)
+            running.tapped = dict(running.tapped or {})
+            if entries:
+                running.tapped |= by_table(entries, self._from_wire(arrival.payload, num_rows))
             running.arrived_s = arrival.at_s
         elif running.result is None:
             check_rows(arrival.payload, message.num_rows, self._options.wire_dtype)
-            running.result, running.payload, running.arrived_s = (
-                message,
-                arrival.payload,
-                arrival.at_s,
-            )
-
-    def _receive_tapped(
-        self, running: RunningPass[TaskT], message: SpanTapped, payload: memoryview
-    ) -> None:
-        """Note the tapped rows of a pass. A worker that has replaced another one may send fewer of
-        them.
-        """
-        tapped = running.of_tables(message.tables)
-        num_rows = sum(extent.num_rows for extent in tapped.extents)
-        arrived = tapped.divided(self._from_wire(payload, num_rows)) if message.tables else {}
-        running.tapped = (running.tapped or {}) | arrived
+            running.result, running.payload = message, arrival.payload
+            running.arrived_s = arrival.at_s
 
     def _from_wire(self, payload: memoryview, num_rows: int) -> Tensor:
         return rows_from_wire(payload, num_rows, self._options.wire_dtype, self._like)
@@ -496,7 +405,7 @@ class SpanPasses(PassQueue[TaskT]):
         continued_s = time.monotonic()
         running = self._running.pop(next(iter(self._running)))
         result = running.result
-        assert result is not None and self._is_complete(running), "a pass that has not ended"
+        assert result is not None and running.is_complete, "a pass that has not ended"
         self._num_completed = running.number
         if self._is_last:
             self._pool.apply(running.changes)
@@ -505,23 +414,23 @@ class SpanPasses(PassQueue[TaskT]):
                 error=from_code(result.error.code, result.error.message),
                 loses_rows=result.error.loses_rows,
             )
-        if running.untapped:
+        if running.lacks_taps:
             lost = SpanPrefixMismatch(
                 "a span worker was lost before its tapped rows arrived; they are computed again"
             )
             return PassFailure(error=lost, loses_rows=True)
-        due = [entry for entry, draws in zip(running.entries, running.draws, strict=True) if draws]
-        before = [entry.task.num_rows for entry in due]
+        due = [each.entry.task for each in running.entries if each.draws]
+        before = [task.num_rows for task in due]
         try:
             done = self._completed(running, result)
             self._count(running, continued_s)
             return done
         except FAILURES as error:
-            if [entry.task.num_rows for entry in due] != before:
+            if [task.num_rows for task in due] != before:
                 raise
             return PassFailure(error=error)
 
-    def _count(self, running: RunningPass[TaskT], continued_s: float) -> None:
+    def _count(self, running: RunningStep[TaskT], continued_s: float) -> None:
         """Count a pass that ends now. `continued_s`: when the computation from its result began."""
         ended_s = time.monotonic()
         computed_s = running.sent_s - running.began_s + ended_s - continued_s
@@ -535,61 +444,46 @@ class SpanPasses(PassQueue[TaskT]):
             )
         )
 
-    def _completed(self, running: RunningPass[TaskT], result: SpanResult) -> PassDone:
-        """Compute what is left of a pass, and draw. Entries without a result have ended while the
-        pass ran.
+    def _completed(self, running: RunningStep[TaskT], result: SpanResult) -> PassDone:
+        """Compute what is left of a step, and sample. Entries without a result have ended while
+        the step ran.
         """
-        assert running.payload is not None
-        rows_NH, tapped = self._from_wire(running.payload, result.num_rows), running.tapped
-        left = running.of_tables(result.tables)
-        due = [entry for entry, draws in zip(left.entries, left.draws, strict=True) if draws]
-        drawn: Drawn = {}
-        if self._is_last and left.entries:
-            done = self._computer.run(rows_NH, left.extents)
-            tapped = left.divided(done.tapped_NH) if done.tapped_NH is not None else tapped
-            drawn = self._draw(due, last_rows(done.rows_NH, left.extents, left.draws))
+        rows_NH, tapped = self._from_wire(running.payload, result.num_rows), running.tapped or {}
+        left = running.select(result.tables)
+        due = [each.entry for each in left if each.draws]
+        program, drawn = self._program, Drawn()
+        if self._is_last and left:
+            extents, draws = [each.extent for each in left], [each.draws for each in left]
+            done = self._computer.run(rows_NH, extents)
+            tapped = by_table(left, done.tapped_NH) if done.tapped_NH is not None else tapped
+            last_SH = last_rows(done.rows_NH, extents, draws)
+            drawn = self._draw(due, last_SH, program.draw, tiled=self._options.tiled)
         elif due and self._options.returned == "last_rows":
-            drawn = self._draw(due, self._computer.finish(rows_NH))
+            last_SH = self._computer.finish(rows_NH)
+            drawn = self._draw(due, last_SH, program.draw, tiled=self._options.tiled)
         elif due:
-            drawn = self._draw_from(due, rows_NH)
-        return PassDone(tapped=left.tapped_of_entries(tapped or {}), drawn=drawn)
+            drawn = self._draw(due, rows_NH, program.draw_from, tiled=False)
+        of_entries = {
+            id(each.entry.extent): tapped[each.table] for each in left if each.table in tapped
+        }
+        return PassDone(tapped=of_entries, drawn=drawn)
 
-    def _draw(self, due: Sequence[PassEntry[TaskT]], last_SH: Tensor) -> Drawn:
-        """Draw from the last rows of entries, in tiles if numerics are invariant."""
-        current, last_SH = _current(due, last_SH)
-        size = TILE_ROWS if self._options.tiled else max(1, len(current))
-        drawn: Drawn = {}
-        for first in range(0, len(current), size):
-            some, rows_SH = current[first : first + size], last_SH[first : first + size]
-            outputs = self._program.draw(
-                [entry.task for entry in some], padded(rows_SH) if self._options.tiled else rows_SH
-            )
+    def _draw(
+        self,
+        due: Sequence[PassEntry[TaskT]],
+        rows_SX: Tensor,
+        draw: Callable[[Sequence[TaskT], Tensor], Sequence[Sequence[EngineOutput]]],
+        *,
+        tiled: bool,
+    ) -> Drawn:
+        """Sample a token of each entry that is not void. `rows_SX`: hidden states or logits."""
+        at = [number for number, entry in enumerate(due) if not entry.is_void]
+        current = [due[number] for number in at]
+        if len(at) < len(due):
+            rows_SX = rows_SX[torch.tensor(at, dtype=torch.int64, device=rows_SX.device)]
+        size, drawn = TILE_ROWS if tiled else max(1, len(at)), Drawn()
+        for first in range(0, len(at), size):
+            some, rows = current[first : first + size], rows_SX[first : first + size]
+            outputs = draw([entry.task for entry in some], padded(rows) if tiled else rows)
             drawn |= {id(entry.extent): output for entry, output in zip(some, outputs, strict=True)}
         return drawn
-
-    def _draw_from(self, due: Sequence[PassEntry[TaskT]], logits_SV: Tensor) -> Drawn:
-        current, logits_SV = _current(due, logits_SV)
-        if not current:
-            return {}
-        outputs = self._program.draw_from([entry.task for entry in current], logits_SV)
-        return {id(entry.extent): output for entry, output in zip(current, outputs, strict=True)}
-
-
-def _frozen(extent: Extent) -> Extent:
-    """Return an extent with the pages that the table has now: it may lose them to another request
-    while the pass runs.
-    """
-    table = PageTable(pages=list(extent.table.pages), number=extent.table.number)
-    return msgspec.structs.replace(extent, table=table)
-
-
-def _current(
-    due: Sequence[PassEntry[TaskT]], rows_SX: Tensor
-) -> tuple[list[PassEntry[TaskT]], Tensor]:
-    """Return the entries that are not void, with their rows."""
-    at = [number for number, entry in enumerate(due) if not entry.is_void]
-    if len(at) == len(due):
-        return list(due), rows_SX
-    return [due[number] for number in at], rows_SX[
-        torch.tensor(at, dtype=torch.int64, device=rows_SX.device)
-    ]

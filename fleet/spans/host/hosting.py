@@ -36,6 +36,7 @@ from fleet.spans.net.connection import (
 )
 from fleet.spans.protocol.figures import PassSums, PassTally
 from fleet.spans.protocol.messages import (
+    FROM_ANCHOR,
     HopTime,
     SpanError,
     SpanFetch,
@@ -53,9 +54,9 @@ from fleet.spans.protocol.messages import (
     SpanTapped,
     decode_span_message,
     encode_span_message,
+    purpose_of_hop,
 )
 from fleet.spans.protocol.pass_log import SpanLog
-from fleet.spans.protocol.purposes import FROM_ANCHOR, purpose_of_hop
 from fleet.spans.torch.wire_rows import check_rows, rows_from_wire, rows_to_wire
 from fleet.stages.base import BuiltSpan
 

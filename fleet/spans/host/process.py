@@ -5,6 +5,7 @@ passes until it is stopped.
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 import redis
@@ -26,8 +27,8 @@ from fleet.spans.net.addresses import SpanAddress
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
+from fleet.spans.net.ring import block_reads
 from fleet.spans.protocol.figures import SpanFigures, encode_figures
-from fleet.spans.route.blocks import block_reads
 from fleet.spans.route.records import SpanRecords
 from fleet.stages.builders import SpanBuilder, span_builder
 from fleet.stages.options import BuildOptions
@@ -78,32 +79,39 @@ class RedisNeighbours:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanWorkerSettings:
+    """Settings of a span worker's process.
+
+    `fingerprint`: fingerprint of the checkpoint. `build`: builder of spans; None for the builder
+    that the graph names.
+    """
+
+    config: FleetConfig
+    serves: Role
+    options: BuildOptions
+    access: PeerAccess
+    fingerprint: str = ""
+    build: SpanBuilder | None = None
+
+
 class SpanWorkerProcess(RegisteredProcess):
     """A worker that owns no task. A loaded span outlives incarnations."""
 
     def __init__(
         self,
-        config: FleetConfig,
-        serves: Role,
         redis_url: str,
-        options: BuildOptions,
-        access: PeerAccess,
-        fingerprint: str,
+        settings: SpanWorkerSettings,
         *,
         labels: Labels | None = None,
         when_joined: Callable[[], None] = lambda: None,
-        build: SpanBuilder | None = None,
     ) -> None:
-        """`build`: None for the builder that the graph names."""
+        config, serves, options = settings.config, settings.serves, settings.options
         super().__init__(config, serves.name, redis_url, labels)
-        self._serves, self._options, self._access, self._fingerprint = (
-            serves,
-            options,
-            access,
-            fingerprint,
-        )
+        self._serves, self._options = serves, options
+        self._access, self._fingerprint = settings.access, settings.fingerprint
         self._when_joined = when_joined
-        build = build or span_builder(config.graph_declaration(), serves.stage)
+        build = settings.build or span_builder(config.graph_declaration(), serves.stage)
         self._where = open_device(
             device=options.device,
             dtype=options.dtype,

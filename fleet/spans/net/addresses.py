@@ -1,9 +1,11 @@
-"""Addresses of span connections: a Unix socket for processes of one user on one host, TCP across
-hosts.
+"""Addresses and sockets of span connections: a Unix socket for processes of one user on one host,
+TCP across hosts.
 """
 
 import secrets
 import socket
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from fleet.core.errors import SpanUnreachable
@@ -13,6 +15,11 @@ from fleet.process.unix_sockets import SUFFIX, connect_to, listen_at, remove_dea
 SpanAddress = tuple[str, int] | Path
 """Host and port, or the path of a Unix socket."""
 UNIX = "unix:"
+SOCKET_BUFFER_BYTES = 4 * 2**20
+PEER_SILENT_S = 30
+"""Time after which the kernel ends a connection whose peer answers neither data nor probes, since
+its host or network is gone, or receives no data for as long, since its process is frozen.
+"""
 
 
 def address_text(address: SpanAddress) -> str:
@@ -68,3 +75,34 @@ def connect(address: SpanAddress, timeout_s: float) -> socket.socket:
     if isinstance(address, Path):
         return connect_to(address, timeout_s)
     return socket.create_connection(address, timeout=timeout_s)
+
+
+def set_options(sock: socket.socket) -> None:
+    """Make a connected socket blocking, with large buffers and a limit of silence."""
+    sock.settimeout(None)
+    options = [
+        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
+        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
+        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PEER_SILENT_S // 3),
+        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PEER_SILENT_S // 6),
+        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
+        # For data under way, during which the kernel sends no probes.
+        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", PEER_SILENT_S * 1000),
+    ]
+    for name, limit in (("SO_SNDBUF", "wmem_max"), ("SO_RCVBUF", "rmem_max")):
+        if _kernel_limit_bytes(limit) >= SOCKET_BUFFER_BYTES:
+            options.append((socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES))
+    for level, name, value in options:
+        # Not every system has every option, and the connection works without.
+        with suppress(OSError, AttributeError):
+            sock.setsockopt(level, getattr(socket, name), value)
+
+
+@cache
+def _kernel_limit_bytes(name: str) -> int:
+    """Return a limit of socket buffers. Below it, a set size would be smaller than the one that the
+    kernel finds itself.
+    """
+    with suppress(OSError, ValueError):
+        return int(Path("/proc/sys/net/core", name).read_text())
+    return 0

@@ -10,18 +10,15 @@ import select
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from io import BufferedReader
-from itertools import islice
-from pathlib import Path
 from typing import Final
 
 from fleet.core.errors import TransferError
 from fleet.spans.net import frames
+from fleet.spans.net.addresses import PEER_SILENT_S, SOCKET_BUFFER_BYTES, set_options
 from fleet.spans.net.frames import (
     MAGIC,
     PREFIX,
@@ -33,23 +30,17 @@ from fleet.spans.net.frames import (
     read_frame,
 )
 from fleet.spans.net.ring import BlockPort, BlockReads
+from fleet.spans.net.send_queue import SendQueue
 
 log = logging.getLogger(__name__)
 
-MAX_PARTS = 1024
-"""Buffers that the kernel accepts in one call (IOV_MAX of Linux and macOS)."""
 READ_AHEAD_BYTES = 64 * 1024
 """A frame of at most this size is usually read by one call of the kernel; a larger payload is read
 into its own memory.
 """
-SOCKET_BUFFER_BYTES = 4 * 2**20
 CLOSE_S = 5.0
-PEER_SILENT_S = 30
-"""Time after which the kernel ends a connection whose peer answers neither data nor probes, since
-its host or network is gone, or receives no data for as long, since its process is frozen.
-"""
 STALLED_S = PEER_SILENT_S + 1
-"""The same for a peer on this host, which the kernel does not watch."""
+"""Limit of silence for a peer on this host, which the kernel does not watch."""
 HANG_UP_S = 0.5
 """Time in which the end of a process whose memory could not be read is noticed."""
 CLOSED_HERE = "closed by this process"
@@ -173,10 +164,8 @@ class SpanConnection:
     does not take immediately.
 
     Invariants: the reader thread alone closes the socket, after the writer has ended, so no call
-    uses the number of another file. `_backlog` holds the unsent bytes in order, and only the writer
-    sends while it is not empty. `_ends` has the functions to call when so many bytes are sent.
-    `_lock` covers both, the counts of sent bytes and `_reason`, and is never held during a call
-    that can block.
+    uses the number of another file. Only the writer sends while `_unsent` is not empty. `_lock`
+    covers `_unsent` and `_reason`, and is never held during a call that can block.
     """
 
     def __init__(
@@ -190,14 +179,13 @@ class SpanConnection:
         """Take over a socket after its handshake. `accepted_for`: the dialer's purpose, if this
         side accepted it.
         """
-        _set_options(sock)
+        set_options(sock)
         self.peer: Final = peer
         self._socket, self._arrivals = sock, arrivals
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._backlog: deque[memoryview] = deque()
-        self._ends: deque[tuple[int, Callable[[], None]]] = deque()
-        self._backlog_bytes = self._num_bytes_sent = self._num_bytes_received = 0
+        self._unsent = SendQueue()
+        self._num_bytes_received = 0
         self._num_block_bytes_sent = self._num_block_bytes_received = 0
         self._reason: str | None = None
         options = arrivals.blocks
@@ -254,7 +242,7 @@ class SpanConnection:
     @property
     def num_bytes_sent(self) -> int:
         """Bytes of frames given to the kernel, and of blocks for the peer to read."""
-        return self._num_bytes_sent + self._num_block_bytes_sent
+        return self._unsent.num_bytes_sent + self._num_block_bytes_sent
 
     @property
     def num_bytes_received(self) -> int:
@@ -269,7 +257,7 @@ class SpanConnection:
     @property
     def backlog_bytes(self) -> int:
         """Bytes of frames not yet given to the kernel."""
-        return self._backlog_bytes
+        return self._unsent.num_bytes
 
     def send(
         self, header: bytes, *buffers: ByteSource, when_sent: Callable[[], None] | None = None
@@ -309,17 +297,13 @@ class SpanConnection:
         with self._lock:
             if self._reason is not None:
                 return
-            num_sent = 0 if self._backlog else self._send_some(parts[:MAX_PARTS])
-            self._num_bytes_sent += num_sent
-            if num_sent < num_bytes and self._reason is None:
-                self._backlog.extend(parts)
-                _drop_sent(self._backlog, num_sent)
-                self._backlog_bytes += num_bytes - num_sent
-                if when_sent is not None:
-                    self._ends.append((self._num_bytes_sent + self._backlog_bytes, when_sent))
+            was_empty = not self._unsent
+            self._unsent.add(parts, num_bytes, when_sent)
+            ended = self._unsent.drop_sent(self._send_some()) if was_empty else []
+            if self._unsent:
                 self._changed.notify()
-        if num_sent == num_bytes and when_sent is not None:
-            when_sent()
+        for each in ended:
+            each()
 
     def close(self) -> None:
         """Close the connection and wait until its threads have ended; `ConnectionClosed` has then
@@ -338,12 +322,12 @@ class SpanConnection:
                 CLOSE_S,
             )
 
-    def _send_some(self, parts: Sequence[memoryview]) -> int:
+    def _send_some(self) -> int:
         """Give the kernel what it takes without waiting. A failure stops the connection. Needs
         `_lock`.
         """
         try:
-            return self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
+            return self._socket.sendmsg(self._unsent.first(), (), socket.MSG_DONTWAIT)
         except BlockingIOError:
             return 0
         except OSError as error:
@@ -357,9 +341,7 @@ class SpanConnection:
         if self._reason is not None:
             return
         self._reason = reason
-        self._backlog.clear()
-        self._ends.clear()
-        self._backlog_bytes = 0
+        self._unsent.clear()
         self._changed.notify_all()
         # Bytes that have arrived can still be read; then reading ends.
         with suppress(OSError):
@@ -385,23 +367,17 @@ class SpanConnection:
             self._count_sent(num_sent)
 
     def _next_parts(self) -> list[memoryview]:
-        """Wait for a backlog and return its beginning, or nothing once the connection is
+        """Wait for unsent bytes and return their beginning, or nothing once the connection is
         stopped.
         """
         with self._changed:
-            while not self._backlog and self._reason is None:
+            while not self._unsent and self._reason is None:
                 self._changed.wait()
-            return list(islice(self._backlog, MAX_PARTS))
+            return self._unsent.first()
 
     def _count_sent(self, num_sent: int) -> None:
         with self._lock:
-            self._num_bytes_sent += num_sent
-            if self._reason is None:
-                _drop_sent(self._backlog, num_sent)
-                self._backlog_bytes -= num_sent
-            ended: list[Callable[[], None]] = []
-            while self._ends and self._ends[0][0] <= self._num_bytes_sent:
-                ended.append(self._ends.popleft()[1])
+            ended = self._unsent.drop_sent(num_sent)
         for when_sent in ended:
             when_sent()
 
@@ -490,43 +466,5 @@ class SpanConnection:
         return None
 
 
-def _drop_sent(backlog: deque[memoryview], num_sent: int) -> None:
-    """Drop the first `num_sent` bytes of the backlog."""
-    while num_sent and num_sent >= backlog[0].nbytes:
-        num_sent -= backlog.popleft().nbytes
-    if num_sent:
-        backlog[0] = backlog[0][num_sent:]
-
-
 def _text_of(error: OSError) -> str:
     return f"the connection failed: {error.strerror or error}"
-
-
-def _set_options(sock: socket.socket) -> None:
-    sock.settimeout(None)
-    options = [
-        (socket.IPPROTO_TCP, "TCP_NODELAY", 1),
-        (socket.SOL_SOCKET, "SO_KEEPALIVE", 1),
-        (socket.IPPROTO_TCP, "TCP_KEEPIDLE", PEER_SILENT_S // 3),
-        (socket.IPPROTO_TCP, "TCP_KEEPINTVL", PEER_SILENT_S // 6),
-        (socket.IPPROTO_TCP, "TCP_KEEPCNT", 4),
-        # For data under way, during which the kernel sends no probes.
-        (socket.IPPROTO_TCP, "TCP_USER_TIMEOUT", PEER_SILENT_S * 1000),
-    ]
-    for name, limit in (("SO_SNDBUF", "wmem_max"), ("SO_RCVBUF", "rmem_max")):
-        if _kernel_limit_bytes(limit) >= SOCKET_BUFFER_BYTES:
-            options.append((socket.SOL_SOCKET, name, SOCKET_BUFFER_BYTES))
-    for level, name, value in options:
-        # Not every system has every option, and the connection works without.
-        with suppress(OSError, AttributeError):
-            sock.setsockopt(level, getattr(socket, name), value)
-
-
-@cache
-def _kernel_limit_bytes(name: str) -> int:
-    """Return a limit of socket buffers. Below it, a set size would be smaller than the one that the
-    kernel finds itself.
-    """
-    with suppress(OSError, ValueError):
-        return int(Path("/proc/sys/net/core", name).read_text())
-    return 0

@@ -19,11 +19,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleet.config import FleetConfig
 from fleet.core.errors import TransferError
+from fleet.core.ids import StageName
 from fleet.core.pages import Span
 from fleet.transfer.agent import Agent, check_metadata
 from fleet.transfer.memory import HostMemory
-from fleet.transfer.reach import LOCAL, Reach
+from fleet.transfer.reach import LOCAL, Reach, copies_between_processes, has_rdma
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +88,25 @@ class BlockReads:
     @property
     def max_bytes(self) -> int:
         return self.ring_bytes // MAX_BLOCK_SHARE
+
+
+def block_reads(config: FleetConfig, stage: StageName, reach: Reach) -> BlockReads | None:
+    """Return None if all payloads of a stage's route travel on its connections.
+
+    Unless the configuration has a size, so they do where NIXL would copy by TCP too, and more
+    slowly: over a network without RDMA, and on a host whose kernel permits no copies between
+    processes.
+    """
+    spans = config.stage(stage).spans
+    if spans is None or config.transfer.kind == "redis":
+        return None
+    default = (
+        MIN_BLOCK_BYTES if (has_rdma() if reach.devices else copies_between_processes()) else 0
+    )
+    min_bytes = default if spans.nixl_kib is None else spans.nixl_kib << 10
+    return (
+        BlockReads(min_bytes=min_bytes, reach=reach) if min_bytes and nixl_starts(reach) else None
+    )
 
 
 def _copy(source: memoryview, into: memoryview) -> None:

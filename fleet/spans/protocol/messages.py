@@ -245,3 +245,11 @@ AnySpanMessage = (
 )
 _CODEC: WireCodec[AnySpanMessage] = WireCodec(AnySpanMessage, "a message between span workers")
 encode_span_message, decode_span_message = _CODEC.encode, _CODEC.decode
+
+FROM_ANCHOR = "anchor"
+"""Purpose of an anchor's connection to a span worker."""
+
+
+def purpose_of_hop(generation: int) -> str:
+    """Return the purpose of a span worker's connection to the next worker of its route."""
+    return f"hop {generation}"

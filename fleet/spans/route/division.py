@@ -14,7 +14,6 @@ from typing import Protocol
 from fleet.config.stage_schema import SpansConfig
 from fleet.core.byte_sizes import format_byte_size
 from fleet.core.ids import StageName, WorkerId
-from fleet.spans.protocol.assignment import assign_spans
 from fleet.spans.protocol.layers import LayerSpan, Topology, plan_route, topology_of
 from fleet.spans.protocol.plan import ModelSizes, plan_workers
 
@@ -89,6 +88,29 @@ class RouteDivision(Protocol):
     def accept(self, placed: Placed) -> None:
         """Record that a route has this division, or is to have it."""
         ...
+
+
+def assign_spans(wanted: Sequence[str], hosted: Mapping[WorkerId, str]) -> list[WorkerId | None]:
+    """Return a worker for each wanted span, None where there are too few.
+
+    `hosted`: the span that each free worker has loaded, "" for none; of equal ones, the first is
+    chosen. A worker keeps its span where that is wanted; then those without a span load one, and
+    last those that have another one.
+    """
+    chosen: list[WorkerId | None] = [None] * len(wanted)
+    free = dict(hosted)
+
+    def choose(accepts: "dict[WorkerId, str]", number: int) -> None:
+        worker = next(iter(accepts), None)
+        if worker is not None:
+            chosen[number] = worker
+            del free[worker]
+
+    for number, span in enumerate(wanted):
+        choose({worker: its for worker, its in free.items() if its == span}, number)
+    for number in [number for number, worker in enumerate(chosen) if worker is None]:
+        choose({worker: its for worker, its in free.items() if not its} or free, number)
+    return chosen
 
 
 class GivenDivision(RouteDivision):

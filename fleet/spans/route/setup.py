@@ -23,6 +23,7 @@ from fleet.spans.net.connection import (
 from fleet.spans.net.dial import dial
 from fleet.spans.net.ring import BlockReads
 from fleet.spans.protocol.messages import (
+    FROM_ANCHOR,
     AnySpanMessage,
     Returned,
     SpanPrepare,
@@ -33,7 +34,6 @@ from fleet.spans.protocol.messages import (
     decode_span_message,
     encode_span_message,
 )
-from fleet.spans.protocol.purposes import FROM_ANCHOR
 from fleet.spans.route.connections import ConnectedChain
 from fleet.spans.route.division import RouteFailure
 

@@ -129,9 +129,7 @@ class WorkerLoop:
             self.cached_sessions,
             self._outbox,
             consumers,
-            ConfiguredDrafter(
-                self.stage, config.stage(self.stage).speculation.drafter, config.training.floor
-            ),
+            ConfiguredDrafter(self.stage, config.stage(self.stage).speculation.drafter),
         )
         self._outage = outage or Outage(f"worker {worker}")
         self._pacing = Pacing()

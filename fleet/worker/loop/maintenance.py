@@ -9,12 +9,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from fleet.control import scripts
 from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.drafts.exchange.follower import HeadFollower
-from fleet.drafts.exchange.watch import HeadWatch
-from fleet.drafts.figures.head_holders import encode_held
 from fleet.drafts.figures.speculation import encode_speculation
 from fleet.drafts.figures.training import encode_training
 from fleet.engine.base import Engine
@@ -36,11 +33,10 @@ INTERVAL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredDrafter:
-    """The drafter that the configuration names for a stage, or `off`. `floor`: see `HeadWatch`."""
+    """The drafter that the configuration names for a stage, or `off`."""
 
     stage: StageName
     name: str
-    floor: float = 0.0
 
 
 class Maintenance:
@@ -77,7 +73,6 @@ class Maintenance:
         self._num_purges: int | None = None
         self.heads: HeadFollower | None = None
         """Set for a stage that has versions of a draft head."""
-        self.head_watch = HeadWatch(drafter.floor, self._roll_back)
         self._process = psutil.Process()
         self.next_poll_s = -math.inf
         self.vitals: dict[str, int | str] = {}
@@ -135,19 +130,8 @@ class Maintenance:
         """
         if self.heads is None:
             return
-        self.heads.advance()
-        figures = self._engine.stats().speculation
-        if figures is not None:
-            self.head_watch.observe(figures)
-
-    def _roll_back(self, version: int, before: int, reason: str) -> None:
-        log.warning(
-            "version %d of the draft head gives way to version %d: %s", version, before, reason
-        )
-        call = scripts.promote_version(
-            self._link.worker, self._drafter.stage, version, before, reason
-        )
-        self._outbox.add([(call, ignore_reply)])
+        for call in self.heads.advance(self._engine.stats().speculation):
+            self._outbox.add([(call, ignore_reply)])
 
     def _follow_purges(self) -> None:
         """Let a trainer forget its samples if an operator ordered it since the last look."""
@@ -176,7 +160,7 @@ class Maintenance:
                 if stats.speculation is not None
                 else {}
             ),
-            **({"held_head": encode_held(self.heads.held)} if self.heads is not None else {}),
+            **({"held_head": self.heads.held} if self.heads is not None else {}),
             **({"training": encode_training(stats.training)} if stats.training is not None else {}),
             **({"span_figures": encode_figures(stats.spans)} if stats.spans is not None else {}),
         }

@@ -1,0 +1,91 @@
+"""A step of an anchor while its span workers compute it: what was sent, and what has arrived.
+
+Legend: N rows of a step, H hidden size.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic
+
+from torch import Tensor
+
+from fleet.core.errors import BadInput
+from fleet.engine.torch.kv_pool import PoolChanges
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.pass_queue import PassEntry
+from fleet.engine.torch.program import TaskT
+from fleet.spans.protocol.messages import SpanResult
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class RunningEntry(Generic[TaskT]):
+    """One request's rows in a running step.
+
+    `extent`: the rows, with the pages that the table had when the step began. `draws`: a token is
+    sampled after the last row. `taps`: hidden states of the tapped layer must come from a span
+    worker.
+    """
+
+    entry: PassEntry[TaskT]
+    extent: Extent
+    draws: bool
+    taps: bool
+
+    @property
+    def table(self) -> int:
+        return self.extent.table.number
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RunningStep(Generic[TaskT]):
+    """A step that has begun.
+
+    `tapped`: hidden states of the tapped layer by the number of their table; None until they
+    arrive. Times by `time.monotonic`: `began_s`; `sent_s`, when its rows were ready to be sent;
+    `arrived_s`, when the last part of its result arrived.
+    """
+
+    number: int
+    entries: Sequence[RunningEntry[TaskT]]
+    changes: PoolChanges
+    began_s: float
+    sent_s: float = 0.0
+    arrived_s: float = 0.0
+    tapped: dict[int, Tensor] | None = None
+    result: SpanResult | None = None
+    payload: memoryview = field(default_factory=lambda: memoryview(b""))
+
+    @property
+    def extents(self) -> list[Extent]:
+        return [each.extent for each in self.entries]
+
+    def select(self, tables: Sequence[int]) -> list[RunningEntry[TaskT]]:
+        """Return the entries of tables, in the order of these: a step that is sent again may have
+        another order. Raises: BadInput unless all are tables of the step, each once.
+        """
+        entry_of = {each.table: each for each in self.entries}
+        if len(set(tables)) < len(tables) or not entry_of.keys() >= set(tables):
+            raise BadInput(f"the result of pass {self.number} is of other tables")
+        return [entry_of[table] for table in tables]
+
+    @property
+    def lacks_taps(self) -> bool:
+        """True while a request that has not ended needs hidden states that have not arrived."""
+        arrived = self.tapped or {}
+        return any(
+            each.taps and not each.entry.is_void and each.table not in arrived
+            for each in self.entries
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all has arrived that ends the step."""
+        return self.result is not None and (
+            self.result.error is not None or self.tapped is not None or not self.lacks_taps
+        )
+
+
+def by_table(entries: Sequence[RunningEntry[TaskT]], rows_NH: Tensor) -> dict[int, Tensor]:
+    """Return the rows of each table, by its number."""
+    parts = rows_NH.split([each.extent.num_rows for each in entries])
+    return {each.table: part for each, part in zip(entries, parts, strict=True)}
