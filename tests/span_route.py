@@ -17,7 +17,15 @@ from torch import Tensor
 from fleet.core.errors import FleetError, SpanUnreachable
 from fleet.core.ids import RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
-from fleet.engine.base import NUM_POSITIONS, TOKEN, Arrays, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import (
+    NUM_POSITIONS,
+    TOKEN,
+    Arrays,
+    EngineInput,
+    EngineOutput,
+    EngineRequest,
+    await_ready,
+)
 from fleet.engine.torch.build import open_device
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.engine.torch.layout import Layout
@@ -47,6 +55,7 @@ from fleet.stages.base import BuiltSpan
 from fleet.stages.builders import span_builder, stage_builder
 from fleet.stages.options import AnchorOptions, BuildOptions
 from fleet.stages.text import PREFILL
+from tests.capabilities import remote_of
 from tests.stage_options import stage_options
 
 KEY = b"k" * 32
@@ -489,11 +498,11 @@ class TextDriver:
         self.tokens[name], self.arrays[name] = [], []
 
     def turn(self) -> Sequence[EngineOutput]:
-        self.engine.take_suspects()
+        remote_of(self.engine).take_suspects()
         if self.route is not None:
             self.route.open_requests = self.open
             self.route.repair()
-        if not self.engine.is_ready() and not self.engine.await_pass(0.05):
+        if not await_ready(self.engine, 0.05):
             return ()
         outputs = self.engine.step()
         for output in outputs:

@@ -25,6 +25,7 @@ from fleet.stages.builders import SpanBuilder, build_options
 from fleet.worker.main import WorkerProcess, build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.registered_process import RegisteredProcess
+from tests.capabilities import remote_of
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
 
@@ -132,7 +133,8 @@ class SpanThreads:
         """Wait until the anchor computes."""
         anchors = [process for process in self.processes if isinstance(process, WorkerProcess)]
         wait_until(
-            lambda: all(anchor.built.engine.accepts_requests() for anchor in anchors), "a route"
+            lambda: all(remote_of(anchor.built.engine).accepts_requests() for anchor in anchors),
+            "a route",
         )
 
     def spec(

@@ -146,7 +146,9 @@ def assert_nothing_left(fleet: ThreadFleet) -> None:
         raise AssertionError(f"{error}; left: {left()}") from None
     for loop in fleet.loops:
         stats = loop.engine.stats()
-        assert (stats.running, stats.pages_used, loop.transfer.used_slots()) == (0, 0, 0), loop.role
+        assert (stats.running, stats.kv.pages_used, loop.transfer.used_slots()) == (0, 0, 0), (
+            loop.role
+        )
 
 
 def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[str]:

@@ -84,7 +84,7 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
     from fleet.core.clock import now_us
     from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
     from fleet.drafts.figures.training import DraftVersion
-    from fleet.drafts.trainer.engine import VERSIONS
+    from fleet.drafts.trainer.checkpoints import VERSIONS
     from fleet.models.target_hash import hash_of_target
 
     head = load_head(folder, target_hash=hash_of_target(resolve_checkpoint(config)))
@@ -107,7 +107,7 @@ def store_version(config: FleetConfig, folder: Path) -> "DraftVersion":
 
 def folder_of_version(config: FleetConfig, version: "DraftVersion") -> Path:
     """Return the folder of a version. Raises: BadInput if it is not on this host."""
-    from fleet.drafts.trainer.engine import VERSIONS
+    from fleet.drafts.trainer.checkpoints import VERSIONS
 
     folder = config.drafts_dir / VERSIONS / version.sha256
     if not folder.is_dir():

@@ -1,5 +1,5 @@
-"""One frozen configuration, read from YAML and the environment. Every error names the field and the
-remedy. Knows no process.
+"""A frozen configuration, read from YAML and the environment. Errors name the field and the remedy.
+Knows no process.
 """
 
 from fleet.config.load import apply_overrides, load_config

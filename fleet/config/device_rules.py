@@ -1,6 +1,4 @@
-"""Rules over devices, number formats and shares of a GPU's memory. One function per rule. Knows no
-process.
-"""
+"""Rules over devices, dtypes and shares of a GPU's memory. There is one function per rule."""
 
 from collections.abc import Iterator
 

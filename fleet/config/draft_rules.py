@@ -1,4 +1,4 @@
-"""Rules over speculation and the training of draft heads. One function per rule."""
+"""Rules over speculation and the training of draft heads. There is one function per rule."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from fleet.drafts.figures.speculation import EAGLE3, OFF
 
 
 def drafts_can_be_verified(config: FleetConfig) -> Iterator[Problem]:
-    for stage in config.graph_declaration().stages:
+    for stage in config.graph_declaration().all_stages:
         own, engine, here = (
             config.stage(stage.name),
             config.engine_of(stage.name),

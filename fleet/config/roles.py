@@ -18,8 +18,9 @@ class Role:
     role `next`, if there is one.
 
     `replicas` workers receive tasks; `standby` more are loaded, and each replaces a worker that is
-    lost. `hosts_spans`: its workers own no task, and compute layers for the stage's other role.
-    `optional`: no answer needs it; one worker of it is active at a time, and all others stand by.
+    lost. `hosts_spans`: workers of the role own no task, and compute layers for the stage's other
+    role. `optional`: no answer needs it; one worker of it is active at a time, and all others stand
+    by.
     """
 
     name: RoleName

@@ -1,5 +1,5 @@
-"""Rules over several values of a deployment, checked before anything starts. One function per rule.
-Knows no process.
+"""Rules over several values of a deployment, checked before anything starts. There is one function
+per rule; other modules have the rules of one subject. Knows no process.
 """
 
 import os
@@ -21,7 +21,7 @@ from fleet.config.placement import gpu_of, place_workers
 from fleet.config.problems import Problem, first_problem
 from fleet.config.schema import ARENA_MIB, FleetConfig, WebConfig
 from fleet.config.span_rules import spans_are_complete, stages_can_be_divided
-from fleet.config.stage_schema import KV_PAGES, SamplingDefaults, StageConfig
+from fleet.config.stage_schema import CACHE_KEYS, KV_PAGES, SamplingDefaults, StageConfig
 from fleet.config.vllm_rules import (
     tensor_parallel_stages_run_on_gpus,
     vllm_halves_share_a_kind_of_device,
@@ -86,7 +86,7 @@ def splits_are_possible(config: FleetConfig) -> Iterator[Problem]:
     """The default numbers of workers are accepted beside a split, because a printed configuration
     names every default.
     """
-    for stage in config.graph_declaration().stages:
+    for stage in config.graph_declaration().all_stages:
         given = config.stages.get(stage.name)
         if given is None or given.split is None:
             continue
@@ -141,7 +141,7 @@ def stage_settings_are_known(config: FleetConfig) -> Iterator[Problem]:
 
 
 def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
-    for stage in config.graph_declaration().stages:
+    for stage in config.graph_declaration().all_stages:
         here, given = ("stages", stage.name, "sampling"), config.stage(stage.name).sampling
         if given and not stage.default_sampling:
             yield Problem(
@@ -152,6 +152,18 @@ def sampling_is_valid(config: FleetConfig) -> Iterator[Problem]:
             SamplingDefaults.model_validate(given)
         except ValidationError as error:
             yield first_problem(error, SamplingDefaults, here)
+
+
+def cache_keys_are_used(config: FleetConfig) -> Iterator[Problem]:
+    """Default values are accepted on every stage, because a printed configuration names every
+    default.
+    """
+    for stage in config.graph_declaration().all_stages:
+        own, default = config.stage(stage.name), StageConfig()
+        for key in CACHE_KEYS if not stage.default_sampling else ():
+            if getattr(own, key) != getattr(default, key):
+                message = f"{stage.name} has no KV cache, so the key has no effect; remove it"
+                yield Problem(("stages", stage.name, key), message)
 
 
 def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
@@ -167,8 +179,8 @@ def answers_are_within_the_limits(config: FleetConfig) -> Iterator[Problem]:
 
 
 def requests_fit_the_kv_pool(config: FleetConfig) -> Iterator[Problem]:
-    """A worker must be able to hold any one request that the limits admit. One that may fill a GPU
-    checks it when it starts.
+    """A worker must be able to hold any one request that the limits admit. A worker that fills a
+    GPU with pages checks that itself when it starts.
     """
     if config.engine == "fake":
         return
@@ -290,7 +302,7 @@ def tls_files_are_complete(config: FleetConfig) -> Iterator[Problem]:
 
 
 def aliases_differ_from_the_name(config: FleetConfig) -> Iterator[Problem]:
-    """The default aliases are exempt: a deployment may be named like one of them."""
+    """The default aliases are exempt: a deployment may have one of these names."""
     web = config.web
     if web.model_name in web.model_aliases and web.model_aliases != WebConfig().model_aliases:
         message = (
@@ -315,6 +327,7 @@ RULES: tuple[Rule, ...] = (
     vllm_settings_are_used,
     stage_settings_are_known,
     sampling_is_valid,
+    cache_keys_are_used,
     answers_are_within_the_limits,
     requests_fit_the_kv_pool,
     ports_differ,

@@ -1,7 +1,7 @@
 """Schema of a deployment file. The defaults suit a laptop; unknown keys are refused.
 
-Sections of a stage are in `stage_schema.py`, those of the gateway in `web_schema.py`; rules over
-several values are in `rules.py`.
+`stage_schema.py` has the sections of a stage, `web_schema.py` the sections of the gateway; rules
+over several values are in `rules.py`.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ RENEWALS = 5
 
 class PolicyConfig(Strict):
     """When an edge releases a chunk. `ramp` counts items per chunk; its last number repeats. The
-    other keys override those of `ChunkPolicy`; None: the graph's.
+    other keys override fields of `ChunkPolicy`; None: the graph's value.
     """
 
     kind: Literal["each", "ramp", "all"]
@@ -52,21 +52,19 @@ class EdgeConfig(Strict):
 class TrainingConfig(Strict):
     """Training of a draft head while answers are served; see `docs/training.md`.
 
-    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: of answers
-    that gateways capture.
-    `max_in_flight`: captures at one time of one gateway or training run. `compute_share`: of its
-    time that a worker of the main stage spends on captures while it computes answers, and for 0.2 s
-    after. `folder`: of checkpoints and versions, which all trainers must see; None: `drafts` under
-    the data folder.
+    `enabled`: the stage `trainer` exists, and the main stage computes captures. `share`: share of
+    answers that gateways turn into training samples. `max_in_flight`: captures in progress of one
+    gateway or training run. `compute_share`: share of its time that a worker of the main stage
+    spends on captures while it computes answers, and for 0.2 s after. `folder`: folder for
+    checkpoints and versions, which all trainers must see; None: `drafts` in the data folder.
 
-    `window_samples`: per step of the optimizer, `batch_samples` of them computed at a time.
+    `window_samples`: samples of one optimizer step, computed in batches of `batch_samples`.
     `passes`: how often a sample is trained on, on average. `checkpoint_windows`: the most windows
-    between two checkpoints while samples arrive. `replay_samples`,
-    `replay_mib`: the most that are held to be trained on again. `held_out`: share of samples by
-    which versions are compared, and which are never trained on. `promote` auto: a version that is
-    better than the present one by `margin` tokens takes its place.
-    `floor`: a version whose guesses are right less often than this share of those of the last one
-    gives way to it; 0: never.
+    between two checkpoints while samples arrive. `replay_samples`, `replay_mib`: the most that are
+    held to be trained on again. `held_out`: share of samples by which versions are compared, and
+    which are never trained on. `promote` auto: a version that is better than the present one by
+    `margin` tokens takes its place. `floor`: a version is replaced by its predecessor if its drafts
+    are accepted less often than this share of the predecessor's; 0: never.
     """
 
     enabled: Switch = False
@@ -114,14 +112,14 @@ class Limits(Strict):
 
 
 class RedisConfig(Strict):
-    """`data_dir` and `port` are of the embedded server, used only if REDIS_URL is not set.
-    `data_dir` None: `redis` under the deployment's own.
+    """`data_dir` and `port` belong to the embedded server, which is used only if REDIS_URL is not
+    set. `data_dir` None: `redis` under the deployment's own.
 
     Fleet's processes use the Unix socket in that folder. With a `port` the server also listens on
     loopback, and requires the password in that folder.
 
-    `wait_replicas`: a request is admitted once so many replicas have it, and refused if they do not
-    within `wait_timeout_ms`.
+    `wait_replicas`: replicas that must have a request before it is admitted; it is refused if they
+    do not have it within `wait_timeout_ms`.
     """
 
     data_dir: Folder | None = None
@@ -136,7 +134,7 @@ class LeaseConfig(Strict):
     A grant that no worker claims within `claim_timeout_s` is granted again. A grant whose role has
     had no worker for `no_worker_timeout_s`, and has none starting, fails its request; new requests
     are admitted on the same terms. A request whose gateway is lost waits `gateway_timeout_s` for
-    another one. The cached prefix of a conversation is dropped after `prefix_cache_s`; 0 caches
+    another gateway. The cached prefix of a conversation is dropped after `prefix_cache_s`; 0 caches
     nothing.
 
     Leases are renewed `RENEWALS` times before they lapse; a leader renews at every turn, which
@@ -155,10 +153,10 @@ class TransferConfig(Strict):
     """Transfer of tensors. `auto` is NIXL where it is installed, else inline through Redis with a
     warning.
 
-    `interface`: where workers of other hosts may read from this one: an interface, an RDMA device,
-    an address or a network of this host, or several with commas between. None: only workers of this
-    host and user. See `fleet/transfer/reach.py`. `arena_mib`, `request_cap_mib`: None: 64 and 32,
-    and on a split stage as much more as a hand-off of the longest prompt takes.
+    `interface`: the interface, RDMA device, address or network of this host at which workers of
+    other hosts may read tensors, or several with commas between. None: only workers of this host
+    and user. See `fleet/transfer/reach.py`. `arena_mib` and `request_cap_mib` are 64 and 32 by
+    default (None), and on a split stage larger by a hand-off of the longest prompt.
     `buffer_device`: the memory from which keys and values on a GPU are handed off. `auto`: the
     GPU's where NIXL can read it, else the host's.
     """
@@ -172,7 +170,7 @@ class TransferConfig(Strict):
 
 
 class SecurityConfig(Strict):
-    """Security settings; see `SECURITY.md`. Each `allow_` setting permits one configuration that is
+    """Security settings; see `SECURITY.md`. An `allow_` setting permits one configuration that is
     refused at start otherwise.
 
     `fleet_secret`: a file whose content every worker of the fleet shares; with it, the records of
@@ -186,7 +184,7 @@ class SecurityConfig(Strict):
 
 
 class FleetConfig(Strict):
-    """One deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written
+    """A deployment. `checkpoint` "auto" is the graph's shipped one, or a tiny random one, written
     at the first start.
 
     `worker_nice`: added to the niceness of workers, so that Redis, conductors, gateways and a
@@ -241,8 +239,8 @@ class FleetConfig(Strict):
         return get_graph(self.graph)
 
     def roles(self) -> tuple[Role, ...]:
-        """Return the roles of all stages, in the order of the stages; those of the trainer only if
-        there is one.
+        """Return the roles of all stages, in the order of the stages. The trainer's role is among
+        them only if training is enabled.
         """
         graph = self.graph_declaration()
         stages = graph.all_stages if self.training.enabled else graph.stages
@@ -309,9 +307,7 @@ class FleetConfig(Strict):
         )
 
     def of_role(self, role: Role) -> StageConfig:
-        """Return the settings of a role's workers: those of their half replace those of the
-        stage.
-        """
+        """Return the settings of a role's workers: the settings of a half override the stage's."""
         given = self.stage(role.stage)
         if given.split is None:
             return given

@@ -57,7 +57,9 @@ def _api_key(given: str | None) -> str | None:
 
 
 def _redis_url(url: str | None) -> str | None:
-    """Return the address after a check. It is never printed, since it may contain a password."""
+    """Return the address after a check. The address is never printed, since it may contain a
+    password.
+    """
     if not url:
         return None
     reason = _find_fault(url)
@@ -110,8 +112,8 @@ def network_host(url: str | None) -> str | None:
 
 
 def check_redis_placeholder(url: str | None) -> None:
-    """Refuse a Redis on a network whose password is that of an example in `deploy/`. Raises:
-    ConfigError; nothing permits it.
+    """Refuse a Redis on a network whose password is an example of `deploy/`. Raises: ConfigError;
+    nothing permits it.
     """
     if url is None or network_host(url) is None:
         return

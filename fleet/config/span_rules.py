@@ -1,5 +1,4 @@
-"""Rules over the division of a stage's layers, checked as those of `rules.py`. One function per
-rule. Knows no checkpoint.
+"""Rules over the division of a stage's layers, with one function per rule. Knows no checkpoint.
 
 The number of the model's layers is not known here: a worker repeats the checks with it before it
 loads anything.
@@ -65,8 +64,8 @@ def spans_are_complete(config: FleetConfig) -> Iterator[Problem]:
 def problems_of_spans(
     stage: StageName, spans: SpansConfig, num_layers: int | None = None
 ) -> Iterator[Problem]:
-    """Yield the mistakes in a division of a model with so many layers; None: of any model that the
-    spans may divide.
+    """Yield the mistakes in a division of a model with `num_layers` layers; None: of a model of
+    unknown size.
     """
     here = _place(stage)
     if not spans.is_auto:
@@ -187,7 +186,7 @@ def _place(stage: StageName) -> Place:
 
 
 def _divided(config: FleetConfig) -> Iterator[tuple[Stage, StageConfig, SpansConfig]]:
-    for stage in config.graph_declaration().stages:
+    for stage in config.graph_declaration().all_stages:
         own = config.stage(stage.name)
         if own.spans is not None:
             yield stage, own, own.spans

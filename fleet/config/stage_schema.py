@@ -14,6 +14,8 @@ KV_PAGES = 1024
 """KV pages by default on a CPU; with vLLM, the most positions of one request in pages."""
 PREFILL_CHUNK_TOKENS = {"cpu": 256, "cuda": 2048}
 MIN_CHUNK_TOKENS = 64
+CACHE_KEYS = ("prefill_chunk_tokens", "kv_pages", "page_size_tokens")
+"""Keys for stages with a KV cache."""
 
 
 class SamplingDefaults(Strict):
@@ -64,17 +66,17 @@ class SpansConfig(Strict):
     """Division of a stage's layers among an anchor, which is the stage's worker, and span workers;
     see `spans/protocol/layers.py`.
 
-    `workers`: `[auto]`: all that there are share the layers that the anchor lacks. `replicas`: of
-    them then: those that `fleet up` starts, for each anchor, and for which the first division
-    waits. `anchor` auto: the first layers; as many as leave equal shares to one worker more than
-    `replicas`. `memory_mib`: that each of them may occupy; None: as far as the device or the host
-    has it.
+    `workers`: spans of the span workers; `[auto]`: all workers that join divide the layers that the
+    anchor lacks. With `auto`, `replicas` is the number of span workers that `fleet up` starts for
+    each anchor and that the first division waits for, `memory_mib` is the memory that each worker
+    may occupy (None: what the device or the host has), and `anchor` may be auto too: the anchor
+    then has the first layers, a share as if there were one worker more than `replicas`.
 
-    `standby`: span workers beyond those of `workers`, each of which replaces one that is lost.
-    `window`: the most passes in flight; None: two more than there are workers. `wire_dtype`: of
-    rows between processes; auto: that of the stage. `keep_mib`: of sent rows that each process
-    keeps, from which a worker is fed that takes the place of a lost one. `nixl_kib`: rows of a pass
-    from this size on are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: none are.
+    `standby`: further span workers, each of which replaces a lost worker. `window`: the most passes
+    in flight; None: two more than there are workers. `wire_dtype`: dtype of hidden states between
+    processes; auto: the stage's dtype. `keep_mib`: memory of each process for hidden states that it
+    has sent, which are sent again to the successor of a lost worker. `nixl_kib`: size of a pass
+    from which its hidden states are read by NIXL; None: `MIN_BLOCK_BYTES`; 0: never.
     """
 
     anchor: Span = "0:output"
@@ -135,7 +137,7 @@ class SpansConfig(Strict):
         return not self.is_auto and not any(span.has_output for span in self.worker_spans)
 
     def of_model(self, num_layers: int) -> "SpansConfig":
-        """Return the division with the anchor's span for a model of so many layers."""
+        """Return the division with the anchor's span in a model of `num_layers` layers."""
         if self.anchor != values.AUTO:
             return self
         share = max(1, num_layers // (self.replicas + 2))
@@ -146,9 +148,10 @@ class SpeculationConfig(Strict):
     """Guesses of the next tokens of answers, which a worker verifies several in one pass: answers
     stay the same, and come sooner.
 
-    `drafter`: see `drafts/drafters.py`. `num_drafts`: the most of them for one request in one
-    pass; measured times decide how many there are. `table_tokens`: of the answers from which
-    `suffix` guesses, in each worker. `head`: folder of the draft head with which `eagle3` guesses.
+    `drafter`: see `drafts/drafters.py`. `num_drafts`: the most draft tokens for one request in one
+    step; measured times decide how many there are. `table_tokens`: size of each worker's table of
+    answers, from which `suffix` guesses. `head`: folder of the draft head with which `eagle3`
+    guesses.
     """
 
     drafter: Annotated[
@@ -168,12 +171,12 @@ class StageConfig(Strict):
     `sampling` holds `SamplingDefaults` fields. `engine`: the deployment's if it is not set; `vllm`
     is refused with another engine.
 
-    `device`: of a list, replica N uses the Nth GPU, and the first again after the last.
+    `device`: one device, or a list: replica N uses the Nth GPU, and the first again after the last.
     `gpu_memory_utilization`: the share of its GPU that each worker may use, weights included; None:
-    an equal part of what other shares leave (`placement.py`).
-    `kv_pages`: None: on a GPU as many as that share holds, else `KV_PAGES`. `prefill_chunk_tokens`:
-    None: `PREFILL_CHUNK_TOKENS` of the kind of device, divided by the number of processes if layers
-    are divided.
+    an equal part of what other shares leave (`placement.py`). `kv_pages` is by default (None) as
+    many as that share holds on a GPU, else `KV_PAGES`. `prefill_chunk_tokens` is by default
+    `PREFILL_CHUNK_TOKENS` for the kind of device, divided by the number of processes if layers are
+    divided.
     """
 
     engine: Literal["torch", "vllm"] | None = None

@@ -1,5 +1,5 @@
-"""Validators of single values of a deployment file: type, range, form. Each error names the
-accepted form.
+"""Validators of single values of a deployment file: type, range, form. Errors name the accepted
+form.
 
 Pydantic calls them before its own conversion, so that `true`, "8" and 8.0 are not accepted as
 counts. Knows no field.

@@ -1,6 +1,4 @@
-"""Rules over the settings of stages on vLLM, checked as those of `rules.py`. One function per rule.
-Knows no process.
-"""
+"""Rules over the settings of stages on vLLM, with one function per rule."""
 
 from collections.abc import Iterator
 

@@ -22,7 +22,9 @@ class Malformed(Exception):
 
     def __init__(self, problem: str, *, field: str = "", line: int | None = None) -> None:
         super().__init__(problem)
-        self.problem, self.field, self.line = problem, field, line
+        self.problem = problem
+        self.field = field
+        self.line = line
 
     @property
     def message(self) -> str:

@@ -25,9 +25,9 @@ from fleet.engine.base import (
     EngineOutput,
     EngineRequest,
     EngineStats,
-    KVBlocks,
-    KVPages,
+    KVStats,
 )
+from fleet.engine.capabilities import KVBlocks, KVPagePool
 
 DECODE = Walk("decode")
 OUT = "out"
@@ -112,6 +112,8 @@ class FakeEngine(Engine):
         self._running: dict[RequestId, _Running] = {}
         self._cached: dict[str, list[tuple[bytes, int]]] = {}
         self._rows_reused = 0
+        self.prefixes = FakePrefixes(self._cached)
+        self.kv = FakeKVTransfer(self._running, width) if autoregressive else None
 
     def submit(self, request: EngineRequest) -> None:
         if request.request_id in self._running:
@@ -203,42 +205,6 @@ class FakeEngine(Engine):
         if running is not None and trail and self._source:
             self._cached[running.request.session] = trail
 
-    def num_cached_rows(self, session: str) -> int:
-        return len(self._cached.get(session, ()))
-
-    def drop_cached(self, session: str | None = None) -> None:
-        for name in list(self._cached) if session is None else [session]:
-            self._cached.pop(name, None)
-
-    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
-        """Return the checksum and all output, which the importing engine returns again since it has
-        no history.
-        """
-        running = self._running.get(request_id)
-        if running is None or not running.made or not self._autoregressive:
-            return None
-        numbers = np.array([running.state, running.absorbed, *running.out], np.int64)
-        return KVBlocks(num_rows=running.absorbed + running.made - 1, data=numbers.view(np.uint8))
-
-    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
-        running = self._running.get(request_id)
-        if (
-            running is None
-            or isinstance(blocks, KVPages)
-            or running.made
-            or len(blocks.data) % np.dtype(np.int64).itemsize
-        ):
-            return False
-        state, absorbed, *out = np.frombuffer(blocks.data.tobytes(), np.int64).tolist()
-        if absorbed > len(running.rows):
-            return False
-        for _ in range(absorbed):
-            running.rows.popleft()
-        running.state, running.absorbed, running.made = state, absorbed, len(out) // self._width
-        running.out.extend(out)
-        running.replayed = [out[at : at + self._width] for at in range(0, len(out), self._width)]
-        return True
-
     def abort(self, request_id: RequestId) -> None:
         self._running.pop(request_id, None)
 
@@ -247,7 +213,55 @@ class FakeEngine(Engine):
 
     def stats(self) -> EngineStats:
         ready = sum(self._can_step(running) for running in self._running.values())
-        return EngineStats(running=len(self._running), ready=ready, rows_reused=self._rows_reused)
+        kv = KVStats(rows_reused=self._rows_reused)
+        return EngineStats(running=len(self._running), ready=ready, kv=kv)
+
+
+class FakePrefixes:
+    """The trails of ended requests, by session."""
+
+    def __init__(self, cached: dict[str, list[tuple[bytes, int]]]) -> None:
+        self._cached = cached
+
+    def num_rows(self, session: str) -> int:
+        return len(self._cached.get(session, ()))
+
+    def drop(self, session: str | None = None) -> None:
+        for name in list(self._cached) if session is None else [session]:
+            self._cached.pop(name, None)
+
+
+class FakeKVTransfer:
+    """Blocks that contain a request's checksum and all its output, which the importing engine
+    returns again since it has no history.
+    """
+
+    pages: KVPagePool | None = None
+
+    def __init__(self, running: dict[RequestId, _Running], width: int) -> None:
+        self._running, self._width = running, width
+
+    def export_blocks(self, request_id: RequestId) -> KVBlocks | None:
+        running = self._running.get(request_id)
+        if running is None or not running.made:
+            return None
+        numbers = np.array([running.state, running.absorbed, *running.out], np.int64)
+        return KVBlocks(num_rows=running.absorbed + running.made - 1, data=numbers.view(np.uint8))
+
+    def import_blocks(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+        running = self._running.get(request_id)
+        if running is None or running.made or len(blocks.data) % np.dtype(np.int64).itemsize:
+            return False
+        state, absorbed, *out = np.frombuffer(blocks.data.tobytes(), np.int64).tolist()
+        if absorbed > len(running.rows):
+            return False
+        for _ in range(absorbed):
+            running.rows.popleft()
+        running.state, running.absorbed = state, absorbed
+        running.made = len(out) // self._width
+        running.out.extend(out)
+        running.replayed = [out[at : at + self._width] for at in range(0, len(out), self._width)]
+        return True
 
 
 @cache

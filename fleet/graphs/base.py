@@ -19,14 +19,13 @@ class ChunkPolicy:
     last repeats), or `all` at the end.
 
     Units: `low_buffer_s` seconds. A chunk of a ramp is released early, with the items it has, where
-    waiting for another one would leave a client that plays since the first chunk less than this;
-    chunks grow as the producer gets ahead. 0: never early.
-    `busy_first_chunk_factor`: a ramp's first chunk is multiplied by the number of answers in
-    progress in the producer, at most by this: with others in progress the next items come later and
-    less evenly, so that playback must start with more.
-    `max_chunks_per_s`: with other answers in progress, about the number of chunks of the edge that
-    a worker releases per second, over all of them; items that come sooner are held, and share a
-    chunk. 0: no limit.
+    waiting for the next item would leave less than this to a client that plays since the first
+    chunk; chunks grow as the producer gets ahead. 0: never early. `busy_first_chunk_factor`: a
+    ramp's first chunk is multiplied by the number of answers in progress in the producer, at most
+    by this: with others in progress the next items come later and less evenly, so that playback
+    must start with more. `max_chunks_per_s`: chunks of the edge that a worker releases per second,
+    over all answers in progress; items that come sooner are held, and share a chunk. A single
+    answer has no limit; 0: no limit at all.
     """
 
     kind: PolicyKind = "each"
@@ -109,16 +108,16 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One part of the model. `builder` is "module:function", imported only inside a worker of this
+    """Stage of a model. `builder` is "module:function", imported only inside a worker of this
     stage. `span_builder` likewise loads a part of its layers, for a stage whose layers can be
     divided among workers; `layer_counter` returns how many layers a checkpoint has, without reading
     weights. `span_head`: a span worker may have the output head; False: only the anchor has it.
 
-    `engines`: those that can run it. `default_sampling`: `Sampling` fields that a request may
+    `engines`: engines that can run it. `default_sampling`: `Sampling` fields that a request may
     override. `main`: the stage that uses the request's own temperature, stop and max_tokens.
     `settings`: the keys of a deployment's `stages.NAME.extra` that its builder reads.
-    `reads_prompt_audio`: its workers receive the samples of the prompt with each task.
-    `verifies_drafts`: its engine torch can verify guessed tokens of its answers.
+    `reads_prompt_audio`: workers of the stage receive the samples of the prompt with each task.
+    `verifies_drafts`: the stage can verify guessed tokens of its answers (engine torch only).
     """
 
     name: StageName
@@ -137,7 +136,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """One composite model. `frontend`: "module:class" of the gateway's prompt processing (without
+    """A composite model. `frontend`: "module:class" of the gateway's prompt processing (without
     torch).
 
     `tiny`: "module:function" that writes a small random checkpoint; `baseline`: a module that, as a
@@ -146,7 +145,7 @@ class Graph:
     Fleet's package, or None. `media`: the content of each client edge ("text", "audio") of an
     answer.
 
-    `optional_stages`: those that no answer needs: a deployment is ready without their workers.
+    `optional_stages`: stages that no answer needs: a deployment is ready without their workers.
     """
 
     name: str
@@ -176,9 +175,7 @@ class Graph:
 
     @property
     def answer_edges(self) -> tuple[Edge, ...]:
-        """Edges of an answer in all media, in declaration order. Those of captures are no part of
-        it.
-        """
+        """Edges of an answer in all media, in declaration order, without the edges of captures."""
         return self.edges_for(tuple(self.media))
 
     @property

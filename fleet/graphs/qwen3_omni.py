@@ -76,7 +76,7 @@ QWEN3_OMNI = Graph(
                 Transition(producer_walk=DECODE, nth=1, to=DECODE),
             ),
         ),
-        # One row of codes per frame: int32 [frames, codebooks].
+        # Codes of codec frames: int32 [frames, codebooks].
         Edge(
             name=EdgeName("codes"),
             source=TALKER,

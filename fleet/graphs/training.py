@@ -24,8 +24,8 @@ def trainer_of(builder: str) -> Stage:
 
 
 def capture_edges(main: StageName) -> tuple[Edge, Edge]:
-    """Return the edge of captured rows from a graph's main stage, and that of the trainer's
-    acknowledgement.
+    """Return the edge of hidden states from a graph's main stage to the trainer, and the edge of
+    the trainer's acknowledgement.
 
     `ids` [n], and the rows of `fleet.core.captures`. `layer_ids` and `target` (the bytes of a hash)
     say where the rows come from. An acknowledgement has the number of optimizer windows in the

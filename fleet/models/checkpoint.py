@@ -32,7 +32,10 @@ class WeightReader(ABC):
     def __init__(
         self, source: str, known: Collection[str], *, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self._source, self._known, self._device, self._dtype = source, known, device, dtype
+        self._source = source
+        self._known = known
+        self._device = device
+        self._dtype = dtype
         self._progress: Callable[[float], None] = lambda _: None
         self._num_read, self._num_expected = 0, 0
         """Numbers in the weights read so far, and in those that `report_to` expects."""

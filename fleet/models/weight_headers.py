@@ -44,7 +44,7 @@ _BITS_OF_OTHERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeight:
-    """One weight by its header. `dtype` as the header writes it, such as BF16."""
+    """Weight as its header describes it. `dtype` as the header writes it, such as BF16."""
 
     shape: tuple[int, ...]
     dtype: str

@@ -41,7 +41,9 @@ class LengthLimit:
     def add(self, num_samples: int, rate_hz: int) -> None:
         """Count samples that were decoded. Raises: InputTooLarge."""
         if rate_hz != self._rate_hz:
-            self._before_s, self._rate_hz, self._num_samples = self.heard_s, rate_hz, 0
+            self._before_s = self.heard_s
+            self._rate_hz = rate_hz
+            self._num_samples = 0
         self._num_samples += num_samples
         self.expect(0.0)
 

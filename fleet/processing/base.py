@@ -51,10 +51,11 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """One turn. A plain string stays one, since chat templates may render strings and parts
-    differently.
+    """Turn of a conversation. A plain string stays a string, since chat templates may render
+    strings and parts differently.
 
-    `name`: the speaker among those of one role, "" for none. Most chat templates do not write it.
+    `name`: the speaker, among several of one role; "" for none. Most chat templates do not write
+    it.
     """
 
     role: str
@@ -126,7 +127,7 @@ class Detokenizer(Protocol):
 
 
 class Frontend(Protocol):
-    """One model's prompt processing. Thread-safe: `prepare` runs in worker threads.
+    """Prompt processing of a model. Thread-safe: `prepare` runs in worker threads.
 
     Units: `sample_rate_hz` of the answer's audio; 0 if the model does not speak. `audio_rate_hz` of
     the audio in prompts; 0 if the model accepts none.

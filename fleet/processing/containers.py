@@ -170,8 +170,8 @@ def _opened(raw: bytes, demuxer: str) -> InputContainer:
 
 
 class _Packing:
-    """Interleaves the channels of a frame that has so many planes that PyAV would read beyond the
-    last one.
+    """Interleaves the channels of a frame with more planes than PyAV reads safely: beyond the last
+    one.
 
     Source: PyAV 18.1, audio/frame.py (`planes` counts up to a null pointer, which only the first
     `MAX_PLANES` are followed by).

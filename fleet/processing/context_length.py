@@ -41,8 +41,8 @@ def limit_answer_length(sampling: Sampling, num_prompt: int, positions: int | No
 
 
 def _is_stretched(rotary: object) -> bool:
-    """Return True if the settings of rotary positions, or those of any kind of layer, have a
-    factor.
+    """Return True if the settings of rotary positions, for all layers or for any kind of layer,
+    have a factor.
     """
     if not isinstance(rotary, Mapping):
         return False

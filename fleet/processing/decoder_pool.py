@@ -114,9 +114,7 @@ class DecoderPool:
 
 
 class _Call:
-    """One job and the process that works on it; `cancel` may come from another thread at any
-    time.
-    """
+    """Job and the process that works on it; `cancel` may come from another thread at any time."""
 
     def __init__(self, job: DecodeJob) -> None:
         self._job = job
@@ -181,7 +179,7 @@ class _Call:
 
 
 class _Decoder:
-    """One decoder process."""
+    """Decoder process and its pipes."""
 
     def __init__(self) -> None:
         inherited = {

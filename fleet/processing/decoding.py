@@ -28,7 +28,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 class AudioFile(msgspec.Struct, frozen=True, kw_only=True):
-    """One file, as base64 (`text`) or as bytes (`raw`). `where` names the field of the user's
+    """Audio file, as base64 (`text`) or as bytes (`raw`). `where` names the field of the user's
     input.
     """
 
@@ -70,8 +70,8 @@ class DecodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Float32 samples of each file, or the error that one of them was refused with, as `FleetError`
-    carries it.
+    """Float32 samples of each file, or the fields of the `FleetError` with which a file was
+    refused.
     """
 
     clips: list[bytes] = []

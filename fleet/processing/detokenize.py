@@ -16,7 +16,7 @@ class IncrementalDetokenizer:
 
     Invariants: the pieces joined, `finish()` included, equal the decoding of all ids together; no
     piece ends inside a character. The window opens one settled piece back, since some decoders drop
-    a leading space. Others (byte fallback) write U+FFFD for every byte of a row of byte tokens
+    a leading space. Decoders with byte fallback write U+FFFD for every byte of a row of byte tokens
     while its end is incomplete, the context's included.
     """
 

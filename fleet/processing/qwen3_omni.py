@@ -231,8 +231,8 @@ def _samples_per_frame(code2wav: Mapping[str, object]) -> int:
 
 
 def _languages(checkpoint: Path) -> Mapping[str, str]:
-    """Return the languages that a checkpoint transcribes: those of `languages` in examples.json, a
-    file that Fleet adds to a checkpoint, or all of the model's.
+    """Return the languages that a checkpoint transcribes: `languages` in examples.json, a file that
+    Fleet adds to a checkpoint, or all of the model's.
     """
     listed = read_json(checkpoint / "examples.json").get("languages")
     if listed is None:

@@ -1,11 +1,11 @@
 """Decides whether a clip holds speech at all, so that silence and noise are not transcribed.
 
-A clip is cut into windows, which the detector of voice activity reads as one batch. Each window is
-amplified to the level at which the detector is surest, and preceded by its own beginning,
+A clip is cut into windows, which the detector of voice activity reads as one batch. Windows are
+amplified to the level at which the detector is surest, and preceded by their own beginning,
 backwards: the detector takes the onset of any steady tone for a voice. For the same reason a short
 run of voiced frames counts only if it is found again behind a lead of itself.
 
-Clips taken for speech, of so many, with `tests/noises.py` (4 s, levels drawn from the range):
+Clips taken for speech, of all clips, with `tests/noises.py` (4 s, levels drawn from the range):
 
 | clip | level, dBFS | taken for speech |
 |---|---|---|

@@ -118,8 +118,8 @@ class LeadingSilenceTrimmer:
 class FirstVoicedClock:
     """Time at which a client that plays audio on arrival plays the first voiced sample.
 
-    `sample`: its position in the audio, `at_s` the time; None before it is found. Units: seconds of
-    one clock.
+    `sample` is the position of that sample in the audio and `at_s` the time; None before it is
+    found. Units: seconds of one clock.
     """
 
     def __init__(self, rate_hz: int) -> None:
@@ -141,6 +141,6 @@ class FirstVoicedClock:
         self._search.feed(pcm)
         if self.sample is None and self._search.found:
             self.sample = self._search.floor
-            # It may be in the previous piece, since the search needs the frames that follow it.
+            # The sample may be in the previous piece: the search needs the frames that follow.
             from_s = begins_s if self.sample >= first else before_s
             self.at_s = from_s + (self.sample - first) / self._rate_hz

@@ -32,7 +32,9 @@ class AnswerTokens:
         given: Sequence[int] = (),
         min_tokens: int = 0,
     ) -> None:
-        self._client, self._spoken, self._stop_detector = client, spoken, stop_detector
+        self._client = client
+        self._spoken = spoken
+        self._stop_detector = stop_detector
         self._given = np.array(given, np.int32)
         self._num_unchecked = max(len(given), min_tokens)
         self._num_seen = 0
@@ -42,8 +44,8 @@ class AnswerTokens:
         return self._stop_detector.is_met
 
     def history(self, logged: LoggedOutput) -> Arrays:
-        """Return the tokens that the engine must not draw again: those of either edge's log or the
-        given ones, the longest.
+        """Return the tokens that the engine must not sample again: the longest of either edge's log
+        and the given answer.
         """
         edges = [edge for edge in (self._client, self._spoken) if edge is not None]
         logs = [logged[edge, DECODE]["ids"] for edge in edges if (edge, DECODE) in logged]

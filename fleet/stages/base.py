@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 class EdgeItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item for an output edge, before the chunk policy groups items into chunks (arrays are
-    joined along axis 0).
+    """Item of an output edge, before the chunk policy groups items into chunks (arrays are joined
+    along axis 0).
 
     `walk` is the producer's walk when it produced the item. `final` closes the edge; a final item
     may have no arrays.
@@ -38,7 +38,7 @@ NO_OUTPUT: LoggedOutput = MappingProxyType({})
 
 
 class TaskAdapter(Protocol):
-    """One request's work in one stage; by default, of a stage without input edges that never ends a
+    """Work of a request in a stage; by default, of a stage without input edges that never ends a
     request by itself.
     """
 
@@ -92,8 +92,8 @@ class HeadExchange(Protocol):
         ...
 
     def use(self, prepared: object, version: int) -> None:
-        """Use a prepared head from the next pass on; None: that of the start. Called in the loop's
-        thread.
+        """Use a prepared head from the next step on; None: the head of the start. Called in the
+        loop's thread.
         """
         ...
 
@@ -107,11 +107,11 @@ class BuiltStage:
     """A stage that a worker can run: one engine, a factory of adapters, and the names of the
     weights it loaded.
 
-    `num_added_rows`: the most rows that the stage computes beside those of a request's prompt
-    before its first output.
-    `route`: of an anchor, where its engine finds the chain of its span workers. `begin_training`:
-    of a trainer; called with the fleet's records by each incarnation of the worker. `heads`: of a
-    stage that drafts with, or trains, versions of a draft head.
+    `num_added_rows`: the most positions that the stage computes before its first output, beside the
+    request's prompt. `route`: slot in which an anchor's engine finds the chain of its span workers;
+    None elsewhere. `begin_training`: only a trainer has it; each incarnation of the worker calls it
+    with the fleet's records. `heads`: set if the stage drafts with, or trains, versions of a draft
+    head.
     """
 
     engine: Engine
@@ -125,7 +125,7 @@ class BuiltStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltSpan:
-    """A span that a span worker can host. `num_bytes`: of its weights."""
+    """A span that a span worker can host, with the size of its weights."""
 
     layers: "SpanLayers"
     num_bytes: int

@@ -22,8 +22,8 @@ from fleet.stages.options import BuildOptions
 def capturing(
     options: BuildOptions, num_layers: Callable[[], int]
 ) -> Callable[[RequestSpec, TaskAdapter], TaskAdapter]:
-    """Return a function from the adapter that answers a request to that of the request.
-    `num_layers`: of the stage's model.
+    """Return a function that replaces a request's adapter if the request is a capture. `num_layers`
+    counts the layers of the stage's model.
     """
     if options.capture_share is None:
         return lambda spec, own: RefusedCapture() if TRAINED in spec.outputs else own
@@ -48,8 +48,8 @@ class RefusedCapture(TaskAdapter):
 
 
 class CaptureAdapter(TaskAdapter):
-    """One capture. `inner` prepares the prompt as for an answer. `target`: hexadecimal hash of the
-    target's weights.
+    """Adapter of a capture. `inner` prepares the prompt as for an answer. `target`: hexadecimal
+    hash of the target's weights.
     """
 
     def __init__(

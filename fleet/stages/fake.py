@@ -21,8 +21,8 @@ SAMPLES_PER_ROW = 1920
 
 
 class _Output:
-    """One output edge: converts rows of numbers to its first tensor's type, all rows together, as
-    it is in every hot path.
+    """Output edge of a task: converts rows of numbers to the edge's first tensor, all rows
+    together, since every chunk passes through here.
     """
 
     def __init__(self, edge: Edge) -> None:

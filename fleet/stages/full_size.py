@@ -27,8 +27,8 @@ class Expected:
     """Expectations of the full size on a GPU, where a stage has them.
 
     `graph_gain`: how many times faster a step of one request is as a graph; `batch_cost`: the
-    duration of a step of the largest batch over that of one request; `bytes_time`: the duration of
-    a step over that of copying the bytes that it reads.
+    duration of a step of the largest batch, relative to a step of one request; `bytes_time`: the
+    duration of a step, relative to a copy of the bytes that it reads.
     """
 
     graph_gain: Mapping[StageName, float]
@@ -53,8 +53,8 @@ class MakeRequest(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullSizeModel:
-    """`built`: the stages as a worker runs them on a GPU. `eager`: those whose steps are graphs,
-    without these, on the same weights. `weights`: the reader of each stage.
+    """`built`: the stages as a worker runs them on a GPU. `eager`: the stages whose steps are
+    captured graphs, built on the same weights without graphs. `weights`: the reader of each stage.
     """
 
     name: str

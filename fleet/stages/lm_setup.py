@@ -271,16 +271,20 @@ class DraftHeads(HeadExchange):
         dtype: str,
         device: torch.device,
     ) -> None:
-        self._drafter, self._speculation, self._config = drafter, speculation, config
-        self._dtype, self._device, self._first = dtype, device, drafter.head
+        self._drafter = drafter
+        self._speculation = speculation
+        self._config = config
+        self._dtype = dtype
+        self._device = device
+        self._first = drafter.head
 
     @property
     def capacity_bytes(self) -> int:
         return packed_bytes(self._config)
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Load a packed head. Raises: ConfigError if it is damaged, another one, or does not fit
-        the stage's model.
+        """Load a packed head. Raises: ConfigError if it is damaged, has another hash, or does not
+        fit the stage's model.
         """
         head, found = unpack_head(data, device=self._device, target_hash=self._config.target_hash)
         if found != sha256:

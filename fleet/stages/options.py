@@ -1,4 +1,4 @@
-"""What a stage is built from: the deployment, and what only its process knows. Knows no builder."""
+"""Options of a stage's builder: the deployment, and facts of this process. Knows no builder."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -40,8 +40,8 @@ class AnchorOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """One stage of a deployment as this process builds it. A setting is read from `config` or
-    `own`; the properties compute defaults that depend on the device or on other settings.
+    """Stage of a deployment as this process builds it. A setting is read from `config` or `own`;
+    the properties compute defaults that depend on the device or on other settings.
 
     `half`: half of a split stage that the worker serves. `anchor`: set if the stage's layers are
     divided. `address`: address of this host, to which the other half connects. `progress`: called

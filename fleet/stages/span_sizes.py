@@ -74,8 +74,8 @@ def span_sizes(
 ) -> ModelSizes:
     """Return the sizes of a stage's model. No weight is read.
 
-    `num_positions`: those whose keys and values each process is to hold. Raises: ConfigError if the
-    stage cannot be divided, naming those that can be, or for a checkpoint that cannot be read.
+    `num_positions`: positions whose keys and values each process is to hold. Raises: ConfigError if
+    the stage cannot be divided, naming those that can be, or for a checkpoint that cannot be read.
     """
     return _sized(graph, stage).sizes(
         checkpoint, dtype, num_positions=num_positions, buffer_bytes=buffer_bytes

@@ -107,8 +107,8 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 class TextAdapter(TaskAdapter):
-    """One request. `positions`: the model's context length; an answer that reaches it ends by its
-    length.
+    """Adapter of a request. `positions`: the model's context length; an answer that reaches it ends
+    by its length.
     """
 
     def __init__(

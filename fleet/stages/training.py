@@ -16,16 +16,11 @@ from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.files import pack_head, packed_bytes, unpack_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.vocabulary import choose_vocabulary
-from fleet.drafts.trainer.engine import (
-    ANSWER_START,
-    VERSION,
-    VERSIONS,
-    WINDOWS,
-    TrainerEngine,
-    TrainingSchedule,
-)
+from fleet.drafts.trainer.checkpoints import VERSIONS
+from fleet.drafts.trainer.engine import ANSWER_START, VERSION, WINDOWS, TrainerEngine
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import TargetParts
+from fleet.drafts.trainer.schedule import TrainingSchedule
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 from fleet.engine.base import Arrays, EngineInput, EngineOutput, EngineRequest
 from fleet.graphs.training import PUBLISH, TRAIN, TRAINED
@@ -102,7 +97,7 @@ class StoredHeads(HeadExchange):
         return packed_bytes(self._config)
 
     def prepare(self, data: bytes, sha256: str) -> object:
-        """Raises: ConfigError if the head is damaged, or another one."""
+        """Raises: ConfigError if the head is damaged, or has another hash."""
         _, found = unpack_head(data, target_hash=self._config.target_hash)
         if found != sha256:
             raise ConfigError(
@@ -118,7 +113,7 @@ class StoredHeads(HeadExchange):
 
 
 class TrainerAdapter(TaskAdapter):
-    """One capture: its rows in, its acknowledgement out."""
+    """Adapter of a capture: hidden states in, the acknowledgement out."""
 
     def __init__(self, spec: RequestSpec) -> None:
         self._spec = spec

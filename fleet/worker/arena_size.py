@@ -8,6 +8,7 @@ from fleet.config import FleetConfig
 from fleet.config.schema import ARENA_MIB, REQUEST_CAP_MIB
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
+from fleet.engine.base import Engine
 from fleet.stages.base import BuiltStage
 from fleet.transfer.arena import ALIGN_BYTES
 from fleet.transfer.memory import stored_bytes
@@ -39,7 +40,7 @@ def arena_size(config: FleetConfig, stage: StageName, built: BuiltStage) -> Aren
     """
     given, num_rows = config.transfer, config.limits.max_prompt_tokens + built.num_added_rows
     is_split = config.stage(stage).split is not None
-    data_bytes = built.engine.hand_off_bytes(num_rows) if is_split else 0
+    data_bytes = _hand_off_bytes(built.engine, num_rows) if is_split else 0
     slot_bytes = stored_bytes(data_bytes) + ALIGN_BYTES if data_bytes else 0
     arena = (
         given.arena_mib * MIB if given.arena_mib else ARENA_MIB * MIB + NUM_HAND_OFFS * slot_bytes
@@ -55,10 +56,15 @@ def arena_size(config: FleetConfig, stage: StageName, built: BuiltStage) -> Aren
     return ArenaSize(arena_bytes=arena, request_cap_bytes=cap, hand_off_bytes=data_bytes)
 
 
+def _hand_off_bytes(engine: Engine, num_rows: int) -> int:
+    pages = engine.kv.pages if engine.kv is not None else None
+    return pages.num_bytes(num_rows) if pages is not None else 0
+
+
 def _refusal(
     config: FleetConfig, stage: StageName, built: BuiltStage, name: str, size: int, slot_bytes: int
 ) -> ConfigError:
-    page_bytes, page_size = built.engine.hand_off_bytes(1), config.stage(stage).page_size_tokens
+    page_bytes, page_size = _hand_off_bytes(built.engine, 1), config.stage(stage).page_size_tokens
     held = (
         size * MIB - stored_bytes(0) - ALIGN_BYTES
     ) // page_bytes * page_size - built.num_added_rows

@@ -125,7 +125,8 @@ class WorkerProcess(RegisteredProcess):
     def drop_work(self) -> None:
         for request in list(self.loop.tasks) if self.loop else []:
             self.built.engine.abort(request)
-        self.built.engine.drop_cached()
+        if self.built.engine.prefixes is not None:
+            self.built.engine.prefixes.drop()
 
     def live(self, worker: WorkerId, client: redis.Redis, lease_client: redis.Redis) -> None:
         order = self.loop.availability.order_in_force() if self.loop else None
@@ -209,8 +210,8 @@ class WorkerProcess(RegisteredProcess):
         caches = (
             config.limits.max_cached_conversations and config.lease.prefix_cache_s and not is_split
         )
-        limits = self.built.engine.session_limits()
-        if not caches or limits is None:
+        copies = self.built.engine.sessions
+        if not caches or copies is None:
             return None
 
         def adopt(session: str) -> None:
@@ -219,8 +220,7 @@ class WorkerProcess(RegisteredProcess):
 
         place = self.access.listening_place(self.config)
         return SessionService(
-            self.built.engine,
-            limits,
+            copies,
             stage,
             self.fingerprint,
             place,

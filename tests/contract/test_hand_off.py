@@ -16,8 +16,9 @@ from fleet.core.errors import ConfigError, OutOfMemory, TransferError
 from fleet.core.ids import RequestId, StageName, Walk, WorkerId, role_of
 from fleet.core.pages import Memory
 from fleet.core.request import Sampling
-from fleet.engine.base import NUM_POSITIONS, Engine, EngineInput, EngineRequest, KVPages
-from fleet.engine.torch import lm_engine
+from fleet.engine.base import NUM_POSITIONS, Engine, EngineInput, EngineRequest
+from fleet.engine.capabilities import KVPages
+from fleet.engine.torch import kv_transfer
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.models.causal_lm.program import CausalTask
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
@@ -74,7 +75,7 @@ class HandOffEnd:
         return [int(token) for array in arrays for token in array.ravel()]
 
     def holds(self) -> tuple[int, int]:
-        return self.engine.stats().pages_used, self.transfer.used_slots()
+        return self.engine.stats().kv.pages_used, self.transfer.used_slots()
 
 
 Ends = tuple[HandOffEnd, HandOffEnd]
@@ -154,7 +155,7 @@ def offered(source: HandOffEnd) -> tuple[Offer, list[int]]:
 def kv_import_of(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImport:
     return KVImport(
         offer,
-        target.engine,
+        target.engine.kv,
         target.transfer,
         lambda _worker: source.transfer.metadata(),
         DEADLINE_S,
@@ -240,7 +241,7 @@ def test_import_from_missing_source_fails(ends: Ends) -> None:
     def gone(_worker: WorkerId) -> bytes:
         raise TransferError("it is gone")
 
-    kv_import = KVImport(offer, target.engine, target.transfer, gone, DEADLINE_S)
+    kv_import = KVImport(offer, target.engine.kv, target.transfer, gone, DEADLINE_S)
     kv_import.poll()
     assert kv_import.failed and kv_import.blocks is None
     assert kv_import.free_pages()
@@ -291,7 +292,7 @@ def test_blocks_of_another_dtype_or_page_size_are_recomputed(
 def test_pages_are_copied_when_pool_is_short_of_pages(
     new_end: EndFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
+    monkeypatch.setattr(kv_transfer, "LENDING_SHARE", 1.0)
     source, target = new_end("pages"), new_end("pages")
     whole = undisturbed(source)
     offer, begun = offered(source)

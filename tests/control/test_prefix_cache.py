@@ -18,6 +18,7 @@ from fleet.core.ids import Epoch, RequestId, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.graphs import get_graph
 from fleet.worker.loop.loop import WorkerLoop
+from tests.capabilities import prefixes_of
 from tests.control_plane import GATEWAY, OTHER, ROLE, STAGE, WORKER, Control, set_deadline
 from tests.harness import (
     ThreadFleet,
@@ -183,7 +184,7 @@ def wait_claimed(fleet: ThreadFleet, worker: WorkerId, request: RequestId) -> No
 
 
 def caching_workers(fleet: ThreadFleet, session: str = SESSION) -> set[WorkerId]:
-    return {loop.worker for loop in fleet.loops if loop.engine.num_cached_rows(session)}
+    return {loop.worker for loop in fleet.loops if prefixes_of(loop.engine).num_rows(session)}
 
 
 @pytest.fixture
@@ -358,7 +359,7 @@ async def test_refused_cache_write_frees_the_rows(fleet: ThreadFleet) -> None:
         call = scripts.cache_prefix(
             spec.id, STAGE, Epoch(1), caching_worker, SESSION, num_rows=3, reused=0, keep_s=60
         )
-        assert loop.engine.num_cached_rows(SESSION)
+        assert prefixes_of(loop.engine).num_rows(SESSION)
         loop.cached_sessions._settle(SESSION, run(fleet.clients[0], call), was_announced=True)  # pyright: ignore[reportPrivateUsage]
-        assert not loop.engine.num_cached_rows(SESSION)
+        assert not prefixes_of(loop.engine).num_rows(SESSION)
         await pending.abort("enough")

@@ -22,6 +22,7 @@ from fleet.stages.base import BuiltSpan
 from fleet.stages.options import BuildOptions
 from fleet.stages.text import build_span
 from fleet.worker.main import WorkerProcess
+from tests.capabilities import remote_of
 from tests.harness import gateway_at, wait_none_live
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads
 from tests.storm import left_in_redis
@@ -174,7 +175,7 @@ def test_worker_that_cannot_load_its_part_stays_out_of_the_route_and_unclaimed(
             route_of(control, anchor.last_id) == before
             and anchor_of(control, workers[0].last_id) == anchor.last_id
         )
-        assert anchor.built.engine.accepts_requests()
+        assert remote_of(anchor.built.engine).accepts_requests()
 
 
 def route_of(control: redis.Redis, anchor: WorkerId | None) -> str:

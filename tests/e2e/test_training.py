@@ -15,7 +15,7 @@ import pytest
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.core.ids import WorkerId, place_of
-from fleet.drafts.trainer.engine import VERSIONS
+from fleet.drafts.trainer.checkpoints import VERSIONS
 from tests.e2e.fleets import ProcessFleet, fleet_up
 from tests.support import Running, run_cli, start_cli, wait_until
 

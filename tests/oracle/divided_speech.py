@@ -12,9 +12,11 @@ import numpy as np
 
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec
+from fleet.engine.base import await_ready
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
 from fleet.lab.measure.twin import Answers, SlowTwin
+from tests.capabilities import remote_of
 from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, Case
 from tests.oracle.twins import Built, ask, codes_of, speaking_stages, tokens_of
 from tests.span_route import SpanRoute, Split
@@ -68,7 +70,7 @@ class DividedTwin(SlowTwin):
     def before_turn(self) -> None:
         for route in self.routes:
             self.most_running = max(self.most_running, route.engine.stats().running)
-            route.engine.take_suspects()
+            remote_of(route.engine).take_suspects()
             route.repair()
 
 
@@ -166,7 +168,7 @@ def assert_all_free(stages: SpeechStages) -> None:
     for route in stages.routes.values():
         assert isinstance(route.engine, LMEngine)
         route.engine.pool.check()
-        assert route.engine.stats().pages_used == 0
+        assert route.engine.stats().kv.pages_used == 0
         while not all(worker.is_idle for worker in route.worker_at):
             twin.before_turn()
-            route.engine.await_pass(0.01)
+            await_ready(route.engine, 0.01)

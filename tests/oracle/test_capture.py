@@ -17,7 +17,7 @@ from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId
 from fleet.core.request import Sampling
 from fleet.drafts.eagle3.config import default_layer_ids
-from fleet.drafts.trainer.captured import sample_of
+from fleet.drafts.trainer.samples import sample_of
 from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import THINKER
@@ -101,7 +101,7 @@ def test_captured_rows_are_those_of_transformers(target: Any, numerics: str, chu
     np.testing.assert_allclose(
         got[INPUT_ROWS], done.hidden_states[0][0].numpy(), rtol=1e-3, atol=1e-4
     )
-    assert engine.stats().running == 0 and engine.stats().pages_used == 0
+    assert engine.stats().running == 0 and engine.stats().kv.pages_used == 0
 
 
 def test_answers_beside_captures_stay_the_same(target: Any) -> None:
@@ -128,7 +128,7 @@ def test_answers_beside_captures_stay_the_same(target: Any) -> None:
     assert answers_of(built, PROMPTS, lambda _: SAMPLING) == expected
     finish(engine)
     assert rows == {"c0": 9, "c1": 9, "c2": 9}
-    assert engine.stats().pages_used == 0
+    assert engine.stats().kv.pages_used == 0
 
 
 def test_captures_wait_for_answers_beyond_their_share(target: Any) -> None:
@@ -171,7 +171,7 @@ def test_captures_leave_their_pages_to_answers(target: Any) -> None:
     assert (
         sum(len(output.arrays[TAPS]) for output in outputs if output.request_id == "c") == num_rows
     )
-    assert engine.stats().pages_used == 0
+    assert engine.stats().kv.pages_used == 0
 
 
 def test_capture_is_refused_where_none_are_computed(target: Any) -> None:

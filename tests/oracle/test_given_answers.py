@@ -47,7 +47,8 @@ async def fleet(
         wait_until(lambda: not held(fleet), "workers to hold nothing")
         living = [loop for loop in fleet.loops if loop.worker not in fleet.killed]
         wait_until(
-            lambda: all(loop.engine.stats().pages_used == 0 for loop in living), "pools to be empty"
+            lambda: all(loop.engine.stats().kv.pages_used == 0 for loop in living),
+            "pools to be empty",
         )
 
 

@@ -31,6 +31,7 @@ from fleet.models.causal_lm.parts import Parts
 from fleet.models.causal_lm.probe import probe
 from fleet.models.causal_lm.rope import RECOMPUTING, Rotaries
 from fleet.stages.text import PREFILL
+from tests.capabilities import kv_of, sessions_of
 from tests.oracle.test_span_engine import THREE_LAYERS, driven
 from tests.oracle.test_text_engine import Family, greedy, write_model
 from tests.oracle.twins import speaking_stages
@@ -215,7 +216,7 @@ def test_evicted_requests_are_answered_as_each_alone(scaled: Scaled, kv_pages: i
     driver = single(scaled.folder, kv_pages=kv_pages, prefill_chunk_tokens=16)
     assert answer_all(driver) == wanted(scaled)
     driver.engine.pool.check()
-    assert driver.engine.stats().pages_used == 0
+    assert driver.engine.stats().kv.pages_used == 0
 
 
 @pytest.mark.parametrize("name", THREE_LAYERS)
@@ -244,10 +245,10 @@ def test_next_turn_reuses_only_rows_with_its_own_scaling(scaled: Scaled) -> None
     driver = single(scaled.folder, numerics="invariant", prefill_chunk_tokens=16)
     text, reused = ids_of(5, 20), list[int]()
     for turn in range(6):
-        before = driver.engine.stats().rows_reused
+        before = driver.engine.stats().kv.rows_reused
         driver.submit(f"turn {turn}", text, sampling(10), session="talk")
         driver.run()
-        reused.append(driver.engine.stats().rows_reused - before)
+        reused.append(driver.engine.stats().kv.rows_reused - before)
         assert driver.tokens[f"turn {turn}"] == scaled.alone(text, 10), (
             f"{len(text)} tokens of prompt"
         )
@@ -406,12 +407,14 @@ def test_rows_of_another_engine_are_used_only_with_equal_scaling(
     source = single(scaled.folder, numerics="invariant")
     source.submit("crossing", prompt, sampling())
     source.run(lambda: len(source.tokens["crossing"]) >= num_drawn)
-    blocks = source.engine.export_kv(RequestId("crossing"))
+    blocks = kv_of(source.engine).export_blocks(RequestId("crossing"))
     drawn = source.tokens["crossing"]
     target = single(scaled.folder, numerics="invariant")
     ids = EngineInput(walk=PREFILL, arrays={"ids": np.array(prompt, np.int32)}, final=True)
     target.submit_request(history_request("crossing", prompt, drawn), [ids])
-    is_used = blocks is not None and target.engine.import_kv(RequestId("crossing"), blocks)
+    is_used = blocks is not None and kv_of(target.engine).import_blocks(
+        RequestId("crossing"), blocks
+    )
     assert is_used or num_drawn >= 10
     target.run()
     assert target.tokens["crossing"] == scaled.alone(prompt)
@@ -425,13 +428,13 @@ def test_saved_session_continues_with_the_scaling_of_its_next_turn(
     first = ids_of(6, length)
     source.submit("first", first, sampling(10), session="talk")
     source.run()
-    source.engine.begin_save("talk")
-    (copied,) = source.engine.take_copied()
+    sessions_of(source.engine).begin_save("talk")
+    (copied,) = sessions_of(source.engine).take_copied()
     assert copied.saved is not None
-    target.engine.begin_load("talk", copied.saved)
-    assert [each.error for each in target.engine.take_copied()] == [None]
+    sessions_of(target.engine).begin_load("talk", copied.saved)
+    assert [each.error for each in sessions_of(target.engine).take_copied()] == [None]
     text = [*first, *source.tokens["first"], *ids_of(7, 8)]
     target.submit("next", text, sampling(), session="talk")
     target.run()
     assert target.tokens["next"] == scaled.alone(text)
-    assert length > 20 or target.engine.stats().rows_reused == length + 9
+    assert length > 20 or target.engine.stats().kv.rows_reused == length + 9

@@ -143,7 +143,7 @@ def assert_only_cached_pages(fleet: ThreadFleet) -> None:
     wait_until(lambda: not held(fleet), "workers to hold nothing")
     for loop in fleet.loops:
         stats = loop.engine.stats()
-        assert (stats.running, stats.pages_used) == (0, stats.pages_cached)
+        assert (stats.running, stats.kv.pages_used) == (0, stats.kv.pages_cached)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])

@@ -17,6 +17,7 @@ from torch import Tensor
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.spans.net.ring import BlockReads
+from tests.capabilities import prefixes_of
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
 from tests.span_route import LM, WAIT_S, SpanRoute, Split, TextDriver, single
 
@@ -126,7 +127,7 @@ def assert_nothing_held(driver: TextDriver) -> None:
     assert route is not None
     driver.engine.pool.check()
     engine: Any = driver.engine
-    assert driver.engine.stats().pages_used == 0
+    assert driver.engine.stats().kv.pages_used == 0
     driver.settle(lambda: all(worker.is_idle for worker in route.worker_at))
     kept = engine._passes._log
     assert not (kept.num_tables or kept.num_bytes or kept.after(0)), "the anchor keeps sent rows"
@@ -244,16 +245,16 @@ def test_one_script_of_sessions_gives_equal_answers_in_every_topology(
     }
     whole = single(folder, **options)
     play_session(whole)
-    assert whole.engine.stats().rows_reused > 0
+    assert whole.engine.stats().kv.rows_reused > 0
     for name in ("forward 1", "forward 2", "reverse 2", "head on anchor 2"):
         with driven(folder, SPLITS[name], **options) as driver:
             play_session(driver)
             assert answers_of_session(driver) == answers_of_session(whole), name
             assert (
                 kv_pages == 9
-                or driver.engine.stats().rows_reused == whole.engine.stats().rows_reused
+                or driver.engine.stats().kv.rows_reused == whole.engine.stats().kv.rows_reused
             )
-            driver.engine.drop_cached()
+            prefixes_of(driver.engine).drop()
             assert_nothing_held(driver)
 
 

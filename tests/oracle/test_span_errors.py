@@ -14,6 +14,7 @@ from torch import Tensor
 from fleet.core.errors import EngineError
 from fleet.core.ids import RequestId
 from fleet.core.request import Sampling
+from tests.capabilities import prefixes_of
 from tests.oracle.test_span_engine import (
     HIDDEN,
     PROMPT,
@@ -150,7 +151,7 @@ def test_aborted_and_finished_requests_leave_nothing_in_any_process(
             driver.turn()
         for request in sorted(driver.open):
             driver.end(request, keep=False)
-        driver.engine.drop_cached()
+        prefixes_of(driver.engine).drop()
         assert not driver.errors
         assert_nothing_held(driver)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fleet.core.request import Sampling
+from tests.capabilities import prefixes_of
 from tests.oracle.test_span_engine import (
     HIDDEN,
     PROMPT,
@@ -149,7 +150,7 @@ def test_deaths_among_aborts_sessions_and_evictions_change_no_answer(
                 chance.choice(route_of(driver).worker_at).kill()
             driver.turn()
         assert not driver.errors and route_of(driver).num_replaced > 3
-        driver.engine.drop_cached()
+        prefixes_of(driver.engine).drop()
         assert_nothing_held(driver)
         answers = {name: tokens for name, tokens in driver.tokens.items() if name not in ended}
     whole = single(folder, **INVARIANT)

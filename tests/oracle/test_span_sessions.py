@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from fleet.core.errors import BadInput
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
-from fleet.engine.base import SavedSession, SessionCopied
+from fleet.engine.capabilities import SavedSession, SessionCopied
 from fleet.graphs.qwen3_omni import THINKER
 from fleet.spans.protocol.messages import SpanFetched
 from fleet.stages.qwen3_omni.thinker import ThinkerAdapter, feature_extractor
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
+from tests.capabilities import prefixes_of, sessions_of
 from tests.oracle.cases import make_frontend, speech_like, user, wav_part
 from tests.oracle.divided_speech import THINKERS
 from tests.oracle.test_sessions import OracleConversation
@@ -77,7 +78,7 @@ def copied(driver: TextDriver) -> SessionCopied:
 
     def ended() -> SessionCopied | None:
         driver.turn()
-        return next(iter(driver.engine.take_copied()), None)
+        return next(iter(sessions_of(driver.engine).take_copied()), None)
 
     done = wait_until(ended, "the copy to end")
     assert done is not None
@@ -87,7 +88,7 @@ def copied(driver: TextDriver) -> SessionCopied:
 def saved_by(driver: TextDriver) -> SavedSession:
     driver.submit("first", FIRST, Sampling(max_tokens=6), session="s")
     driver.run()
-    driver.engine.begin_save("s")
+    sessions_of(driver.engine).begin_save("s")
     saved = copied(driver).saved
     assert saved is not None and saved.num_rows > len(FIRST)
     return saved
@@ -127,10 +128,10 @@ def assert_session_moves(drivers: SessionDrivers, layout: str) -> None:
     expected = next_turn(source, answer)
     for other in (WHOLE, "forward 2", "reverse 2"):
         target = drivers(other)
-        target.engine.begin_load("s", saved)
+        sessions_of(target.engine).begin_load("s", saved)
         assert copied(target).error is None
         assert torch.equal(next_turn(target, answer), expected), other
-        assert target.engine.stats().rows_reused >= len(FIRST)
+        assert target.engine.stats().kv.rows_reused >= len(FIRST)
 
 
 @pytest.mark.parametrize("layout", [WHOLE, "forward 2", "reverse 2"])
@@ -149,7 +150,7 @@ def test_saved_session_has_the_tapped_rows_of_its_audio(
         talk.ask(user("What do you hear?", wav_part(speech_like(0.9, 2)))),
         tiny_checkpoint,
     )
-    source.engine.begin_save("s")
+    sessions_of(source.engine).begin_save("s")
     saved = copied(source).saved
     assert saved is not None and saved.tapped
     talk.answers.append(source.tokens["first"])
@@ -159,10 +160,10 @@ def test_saved_session_has_the_tapped_rows_of_its_audio(
     assert len(expected) == len(saved.tapped)
     for other in (WHOLE, "forward 2", "reverse 2"):
         target = thinker(other)
-        target.engine.begin_load("s", saved)
+        sessions_of(target.engine).begin_load("s", saved)
         assert copied(target).error is None
         feed_turn(target, "second", second, tiny_checkpoint)
-        assert target.engine.stats().rows_reused >= len(saved.tapped)
+        assert target.engine.stats().kv.rows_reused >= len(saved.tapped)
         assert (
             target.tokens["second"] == source.tokens["second"]
             and (tapped_rows(target, "second") == expected).all()
@@ -198,14 +199,14 @@ def test_session_is_saved_and_loaded_while_prompts_are_computed(
     for number in range(4):
         driver.submit(f"long {number}", MANY, Sampling(max_tokens=3))
     driver.turn()
-    driver.engine.begin_save("s")
+    sessions_of(driver.engine).begin_save("s")
     again = copied(driver).saved
     assert again is not None and all(
         (one == two).all() for one, two in zip(again.layers, saved.layers, strict=True)
     )
-    driver.engine.drop_cached("s")
+    prefixes_of(driver.engine).drop("s")
     driver.end("long 0", keep=False)
-    driver.engine.begin_load("s", saved)
+    sessions_of(driver.engine).begin_load("s", saved)
     assert copied(driver).error is None
     driver.run()
     alone = text(WHOLE)
@@ -215,7 +216,7 @@ def test_session_is_saved_and_loaded_while_prompts_are_computed(
 def test_session_of_another_model_or_without_rows_is_refused(text: SessionDrivers) -> None:
     driver = text("forward 1")
     with pytest.raises(BadInput, match="no rows of the session are cached"):
-        driver.engine.begin_save("unknown")
+        sessions_of(driver.engine).begin_save("unknown")
     saved = saved_by(driver)
     fewer = SavedSession(
         num_rows=saved.num_rows, keys=saved.keys, layers=saved.layers[:-1], layout=saved.layout
@@ -223,7 +224,7 @@ def test_session_of_another_model_or_without_rows_is_refused(text: SessionDriver
     with pytest.raises(
         BadInput, match="the file has 3 layers of float32, .* this model 4 of float32"
     ):
-        driver.engine.begin_load("s", fewer)
+        sessions_of(driver.engine).begin_load("s", fewer)
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -237,17 +238,17 @@ def test_session_is_not_saved_while_a_span_worker_lacks_its_rows(
     source = text(layout)
     saved, answer = saved_by(source), source.tokens["first"]
     driver = text(layout)
-    driver.engine.begin_load("s", saved)
+    sessions_of(driver.engine).begin_load("s", saved)
     assert copied(driver).error is None
     route_of(driver).worker_at[place].kill()
     driver.turn()
-    driver.engine.begin_save("s")
+    sessions_of(driver.engine).begin_save("s")
     refused = copied(driver)
     assert refused.saved is None and refused.error is not None
     assert "this worker has 0 of the" in refused.error.message, refused.error.message
     assert torch.equal(next_turn(driver, answer), next_turn(source, answer))
-    driver.engine.begin_save("s")
-    source.engine.begin_save("s")
+    sessions_of(driver.engine).begin_save("s")
+    sessions_of(source.engine).begin_save("s")
     assert_same_rows(copied(driver).saved, copied(source).saved)
 
 
@@ -264,7 +265,7 @@ def test_session_saved_after_a_loss_has_the_rows_that_are_computed_again(
 
     def is_saved() -> bool:
         driver.turn()
-        driver.engine.begin_save("s")
+        sessions_of(driver.engine).begin_save("s")
         done = copied(driver)
         again.extend([done.saved] if done.saved is not None else [])
         return bool(again)
@@ -279,16 +280,16 @@ def test_copy_fails_when_a_span_worker_is_lost_meanwhile(text: SessionDrivers) -
     route = route_of(driver)
     assert route.chain is not None
     route.chain.loses = lambda message: isinstance(message, SpanFetched)
-    driver.engine.begin_save("s")
-    assert not driver.engine.take_copied()
+    sessions_of(driver.engine).begin_save("s")
+    assert not sessions_of(driver.engine).take_copied()
     route.worker_at[1].kill()
     wait_until(lambda: route.chain is None or route.chain.is_broken, "the loss to be noticed")
-    (done,) = driver.engine.take_copied()
+    (done,) = sessions_of(driver.engine).take_copied()
     assert (
         done.error is not None
         and done.error.message == "a span worker was lost during the copy; try again"
     )
-    assert driver.engine.num_cached_rows("s") == saved.num_rows
+    assert prefixes_of(driver.engine).num_rows("s") == saved.num_rows
 
 
 @pytest.mark.parametrize("dropped", ["s", None], ids=["expired", "all dropped"])
@@ -297,15 +298,19 @@ def test_session_that_is_dropped_during_a_copy_is_not_cached_after_it(
 ) -> None:
     driver = text("forward 2")
     saved = saved_by(driver)
-    driver.engine.begin_save("s")
-    driver.engine.drop_cached(dropped)
+    sessions_of(driver.engine).begin_save("s")
+    prefixes_of(driver.engine).drop(dropped)
     assert_same_rows(copied(driver).saved, saved)
-    assert driver.engine.num_cached_rows("s") == 0 and driver.engine.stats().pages_used == 0
-    driver.engine.begin_load("s", saved)
-    driver.engine.drop_cached(dropped)
+    assert (
+        prefixes_of(driver.engine).num_rows("s") == 0 and driver.engine.stats().kv.pages_used == 0
+    )
+    sessions_of(driver.engine).begin_load("s", saved)
+    prefixes_of(driver.engine).drop(dropped)
     refused = copied(driver).error
     assert refused is not None and "was dropped while it was loaded" in refused.message
-    assert driver.engine.num_cached_rows("s") == 0 and driver.engine.stats().pages_used == 0
+    assert (
+        prefixes_of(driver.engine).num_rows("s") == 0 and driver.engine.stats().kv.pages_used == 0
+    )
 
 
 def assert_same_rows(one: SavedSession | None, other: SavedSession | None) -> None:

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def own_figures(driver: TextDriver) -> SpanFigures:
-    figures = driver.engine.stats().span_figures
+    figures = driver.engine.stats().spans
     assert figures is not None
     return figures
 

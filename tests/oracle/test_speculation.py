@@ -315,7 +315,7 @@ def test_next_turn_of_a_session_reuses_only_rows_of_its_answer(runs: Runs) -> No
             {"ngram": NgramDrafter()}, "ngram", NUM_DRAFTS, follows_times=False
         )
         assert session_turn(built, "b", second) == expected
-        assert built.engine.stats().rows_reused == len(PROMPTS[0]) + len(first) - 1
+        assert built.engine.stats().kv.rows_reused == len(PROMPTS[0]) + len(first) - 1
 
 
 def session_turn(built: BuiltStage, name: str, prompt: Sequence[int]) -> list[int]:

@@ -66,7 +66,7 @@ def assert_clean(fleet: ThreadFleet) -> None:
         lambda: all(loop.transfer.used_slots() == 0 for loop in fleet.loops), "arenas to be empty"
     )
     wait_until(
-        lambda: all(loop.engine.stats().pages_used == 0 for loop in fleet.loops),
+        lambda: all(loop.engine.stats().kv.pages_used == 0 for loop in fleet.loops),
         "pools to be empty",
     )
 

@@ -107,4 +107,4 @@ def assert_all_pages_free(built: Built) -> None:
         if isinstance(stage.engine, LMEngine):
             stage.engine.pool.check()
             assert stage.engine.stats().running == 0
-            assert stage.engine.stats().pages_used == 0
+            assert stage.engine.stats().kv.pages_used == 0

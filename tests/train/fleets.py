@@ -76,7 +76,11 @@ class TrainingFleet:
     def _left_in(self, loop: WorkerLoop) -> tuple[int, int, int]:
         """Return slots, requests and pages that are in use."""
         stats = loop.engine.stats()
-        return loop.transfer.used_slots(), stats.running, stats.pages_used - stats.pages_cached
+        return (
+            loop.transfer.used_slots(),
+            stats.running,
+            stats.kv.pages_used - stats.kv.pages_cached,
+        )
 
 
 async def _each(samples: Iterable[AnsweredPrompt]) -> AsyncIterator[AnsweredPrompt]:

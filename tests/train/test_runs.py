@@ -12,7 +12,7 @@ import pytest
 from fleet.core.errors import EngineError, FleetError
 from fleet.drafts.capture.run import CapturedRun, RunProgress, RunState
 from fleet.drafts.capture.source import AnsweredPrompt
-from fleet.drafts.trainer.engine import CHECKPOINTS
+from fleet.drafts.trainer.checkpoints import CHECKPOINTS
 from fleet.drafts.trainer.samples import DraftSample
 from fleet.drafts.trainer.trainer import Trainer, WindowRecord
 from fleet.graphs.training import TRAINER

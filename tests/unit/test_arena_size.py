@@ -1,6 +1,7 @@
 """Room in a worker's arena for the keys and values of the longest prompt."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -20,10 +21,10 @@ PAGE_BYTES = 16 * 48 * 2 * 4 * 128 * 2
 """16 positions of the published Thinker in bfloat16."""
 
 
-class SizedEngine:
-    """Engine of which only the size of a hand-off is asked."""
+class SizedPages:
+    """Pool of which only the size of a hand-off is asked."""
 
-    def hand_off_bytes(self, num_rows: int) -> int:
+    def num_bytes(self, num_rows: int) -> int:
         return -(-num_rows // 16) * PAGE_BYTES
 
 
@@ -31,7 +32,7 @@ def size_with(*overrides: str, num_added_rows: int = 0) -> ArenaSize:
     config = load_config(None, overrides)
     adapter: Callable[..., object] = lambda *_: None  # noqa: E731
     built = BuiltStage(
-        engine=cast(Engine, SizedEngine()),
+        engine=cast(Engine, SimpleNamespace(kv=SimpleNamespace(pages=SizedPages()))),
         adapter=cast(AdapterFactory, adapter),
         num_added_rows=num_added_rows,
     )

@@ -7,22 +7,22 @@ from typing import cast
 
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId
 from fleet.core.request import Sampling
-from fleet.engine.base import Engine, EngineRequest
+from fleet.engine.base import EngineRequest
 from fleet.worker.loop.cached_sessions import CachedSessions
 from fleet.worker.task.task import Task
 
 SESSION, KEEP_S = "talk", 60.0
 
 
-class EngineWithCachedRows:
+class PrefixesOfOneSession:
     def __init__(self) -> None:
         self.sessions = {SESSION}
 
-    def num_cached_rows(self, session: str) -> int:
+    def num_rows(self, session: str) -> int:
         return 9 if session in self.sessions else 0
 
-    def drop_cached(self, session: str) -> None:
-        self.sessions.discard(session)
+    def drop(self, session: str | None = None) -> None:
+        self.sessions -= {session}
 
 
 class SteppedClock:
@@ -33,9 +33,12 @@ class SteppedClock:
 
 
 def new_sessions(clock: SteppedClock | None = None) -> CachedSessions:
-    engine = cast(Engine, EngineWithCachedRows())
     return CachedSessions(
-        engine, WorkerId("w"), keep_s=KEEP_S, max_sessions=4, clock=clock or SteppedClock()
+        PrefixesOfOneSession(),
+        WorkerId("w"),
+        keep_s=KEEP_S,
+        max_sessions=4,
+        clock=clock or SteppedClock(),
     )
 
 

@@ -81,6 +81,17 @@ TOGETHER: tuple[Case, ...] = (
         "remove it",
     ),
     (
+        "pages where nothing is cached",
+        "stages: {code2wav: {kv_pages: 64}}",
+        "stages.code2wav.kv_pages: code2wav has no KV cache, so the key has no effect; remove it",
+    ),
+    (
+        "a split trainer",
+        "{training: {enabled: true}, stages: {trainer: {split: {}}}}",
+        "stages.trainer.split: trainer has no prefill to split from its decode; only thinker, "
+        "talker can be split",
+    ),
+    (
         "an unused ramp",
         "edges: {text: {policy: {kind: each, ramp: [4]}}}",
         "edges.text.policy.ramp: kind each does not use a ramp; set kind: ramp, or remove it",

@@ -27,7 +27,8 @@ from fleet.core.session_messages import (
     decode_session_message,
     encode_session_message,
 )
-from fleet.engine.base import NUM_POSITIONS, EngineInput, EngineRequest, KVBlocks, SavedSession
+from fleet.engine.base import NUM_POSITIONS, EngineInput, EngineRequest
+from fleet.engine.capabilities import KVBlocks, SavedSession
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.lm_engine import LMEngine, LoopLimits
 from fleet.engine.torch.pass_queue import LocalPasses
@@ -38,6 +39,7 @@ from fleet.spans.net.dial import dial
 from fleet.worker.process.endpoints import endpoint_of
 from fleet.worker.sessions.client import SessionFile
 from fleet.worker.sessions.service import SessionService
+from tests.capabilities import kv_of, prefixes_of, sessions_of
 from tests.support import wait_until
 from tests.unit.test_lm_loop import CountingProgram, CountingTask
 
@@ -93,14 +95,14 @@ def engine_with_a_session() -> LMEngine[CountingTask]:
         request.request_id, EngineInput(walk=PREFILL, arrays={"numbers": numbers}, final=True)
     )
     wait_until(
-        lambda: bool(engine.step()) and engine.num_cached_rows("kept") > 0, "the turn to end"
+        lambda: bool(engine.step()) and prefixes_of(engine).num_rows("kept") > 0, "the turn to end"
     )
     return engine
 
 
 def check_engine(engine: LMEngine[CountingTask]) -> None:
     """Check that the conversation is still cached, and no page lost."""
-    assert engine.num_cached_rows("kept") == 15
+    assert prefixes_of(engine).num_rows("kept") == 15
     engine.pool.check()
 
 
@@ -114,8 +116,7 @@ class Served:
 
     def __post_init__(self) -> None:
         self.service = SessionService(
-            self.engine,
-            self.engine.session_limits(),
+            sessions_of(self.engine),
             StageName("lm"),
             "c",
             "127.0.0.1",
@@ -205,7 +206,7 @@ def saved(
 def test_engine_refuses_a_session_that_contradicts_itself(info: SessionInfo) -> None:
     engine = engine_with_a_session()
     with pytest.raises((BadInput, OutOfPages)):
-        engine.begin_load("new", saved(info, layers=(48,) * min(info.num_layers, 2)))
+        sessions_of(engine).begin_load("new", saved(info, layers=(48,) * min(info.num_layers, 2)))
     check_engine(engine)
 
 
@@ -224,8 +225,8 @@ def test_engine_loads_a_session_or_refuses_it_without_effect(
         0 < rows <= NUM_PAGES // 2 * PAGE_SIZE and keys == rows and sizes == [ROW_BYTES * rows]
     )
     try:
-        engine.begin_load("new", given_session)
-        assert is_whole and engine.num_cached_rows("new") == rows
+        sessions_of(engine).begin_load("new", given_session)
+        assert is_whole and prefixes_of(engine).num_rows("new") == rows
     except (BadInput, OutOfPages):
         assert not is_whole or rows > NUM_PAGES * PAGE_SIZE
     if rows <= NUM_PAGES // 2 * PAGE_SIZE:
@@ -235,13 +236,15 @@ def test_engine_loads_a_session_or_refuses_it_without_effect(
 
 def test_session_that_fits_once_others_are_dropped_is_loaded() -> None:
     engine, rows = engine_with_a_session(), NUM_PAGES * PAGE_SIZE
-    engine.begin_load("new", saved(replace(INFO, num_rows=rows), rows, [ROW_BYTES * rows]))
-    assert engine.num_cached_rows("new") == rows and engine.num_cached_rows("kept") == 0
+    sessions_of(engine).begin_load(
+        "new", saved(replace(INFO, num_rows=rows), rows, [ROW_BYTES * rows])
+    )
+    assert prefixes_of(engine).num_rows("new") == rows and prefixes_of(engine).num_rows("kept") == 0
 
 
 def test_whole_session_is_loaded(served: Served) -> None:
     assert served.load(INFO, PARTS) == "done"
-    assert served.loaded == ["new"] and served.engine.num_cached_rows("new") == NUM_ROWS
+    assert served.loaded == ["new"] and prefixes_of(served.engine).num_rows("new") == NUM_ROWS
 
 
 @pytest.mark.parametrize("info", INFOS.values(), ids=list(INFOS))
@@ -298,10 +301,10 @@ def test_worker_survives_damaged_frames(served: Served, frames: list[tuple[bytes
         (encode_session_message(LoadSession(session="x", info=replace(INFO, stage="other"))), b""),
     )
     for session in ("new", "x"):
-        served.engine.drop_cached(session)
+        prefixes_of(served.engine).drop(session)
     assert served.load(INFO, PARTS) == "done"
     check_engine(served.engine)
-    served.engine.drop_cached("new")
+    prefixes_of(served.engine).drop("new")
 
 
 def written(folder: Path, info: SessionInfo = INFO, parts: dict[str, bytes] | None = None) -> Path:
@@ -380,7 +383,7 @@ def test_damaged_hand_off_is_recomputed(num_rows: int, num_bytes: int) -> None:
         name,
         EngineInput(walk=PREFILL, arrays={"numbers": np.arange(5, dtype=np.int32)}, final=True),
     )
-    imported = engine.import_kv(
+    imported = kv_of(engine).import_blocks(
         name, KVBlocks(num_rows=num_rows, data=np.zeros(num_bytes, np.uint8))
     )
     assert not imported or num_bytes == engine.pool.pages_for(num_rows) * engine.pool.page_bytes

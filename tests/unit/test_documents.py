@@ -27,6 +27,8 @@ PAGES = (
     MAP,
     *sorted((REPO / "fleet").glob("*/README.md")),
     REPO / "fleet/SECURITY.md",
+    REPO / "fleet/spans/README.md",
+    REPO / "fleet/drafts/README.md",
     REPO / "deploy/README.md",
     *sorted(DOCS.rglob("*.md")),
     REPO / "tests" / "split_behaviours.md",

@@ -21,7 +21,7 @@ from fleet.drafts.eagle3.vocabulary import choose_vocabulary
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
 from fleet.drafts.trainer.state import MOMENTS_FILE, STATE_FILE, restore_trainer, save_trainer
-from fleet.drafts.trainer.trainer import Trainer, TrainerSettings, WindowRecord
+from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
 
 CONFIG = Eagle3Config(
     hidden_size=32,
@@ -84,26 +84,23 @@ def greedy_sample(prompt: list[int], length: int = 28, **changes: Any) -> DraftS
     return replace(sample, **changes)
 
 
-def make_trainer(
-    samples: list[DraftSample], settings: TrainerSettings = SETTINGS, **options: Any
-) -> Trainer:
+def make_trainer(samples: list[DraftSample], settings: TrainerSettings = SETTINGS) -> Trainer:
     vocabulary = choose_vocabulary(
         [sample.ids_N.tolist() for sample in samples], [63], CONFIG.draft_vocab_size, 64
     )
     target = make_target()
     parts = TargetParts(embed=target.model.embed_tokens, head=target.lm_head)
     buffer = ReplayBuffer(max_samples=8, max_bytes=1 << 20)
-    trainer = Trainer(Eagle3Head(CONFIG, vocabulary, seed=1), parts, settings, buffer, **options)
+    trainer = Trainer(Eagle3Head(CONFIG, vocabulary, seed=1), parts, settings, buffer)
     assert all(trainer.add(sample) for sample in samples)
     return trainer
 
 
 def test_trained_head_drafts_its_sample_after_saving_and_loading(tmp_path: Path) -> None:
-    sample, records = greedy_sample(PROMPT), list[WindowRecord]()
-    trainer = make_trainer([sample], on_window=records.append)
+    sample = greedy_sample(PROMPT)
+    trainer = make_trainer([sample])
     before = trainer.evaluate([sample])
-    for _ in range(120):
-        trainer.train_window()
+    records = [trainer.train_window() for _ in range(120)]
     assert [record.window for record in records] == list(range(1, 121))
     assert records[-1].loss < 0.2 * records[0].loss
     save_trainer(trainer, tmp_path)
@@ -247,15 +244,6 @@ def test_equal_seeds_draw_equal_windows() -> None:
         return [sample.sample_id for _ in range(3) for sample in buffer.draw(4)]
 
     assert drawn(1) == drawn(1) != drawn(2)
-
-
-def test_trainer_is_ready_with_a_whole_window() -> None:
-    trainer = make_trainer(
-        [greedy_sample(PROMPT)], replace(SETTINGS, window_samples=2, batch_samples=2)
-    )
-    assert not trainer.is_ready
-    trainer.add(greedy_sample([1, 2, 3]))
-    assert trainer.is_ready
 
 
 def test_gradient_that_is_not_finite_makes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:

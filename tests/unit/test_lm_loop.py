@@ -26,6 +26,7 @@ from fleet.engine.torch.program import Forwarded, ProgramTask, StepOutputs
 from fleet.engine.torch.rows import Rows
 from fleet.engine.torch.sampling import RowSampling
 from fleet.engine.torch.step_inputs import StepInputs, StepShape
+from tests.capabilities import prefixes_of
 
 PREFILL, DECODE = Walk("prefill"), Walk("decode")
 LOOK = AttentionParams(scale=1.0)
@@ -249,7 +250,7 @@ def answer_all(
 def test_prompts_of_different_lengths_run_together(make: Make) -> None:
     loop, _ = make()
     answer_all(loop, {"a": [1], "b": list(range(12)), "c": [3, 4, 5, 6, 7], "d": list(range(40))})
-    assert loop.stats().pages_used == loop.stats().running == 0
+    assert loop.stats().kv.pages_used == loop.stats().running == 0
 
 
 def test_request_joins_while_others_run(make: Make) -> None:
@@ -290,7 +291,7 @@ def test_youngest_request_is_evicted_and_recomputed_without_repeated_output(make
             "each row is reported once, in order"
         )
     assert len(program.passes) > 12, "without a lack of pages 11 passes would do"
-    assert loop.stats().pages_used == 0
+    assert loop.stats().kv.pages_used == 0
 
 
 def test_request_larger_than_the_pool_is_refused_immediately(make: Make) -> None:
@@ -330,7 +331,7 @@ def test_request_that_breaks_a_pass_fails_alone(
     assert sums(outputs, "c") == by_hand([5], 6)
     (end,) = [output for output in outputs if output.request_id == "bad"]
     assert isinstance(end.error, reported) and message in end.error.message
-    assert loop.stats().pages_used == loop.stats().running == 0
+    assert loop.stats().kv.pages_used == loop.stats().running == 0
 
 
 def test_pass_that_fails_after_progress_is_not_retried(
@@ -352,7 +353,7 @@ def test_pass_that_fails_after_progress_is_not_retried(
         run(loop)
     for name in ("a", "b"):
         loop.abort(RequestId(name))
-    assert loop.stats().pages_used == 0
+    assert loop.stats().kv.pages_used == 0
     submit(loop, "b", [3, 4])
     (end,) = run(loop)[-1:]
     assert isinstance(end.error, EngineError), "alone it is known whose fault it is"
@@ -382,12 +383,16 @@ def test_next_turn_computes_only_uncached_rows(make: Make) -> None:
     loop, program = make()
     answer_all(loop, {"first": FIRST}, session="talk")
     before = rows_after(FIRST, 6)
-    assert loop.num_cached_rows("talk") == len(before) == 12
+    assert prefixes_of(loop).num_rows("talk") == len(before) == 12
     stats = loop.stats()
-    assert stats.pages_used == stats.pages_cached == 6
+    assert stats.kv.pages_used == stats.kv.pages_cached == 6
     second = [*before, *range(50, 61)]
     submit(loop, "second", second, session="talk")
-    assert (loop.stats().rows_reused, loop.stats().pages_cached, loop.num_cached_rows("talk")) == (
+    assert (
+        loop.stats().kv.rows_reused,
+        loop.stats().kv.pages_cached,
+        prefixes_of(loop).num_rows("talk"),
+    ) == (
         12,
         0,
         0,
@@ -413,9 +418,9 @@ def test_diverging_prompt_reuses_its_common_prefix(
     loop, _ = make(chunk=2)
     answer_all(loop, {"first": FIRST}, session="talk")
     submit(loop, "second", second, session="talk")
-    assert loop.stats().rows_reused == reused
+    assert loop.stats().kv.rows_reused == reused
     assert sums(run(loop), "second") == by_hand(second, 6)
-    assert loop.num_cached_rows("talk") == len(second) + 5
+    assert prefixes_of(loop).num_rows("talk") == len(second) + 5
 
 
 def test_input_in_pieces_reuses_rows_until_it_differs(make: Make) -> None:
@@ -438,7 +443,7 @@ def test_cached_prefix_is_dropped_before_a_request_waits_or_is_evicted(make: Mak
     for name in ("one", "two"):
         submit(loop, name, [1, 2, 3], max_tokens=3, session=name)
     run(loop)
-    assert loop.stats().pages_cached == 6
+    assert loop.stats().kv.pages_cached == 6
     program.passes.clear()
     submit(loop, "long", list(range(8)), max_tokens=8)
     submit(loop, "short", [1], max_tokens=1)
@@ -448,7 +453,11 @@ def test_cached_prefix_is_dropped_before_a_request_waits_or_is_evicted(make: Mak
         "neither waits"
     )
     assert num_passes(program, "long") == 9
-    assert (loop.num_cached_rows("one"), loop.num_cached_rows("two"), loop.stats().pages_used) == (
+    assert (
+        prefixes_of(loop).num_rows("one"),
+        prefixes_of(loop).num_rows("two"),
+        loop.stats().kv.pages_used,
+    ) == (
         0,
         0,
         0,
@@ -474,7 +483,7 @@ def test_failure_leaves_nothing_cached(make: Make) -> None:
     submit(loop, "bad", [3, 66], session="talk")
     program.poison = 66.0
     run(loop)
-    assert (loop.num_cached_rows("talk"), loop.stats().pages_used) == (0, 0)
+    assert (prefixes_of(loop).num_rows("talk"), loop.stats().kv.pages_used) == (0, 0)
 
 
 def test_last_ended_request_of_a_session_stays_cached_until_dropped(make: Make) -> None:
@@ -483,15 +492,15 @@ def test_last_ended_request_of_a_session_stays_cached_until_dropped(make: Make) 
     submit(loop, "short", [4, 5], max_tokens=2, session="talk")
     run(loop)
     assert (
-        loop.num_cached_rows("talk"),
-        loop.num_cached_rows("other"),
-        loop.num_cached_rows(""),
+        prefixes_of(loop).num_rows("talk"),
+        prefixes_of(loop).num_rows("other"),
+        prefixes_of(loop).num_rows(""),
     ) == (11, 0, 0)
     answer_all(loop, {"other": [4, 5]}, max_tokens=2, session="other")
-    loop.drop_cached("talk")
-    assert (loop.num_cached_rows("talk"), loop.num_cached_rows("other")) == (0, 3)
-    loop.drop_cached()
-    assert loop.stats().pages_used == 0
+    prefixes_of(loop).drop("talk")
+    assert (prefixes_of(loop).num_rows("talk"), prefixes_of(loop).num_rows("other")) == (0, 3)
+    prefixes_of(loop).drop()
+    assert loop.stats().kv.pages_used == 0
     loop.pool.check()
 
 
@@ -500,7 +509,7 @@ def test_finish_caches_computed_rows(make: Make) -> None:
     first = submit(loop, "first", FIRST, session="talk")
     loop.step()
     loop.finish(first)
-    assert loop.num_cached_rows("talk") == 3
+    assert prefixes_of(loop).num_rows("talk") == 3
     answer_all(loop, {"second": FIRST}, session="talk")
 
 
@@ -520,4 +529,4 @@ def test_conversations_in_a_small_pool_give_the_same_answers_as_without_sessions
             grown = [*rows_after(numbers, 4), chance.randrange(9)]
             rows[name] = grown if len(grown) < 30 else grown[: chance.randrange(1, 9)]
     stats = loop.stats()
-    assert stats.rows_reused > 100 and stats.pages_used == stats.pages_cached
+    assert stats.kv.rows_reused > 100 and stats.kv.pages_used == stats.kv.pages_cached

@@ -1,7 +1,5 @@
 """Connections to the service of a worker's conversations: each is answered, or closed."""
 
-from typing import cast
-
 import pytest
 
 from fleet.core.errors import BadInput
@@ -14,7 +12,7 @@ from fleet.core.session_messages import (
     encode_session_message,
 )
 from fleet.core.session_parts import SessionLayout, SessionLimits
-from fleet.engine.base import Engine
+from fleet.engine.capabilities import SavedSession
 from fleet.spans.net.connection import ConnectionClosed, FrameReceived, SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.worker.process.endpoints import endpoint_of
@@ -25,23 +23,26 @@ from tests.support import wait_until
 WAIT_S = 20.0
 
 
-class EngineWithoutSessions:
-    """An engine that caches no rows."""
+class NoCachedSessions:
+    """Copies of an engine that caches no rows."""
+
+    limits = SessionLimits(
+        layout=SessionLayout.parse("float32, 1 heads of 1"), num_layers=1, max_rows=1
+    )
 
     def begin_save(self, session: str) -> None:
         raise BadInput(f"no rows of the session {session} are cached")
+
+    def begin_load(self, session: str, saved: SavedSession) -> None:
+        raise AssertionError("nothing is loaded")
 
     def take_copied(self) -> tuple[()]:
         return ()
 
 
 def service() -> SessionService:
-    engine = cast(Engine, EngineWithoutSessions())
-    limits = SessionLimits(
-        layout=SessionLayout.parse("float32, 1 heads of 1"), num_layers=1, max_rows=1
-    )
     return SessionService(
-        engine, limits, StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, lambda _: None
+        NoCachedSessions(), StageName("lm"), "c", "127.0.0.1", WorkerId("w"), None, lambda _: None
     )
 
 

@@ -12,17 +12,12 @@ from fleet.config import load_config
 from fleet.config.placement import for_role
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
-from fleet.engine.base import (
-    NUM_POSITIONS,
-    TOKEN,
-    EngineInput,
-    EngineOutput,
-    EngineRequest,
-    KVBlocks,
-)
+from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.capabilities import KVBlocks
 from fleet.engine.vllm.engine import VllmEngine
 from fleet.engine.vllm.llm import Draws, Ticket
 from fleet.graphs.qwen3_omni import DECODE, PREFILL, THINKER
+from tests.capabilities import kv_of
 from tests.contract.llm_double import DoubleOutput, LlmDouble, started
 from tests.support import REPO
 
@@ -86,7 +81,7 @@ def prefilled(
     engine = half(llm, prefill=True)
     begin(engine, engine_request(request_id), prompt)
     run(engine)
-    blocks = engine.export_kv(request_id)
+    blocks = kv_of(engine).export_blocks(request_id)
     assert blocks is not None
     engine.finish(request_id)
     return blocks
@@ -149,7 +144,7 @@ def test_sampling_given_once_applies_to_both_halves() -> None:
     blocks = prefilled(prefill)
     engine = half(decode, prefill=False)
     begin(engine, engine_request())
-    engine.import_kv(REQUEST, blocks)
+    kv_of(engine).import_blocks(REQUEST, blocks)
     run(engine)
     assert (
         prefill.draws[0].request.sampling
@@ -191,7 +186,7 @@ def test_decode_half_draws_the_whole_answer_from_the_same_prompt() -> None:
     blocks = prefilled(prefill)
     engine = half(decode, end_ids=(11, 12), prefill=False)
     begin(engine, engine_request())
-    assert engine.import_kv(REQUEST, blocks)
+    assert kv_of(engine).import_blocks(REQUEST, blocks)
     run(engine)
     (draws,) = decode.draws
     assert (draws.max_tokens, draws.end_ids, draws.hands_off) == (NUM_TOKENS, {11, 12}, False)
@@ -206,11 +201,11 @@ def test_answer_of_one_token_is_drawn_by_the_decode_half(answer: list[int]) -> N
     begin(engine, engine_request())
     outputs = run(engine)
     assert not tokens_of(outputs) and not outputs[-1].final
-    blocks = engine.export_kv(REQUEST)
+    blocks = kv_of(engine).export_blocks(REQUEST)
     assert blocks is not None
     decode = half(LlmDouble(sources=[prefill]), end_ids=answer[:1], prefill=False)
     begin(decode, engine_request())
-    assert decode.import_kv(REQUEST, blocks)
+    assert kv_of(decode).import_blocks(REQUEST, blocks)
     outputs = run(decode)
     assert tokens_of(outputs) == answer[:1] and outputs[-1].final
 
@@ -245,7 +240,7 @@ def test_ticket_reaches_the_decode_half_unchanged() -> None:
     decode = RecordingLlm()
     engine = half(decode, prefill=False)
     begin(engine, engine_request())
-    assert engine.import_kv(REQUEST, blocks)
+    assert kv_of(engine).import_blocks(REQUEST, blocks)
     engine.step()
     assert decode.draws[0].ticket == ticket
 
@@ -255,18 +250,20 @@ def test_unsplit_stage_gives_and_wants_no_ticket() -> None:
     engine = half(llm, prefill=False)
     begin(engine, engine_request())
     assert len(tokens_of(run(engine, 4))) > 0
-    assert engine.export_kv(REQUEST) is None
+    assert kv_of(engine).export_blocks(REQUEST) is None
     assert (llm.draws[0].hands_off, llm.draws[0].ticket) == (False, None)
 
 
 def test_ticket_is_given_once_and_for_the_whole_prompt() -> None:
     engine = half(LlmDouble(), prefill=True)
     begin(engine, engine_request())
-    assert engine.export_kv(REQUEST) is None, "before the prompt is computed there is none"
+    assert kv_of(engine).export_blocks(REQUEST) is None, (
+        "before the prompt is computed there is none"
+    )
     run(engine)
-    blocks = engine.export_kv(REQUEST)
+    blocks = kv_of(engine).export_blocks(REQUEST)
     assert blocks is not None and blocks.num_rows == len(PROMPT)
-    assert engine.export_kv(REQUEST) is None
+    assert kv_of(engine).export_blocks(REQUEST) is None
 
 
 def test_ticket_is_dropped_with_its_aborted_request() -> None:
@@ -274,7 +271,7 @@ def test_ticket_is_dropped_with_its_aborted_request() -> None:
     llm = RecordingLlm()
     engine = half(llm, prefill=False)
     begin(engine, engine_request())
-    assert engine.import_kv(REQUEST, blocks)
+    assert kv_of(engine).import_blocks(REQUEST, blocks)
     for _ in range(2):
         engine.abort(REQUEST)
     begin(engine, engine_request())
@@ -288,8 +285,8 @@ def test_ticket_of_an_unknown_request_is_refused() -> None:
     blocks = prefilled(LlmDouble())
     engine = half(LlmDouble(), prefill=False)
     engine.abort(REQUEST)
-    assert engine.export_kv(REQUEST) is None
-    assert not engine.import_kv(REQUEST, blocks)
+    assert kv_of(engine).export_blocks(REQUEST) is None
+    assert not kv_of(engine).import_blocks(REQUEST, blocks)
 
 
 def test_decode_half_without_ticket_computes_the_prompt(answer: list[int]) -> None:
@@ -306,6 +303,6 @@ def test_tickets_are_matched_by_request_and_not_by_order() -> None:
     engine = half(LlmDouble(sources=[source]), prefill=False)
     for request_id, prompt in ((second, other), (first, PROMPT)):
         begin(engine, engine_request(request_id), prompt)
-        assert engine.import_kv(request_id, tickets[request_id])
+        assert kv_of(engine).import_blocks(request_id, tickets[request_id])
     run(engine)
     assert not source.held, "each ticket was read by the request of its prompt"

@@ -24,6 +24,7 @@ from fleet.stages.qwen3_omni.thinker import ThinkerAdapter
 from fleet.stages.stop_strings import StopDetector
 from fleet.worker.task.outbound import Draft, EdgeLog, OutboundEdge
 from fleet.worker.task.task import Task
+from tests.capabilities import kv_of
 from tests.contract.llm_double import LlmDouble, rows_of
 from tests.unit.test_split_behaviours import (
     MEDIA_ID,
@@ -103,12 +104,12 @@ def outputs_of_halves(*, imported: bool) -> tuple[list[EngineOutput], list[Engin
     prefill = half(source, prefill=True)
     begin(prefill, engine_request())
     before = run(prefill)
-    blocks = prefill.export_kv(REQUEST)
+    blocks = kv_of(prefill).export_blocks(REQUEST)
     assert blocks is not None
     decode = half(LlmDouble(sources=[source]), prefill=False)
     begin(decode, engine_request())
     if imported:
-        assert decode.import_kv(REQUEST, blocks)
+        assert kv_of(decode).import_blocks(REQUEST, blocks)
     return before, run(decode)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -20,26 +21,50 @@ from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.files import load_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.figures.training import DraftVersion
-from fleet.drafts.trainer.engine import (
-    ANSWER_START,
-    CHECKPOINTS,
-    VERSION,
-    VERSIONS,
-    WINDOWS,
-    TrainerEngine,
-    TrainingSchedule,
-)
-from fleet.drafts.trainer.records import LocalRecords
+from fleet.drafts.trainer.checkpoints import CHECKPOINTS, VERSIONS
+from fleet.drafts.trainer.engine import ANSWER_START, VERSION, WINDOWS, TrainerEngine
+from fleet.drafts.trainer.records import TrainingRecords
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
+from fleet.drafts.trainer.schedule import TrainingSchedule
 from fleet.drafts.trainer.state import MOMENTS_FILE, read_samples
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
-from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
+from fleet.engine.base import EngineInput, EngineOutput, EngineRequest, await_ready
 from fleet.graphs.training import PUBLISH
 from tests.unit.test_draft_trainer import CONFIG, greedy_sample, make_target, make_trainer
 
 TRAIN = Walk("train")
 TARGET = bytes(range(32)).hex()
+
+
+class LocalRecords(TrainingRecords):
+    """Records of one trainer, in memory."""
+
+    def __init__(self) -> None:
+        self._checkpoint = ""
+        self.versions: list[DraftVersion] = []
+        self.present: DraftVersion | None = None
+
+    def checkpoint(self) -> str:
+        return self._checkpoint
+
+    def note_checkpoint(self, name: str) -> bool:
+        self._checkpoint = name
+        return True
+
+    def add_version(self, version: DraftVersion) -> DraftVersion | None:
+        known = next((each for each in self.versions if each.sha256 == version.sha256), None)
+        if known is not None:
+            return known
+        self.versions.append(msgspec.structs.replace(version, number=len(self.versions) + 1))
+        return self.versions[-1]
+
+    def version_in_use(self) -> DraftVersion | None:
+        return self.present
+
+    def promote(self, version: DraftVersion, present: DraftVersion | None, reason: str) -> bool:
+        self.present = version
+        return True
 
 
 @dataclass
@@ -128,7 +153,7 @@ class TrainerBench:
     def run(self, engine: TrainerEngine | None = None) -> list[EngineOutput]:
         """Step until nothing is ready, and nothing runs in the thread."""
         engine, found = engine or self.engine, list[EngineOutput]()
-        while engine.is_ready() or engine.await_pass(30):
+        while await_ready(engine, 30):
             found += engine.step()
         return found
 
@@ -311,7 +336,7 @@ def test_half_of_the_slots_are_acknowledged_before_further_windows(tmp_path: Pat
     for number, sample in enumerate(texts(2)):
         bench.send(f"s{number}", sample)
     acknowledged, windows_then = list[str](), -1
-    while bench.engine.is_ready() or bench.engine.await_pass(30):
+    while await_ready(bench.engine, 30):
         acknowledged += names(bench.engine.step())
         if acknowledged and windows_then < 0:
             windows_then = num_windows(bench.engine)
@@ -349,7 +374,7 @@ def test_full_disk_delays_the_acknowledgement(
         def full(*_: object) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr("fleet.drafts.trainer.engine.save_trainer", full)
+        patch.setattr("fleet.drafts.trainer.checkpoints.save_trainer", full)
         assert bench.run() == [] and bench.engine.due_in_s() > 0
     bench.clock.now_s += 10
     assert names(bench.run()) == ["s0"]

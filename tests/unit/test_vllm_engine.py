@@ -9,16 +9,11 @@ import pytest
 
 from fleet.core.ids import RequestId, Walk
 from fleet.core.request import Sampling
-from fleet.engine.base import (
-    NUM_POSITIONS,
-    TOKEN,
-    EngineInput,
-    EngineOutput,
-    EngineRequest,
-    KVBlocks,
-)
+from fleet.engine.base import NUM_POSITIONS, TOKEN, EngineInput, EngineOutput, EngineRequest
+from fleet.engine.capabilities import KVBlocks
 from fleet.engine.vllm import engine as module
 from fleet.engine.vllm.engine import VllmEngine
+from tests.capabilities import kv_of, prefixes_of
 from tests.contract.llm_double import BLOCK, LlmDouble, rows_of, started
 
 REQUEST = RequestId("r")
@@ -145,13 +140,13 @@ def test_session_counts_the_whole_blocks_that_vllm_still_has() -> None:
     begin(engine, session="talk")
     run(engine)
     assert (
-        engine.num_cached_rows("talk") == len(PROMPT) // BLOCK * BLOCK
-        and engine.num_cached_rows("other") == 0
+        prefixes_of(engine).num_rows("talk") == len(PROMPT) // BLOCK * BLOCK
+        and prefixes_of(engine).num_rows("other") == 0
     )
     begin(engine, session="talk", request_id=RequestId("next"))
-    assert sum(output.num_reused for output in run(engine)) == engine.num_cached_rows("talk")
+    assert sum(output.num_reused for output in run(engine)) == prefixes_of(engine).num_rows("talk")
     llm.cached.clear()
-    assert engine.num_cached_rows("talk") == 0, "vLLM needed the blocks"
+    assert prefixes_of(engine).num_rows("talk") == 0, "vLLM needed the blocks"
 
 
 @pytest.mark.parametrize("session", [None, "talk"])
@@ -159,19 +154,19 @@ def test_dropped_session_counts_no_rows(session: str | None) -> None:
     engine = plain(LlmDouble())
     begin(engine, session="talk")
     run(engine)
-    engine.drop_cached(session)
-    assert engine.num_cached_rows("talk") == 0
+    prefixes_of(engine).drop(session)
+    assert prefixes_of(engine).num_rows("talk") == 0
 
 
 def test_aborted_turn_leaves_the_rows_of_the_one_before() -> None:
     engine = plain(LlmDouble())
     begin(engine, session="talk")
     run(engine)
-    num_rows = engine.num_cached_rows("talk")
+    num_rows = prefixes_of(engine).num_rows("talk")
     begin(engine, session="talk", request_id=RequestId("next"))
     engine.step()
     engine.abort(RequestId("next"))
-    assert engine.num_cached_rows("talk") == num_rows > 0
+    assert prefixes_of(engine).num_rows("talk") == num_rows > 0
 
 
 def hand_over(prefill: LlmDouble, known: Sequence[int] = ()) -> tuple[list[EngineOutput], KVBlocks]:
@@ -179,9 +174,9 @@ def hand_over(prefill: LlmDouble, known: Sequence[int] = ()) -> tuple[list[Engin
     engine = tapping(prefill, hands_off=True)
     begin(engine, known)
     outputs = run(engine)
-    blocks = engine.export_kv(REQUEST)
+    blocks = kv_of(engine).export_blocks(REQUEST)
     assert blocks is not None and blocks.num_rows == len(PROMPT)
-    assert engine.export_kv(REQUEST) is None, "a ticket is given once"
+    assert kv_of(engine).export_blocks(REQUEST) is None, "a ticket is given once"
     engine.finish(REQUEST)
     assert not prefill.running and len(prefill.held) == 1
     return outputs, blocks
@@ -200,7 +195,7 @@ def test_split_answer_is_drawn_by_the_decode_half_from_its_first_token(
     decode = LlmDouble(sources=[prefill])
     engine = tapping(decode)
     begin(engine, answer[:num_known])
-    assert engine.import_kv(REQUEST, blocks)
+    assert kv_of(engine).import_blocks(REQUEST, blocks)
     outputs = run(engine)
     assert tokens_of(outputs) == answer and not prompt_of(outputs)
     assert not prefill.held, "the decode half has read the blocks"
@@ -220,8 +215,8 @@ def test_ticket_is_refused_once_the_request_runs(answer: list[int]) -> None:
     engine = plain(LlmDouble())
     begin(engine)
     engine.step()
-    assert not engine.import_kv(REQUEST, blocks)
-    assert not engine.import_kv(RequestId("unknown"), blocks)
+    assert not kv_of(engine).import_blocks(REQUEST, blocks)
+    assert not kv_of(engine).import_blocks(RequestId("unknown"), blocks)
     assert tokens_of(run(engine)) == answer[3:] or tokens_of(run(engine)) == []
 
 
@@ -242,7 +237,7 @@ def test_blocks_that_do_not_arrive_are_computed_instead(
     decode = LlmDouble(unreadable=True)
     engine = plain(decode)
     begin(engine, answer[:1])
-    assert engine.import_kv(REQUEST, blocks)
+    assert kv_of(engine).import_blocks(REQUEST, blocks)
     assert tokens_of(run(engine)) == answer[:1] and 0.0 <= engine.due_in_s() <= module.WAIT_STEP_S
     monkeypatch.setattr(module, "READ_TIMEOUT_S", -1.0)
     assert tokens_of(run(engine)) == answer[1:]

@@ -1,17 +1,14 @@
-"""The trainer as a worker's engine: captured rows in, an acknowledgement out once a durable
-checkpoint contains the sample.
+"""The trainer as a worker's engine: hidden states of answers in, an acknowledgement out once a
+durable checkpoint contains the sample.
 
 A sample is trained on at least once before the checkpoint that acknowledges it, and at most once as
-a new one: a successor that receives it again finds its id in the checkpoint. Windows are computed,
-and checkpoints written, in a thread, one after another, so that samples arrive meanwhile. Knows no
-Redis: what trainers share is in `TrainingRecords`.
+a new one: a successor that receives it again finds its id in the checkpoint. A thread computes
+windows and writes checkpoints, one after another, so that samples arrive meanwhile. Knows no Redis:
+what trainers share is in `TrainingRecords`.
 """
 
-import hashlib
 import logging
 import math
-import secrets
-import shutil
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -22,15 +19,14 @@ from typing import Any, cast
 
 import numpy as np
 
-from fleet.core.clock import now_us
-from fleet.core.errors import BadInput, ConfigError, FleetError, SampleRefused
+from fleet.core.errors import BadInput, FleetError, SampleRefused
 from fleet.core.ids import RequestId, Walk
-from fleet.drafts.eagle3.files import WEIGHTS_FILE, load_head, save_head
 from fleet.drafts.figures.training import DraftVersion, TrainingFigures
-from fleet.drafts.trainer.captured import sample_of
-from fleet.drafts.trainer.records import TrainingRecords
-from fleet.drafts.trainer.samples import DraftSample
-from fleet.drafts.trainer.state import TrainedSamples, restore_trainer, save_samples, save_trainer
+from fleet.drafts.trainer.checkpoints import Checkpoints
+from fleet.drafts.trainer.records import TrainingRecords, promote_if_better
+from fleet.drafts.trainer.samples import DraftSample, sample_of
+from fleet.drafts.trainer.schedule import TrainingSchedule
+from fleet.drafts.trainer.state import TrainedSamples
 from fleet.drafts.trainer.trainer import NotFinite, Trainer, WindowRecord
 from fleet.engine.base import Arrays, Engine, EngineInput, EngineOutput, EngineRequest, EngineStats
 from fleet.graphs.training import PUBLISH
@@ -43,7 +39,6 @@ made of it, 0: none.
 """
 ANSWER_START = "answer_start"
 """Request parameter: index of the answer's first token."""
-CHECKPOINTS, VERSIONS = "checkpoints", "versions"
 IDLE_S = 0.1
 """Time without a new sample after which those that there are count as a window."""
 RETRY_S = 5.0
@@ -54,38 +49,9 @@ acknowledged.
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSchedule:
-    """When windows are trained, checkpoints made and versions promoted; see `TrainingConfig`.
-
-    `num_slots`: of samples not acknowledged. `margin`: None: no version is promoted by the trainer.
-    """
-
-    num_slots: int
-    window_samples: int
-    passes: int
-    checkpoint_windows: int
-    held_out: float
-    margin: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.num_slots < self.window_samples:
-            raise ConfigError(
-                f"training.window_samples: {self.window_samples} is more than the trainer holds "
-                f"({self.num_slots}); raise "
-                "stages.trainer.max_batch",
-                param="training.window_samples",
-            )
-
-    def holds_out(self, sample: DraftSample) -> bool:
-        """Return True for samples to compare versions by: always the same ones of equal texts."""
-        digest = hashlib.blake2b(sample.ids_N.numpy().tobytes(), digest_size=4).digest()
-        return int.from_bytes(digest, "little") < self.held_out * 2**32
-
-
 @dataclass(slots=True, kw_only=True)
 class _Arriving:
-    """A capture of which not all rows are here."""
+    """A sample whose hidden states have not all arrived."""
 
     request: EngineRequest
     parts: list[Arrays] = field(default_factory=list[Arrays])
@@ -137,7 +103,8 @@ class TrainerEngine(Engine):
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._trainer, self._schedule, self._folder, self._clock = trainer, schedule, folder, clock
+        self._trainer, self._schedule, self._clock = trainer, schedule, clock
+        self._folder, self._checkpoints = folder, Checkpoints(trainer, folder)
         self._records: TrainingRecords | None = None
         self._name = UNKNOWN
         """The checkpoint that the trainer's state continues."""
@@ -164,6 +131,8 @@ class TrainerEngine(Engine):
         self._shares: tuple[float, ...] = ()
         self._acceptance: float | None = None
         self._num_accepted = self._num_refused = self._num_saved = 0
+        self.background = self
+        self.samples = self
 
     @property
     def trainer(self) -> Trainer:
@@ -392,17 +361,14 @@ class TrainerEngine(Engine):
         """Write a checkpoint, and the version of the head that a sample asks for. Runs in the
         thread. Raises: OSError.
         """
-        name = f"{self._trainer.num_windows:08d}-{secrets.token_hex(4)}"
-        folder, previous = (
-            self._folder / CHECKPOINTS / name,
-            self._folder / CHECKPOINTS / self._name,
-        )
-        if self._trainer.num_windows == self._num_saved and self._name and previous.is_dir():
-            save_samples(folder, samples, previous)
-        else:
-            save_trainer(self._trainer, folder, samples)
-        source = next((waiting.publish for waiting in done if waiting.publish), "")
-        version = self._write_version(source) if source else None
+        files, held_out = self._checkpoints, list(self._held_out.values())
+        is_trained = self._trainer.num_windows != self._num_saved
+        name = files.save(samples, self._name, is_trained=is_trained)
+        source, version = next((waiting.publish for waiting in done if waiting.publish), ""), None
+        if source:
+            if held_out:
+                self._acceptance = self._trainer.evaluate(held_out).simulated_acceptance_length
+            version = files.write_version(source, self._num_accepted, self._acceptance)
         return _Saved(
             name=name,
             samples=samples,
@@ -410,20 +376,8 @@ class TrainerEngine(Engine):
             windows=self._trainer.num_windows,
             version=version,
             present=present,
-            present_acceptance=self._acceptance_of(present) if version is not None else 0.0,
+            present_acceptance=files.acceptance_of(present, held_out) if source else 0.0,
         )
-
-    def _acceptance_of(self, present: DraftVersion | None) -> float:
-        """Return the acceptance of the version in use on the samples that are held out now; 0
-        without one, or its files.
-        """
-        folder = self._folder / VERSIONS / present.sha256 if present is not None else None
-        if folder is None or not folder.is_dir() or not self._held_out:
-            return 0.0
-        head = load_head(folder, device=self._trainer.head.fc.device)
-        return self._trainer.evaluate(
-            list(self._held_out.values()), head
-        ).simulated_acceptance_length
 
     def _end_save(self, saving: Future[_Saved]) -> Sequence[EngineOutput]:
         """Return the acknowledgements of the samples in a checkpoint; none if another trainer is
@@ -441,12 +395,8 @@ class TrainerEngine(Engine):
             log.warning("another trainer is active: the checkpoint %s is not used", saved.name)
             self._retry_s = self._clock() + RETRY_S
             return ()
-        self._name, self._contained, self._num_saved, self._num_since = (
-            saved.name,
-            saved.samples.contained,
-            saved.windows,
-            0,
-        )
+        self._name, self._contained = saved.name, saved.samples.contained
+        self._num_saved, self._num_since = saved.windows, 0
         version = records.add_version(saved.version) if saved.version is not None else None
         if version is not None:
             log.info(
@@ -455,8 +405,10 @@ class TrainerEngine(Engine):
                 version.windows,
                 version.acceptance,
             )
-            self._promote_if_better(records, version, saved)
-        self._delete_others(saved.name)
+            promote_if_better(
+                records, version, saved.present, saved.present_acceptance, self._schedule.margin
+            )
+        self._checkpoints.keep_only(saved.name)
         number = version.number if version is not None else 0
         arrays = {
             WINDOWS: np.array([saved.windows], np.int64),
@@ -468,71 +420,12 @@ class TrainerEngine(Engine):
             for each in done
         ]
 
-    def _promote_if_better(
-        self, records: TrainingRecords, version: DraftVersion, saved: _Saved
-    ) -> None:
-        """Promote a version that guesses more held-out tokens in a row than the one in use, by the
-        margin.
-        """
-        margin, number = (
-            self._schedule.margin,
-            saved.present.number if saved.present is not None else 0,
-        )
-        if margin is None or version.acceptance is None:
-            return
-        compared = (
-            f"{version.acceptance:.2f} tokens in a row on held-out samples, version "
-            f"{number} has {saved.present_acceptance:.2f}"
-        )
-        if version.acceptance < saved.present_acceptance + margin:
-            log.info("version %d is not promoted: %s", version.number, compared)
-        elif records.promote(version, saved.present, compared):
-            log.info("version %d is promoted: %s", version.number, compared)
-
-    def _write_version(self, source: str) -> DraftVersion:
-        """Write the head as a version, in a folder that its hash names."""
-        head = self._trainer.head
-        if self._held_out:
-            self._acceptance = self._trainer.evaluate(
-                list(self._held_out.values())
-            ).simulated_acceptance_length
-        folder = self._folder / VERSIONS / secrets.token_hex(8)
-        sha256 = save_head(head, folder)
-        place = self._folder / VERSIONS / sha256
-        if place.exists():
-            shutil.rmtree(folder)
-        else:
-            folder.rename(place)
-        return DraftVersion(
-            number=0,
-            sha256=sha256,
-            target=head.config.target_hash,
-            num_bytes=(place / WEIGHTS_FILE).stat().st_size,
-            windows=self._trainer.num_windows,
-            samples=self._num_accepted,
-            acceptance=self._acceptance,
-            source=source,
-            created_us=now_us(),
-        )
-
-    def _delete_others(self, name: str) -> None:
-        for folder in (self._folder / CHECKPOINTS).iterdir():
-            if folder.name != name:
-                shutil.rmtree(folder, ignore_errors=True)
-
     def _follow_checkpoint(self) -> None:
         """Continue from the last durable checkpoint, if another trainer made it."""
         if self._records is None or (name := self._records.checkpoint()) == self._name:
             return
-        folder = self._folder / CHECKPOINTS / name
-        if name and not folder.is_dir():
-            raise ConfigError(
-                f"training.folder: the fleet's last checkpoint {name} is not in "
-                f"{folder.parent}; all trainers need one folder",
-                param="training.folder",
-            )
         if name:
-            self._restored(restore_trainer(self._trainer, folder))
+            self._restored(self._checkpoints.restore(name))
             log.info("training continues from the checkpoint %s", name)
         elif self._trainer.num_windows:
             self._trainer.reset()

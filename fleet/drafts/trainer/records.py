@@ -1,12 +1,13 @@
 """Facts of training that the whole fleet shares, as the trainer reads and writes them. The worker
-keeps them in Redis.
+keeps them in Redis (`fleet.drafts.exchange.records`).
 """
 
+import logging
 from typing import Protocol
 
-import msgspec
-
 from fleet.drafts.figures.training import DraftVersion
+
+log = logging.getLogger(__name__)
 
 
 class TrainingRecords(Protocol):
@@ -35,31 +36,23 @@ class TrainingRecords(Protocol):
         ...
 
 
-class LocalRecords(TrainingRecords):
-    """Records of one process that trains alone."""
-
-    def __init__(self) -> None:
-        self._checkpoint = ""
-        self.versions: list[DraftVersion] = []
-        self.present: DraftVersion | None = None
-
-    def checkpoint(self) -> str:
-        return self._checkpoint
-
-    def note_checkpoint(self, name: str) -> bool:
-        self._checkpoint = name
-        return True
-
-    def add_version(self, version: DraftVersion) -> DraftVersion | None:
-        known = next((each for each in self.versions if each.sha256 == version.sha256), None)
-        if known is not None:
-            return known
-        self.versions.append(msgspec.structs.replace(version, number=len(self.versions) + 1))
-        return self.versions[-1]
-
-    def version_in_use(self) -> DraftVersion | None:
-        return self.present
-
-    def promote(self, version: DraftVersion, present: DraftVersion | None, reason: str) -> bool:
-        self.present = version
-        return True
+def promote_if_better(
+    records: TrainingRecords,
+    version: DraftVersion,
+    present: DraftVersion | None,
+    present_acceptance: float,
+    margin: float | None,
+) -> None:
+    """Promote a version whose simulated acceptance length on held-out samples is longer than the
+    present version's by the margin; None promotes no version.
+    """
+    if margin is None or version.acceptance is None:
+        return
+    compared = (
+        f"{version.acceptance:.2f} tokens in a row on held-out samples, version "
+        f"{present.number if present is not None else 0} has {present_acceptance:.2f}"
+    )
+    if version.acceptance < present_acceptance + margin:
+        log.info("version %d is not promoted: %s", version.number, compared)
+    elif records.promote(version, present, compared):
+        log.info("version %d is promoted: %s", version.number, compared)

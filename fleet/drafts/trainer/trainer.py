@@ -2,7 +2,7 @@
 source of samples.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,7 +79,7 @@ class NotFinite(ArithmeticError):
 
 
 class Trainer:
-    """Trains a head with AdamW. `on_window` receives the record of each window.
+    """Trains a head with AdamW.
 
     Raises: ConfigError for a head in less than 32 bits, in which small updates are lost; serve a
     copy (`in_dtype`).
@@ -91,7 +91,6 @@ class Trainer:
         target: TargetParts,
         settings: TrainerSettings,
         buffer: ReplayBuffer,
-        on_window: Callable[[WindowRecord], None] = lambda _: None,
     ) -> None:
         if head.config.dtype not in TRAINED_DTYPES:
             raise ConfigError(
@@ -101,7 +100,7 @@ class Trainer:
             )
         self.head, self.buffer = head, buffer
         self.settings = settings
-        self._target, self._on_window = target, on_window
+        self._target = target
         self.optimizer = torch.optim.AdamW(
             head.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
@@ -123,11 +122,6 @@ class Trainer:
         """
         sample.check(self.head.config)
         return self.buffer.add(sample)
-
-    @property
-    def is_ready(self) -> bool:
-        """True if the buffer has a whole window."""
-        return len(self.buffer) >= self.settings.window_samples
 
     def train_window(self) -> WindowRecord:
         """Draw a whole window and make one step of the optimizer. Raises: ValueError if there are
@@ -170,7 +164,7 @@ class Trainer:
             )
         self.optimizer.step()
         self.num_windows += 1
-        record = WindowRecord(
+        return WindowRecord(
             window=self.num_windows,
             loss=total,
             grad_norm=norm,
@@ -178,8 +172,6 @@ class Trainer:
             sample_ids=sample_ids,
             num_positions=sum(len(sample.ids_N) for sample in samples),
         )
-        self._on_window(record)
-        return record
 
     @torch.no_grad()
     def evaluate(

@@ -18,10 +18,8 @@ from typing import Generic, cast
 
 import torch
 
-from fleet.core.errors import BadInput, FleetError, OutOfPages
+from fleet.core.errors import BadInput, OutOfPages
 from fleet.core.ids import RequestId
-from fleet.core.pages import Memory
-from fleet.core.session_parts import SessionLimits
 from fleet.engine.base import (
     NUM_POSITIONS,
     Engine,
@@ -29,29 +27,25 @@ from fleet.engine.base import (
     EngineOutput,
     EngineRequest,
     EngineStats,
-    KVBlocks,
-    KVPages,
-    SavedSession,
-    SessionCopied,
+    KVStats,
 )
 from fleet.engine.torch.attention_fast import batching_order
 from fleet.engine.torch.captures import Captures
 from fleet.engine.torch.device import check_device
 from fleet.engine.torch.drafting import Drafting
-from fleet.engine.torch.kv_pool import KVPool, PageTable
+from fleet.engine.torch.kv_pool import KVPool
+from fleet.engine.torch.kv_transfer import LoopKVTransfer
 from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.page_allocation import PageAllocator
 from fleet.engine.torch.pass_queue import FAILURES, PassEntry, PassFailure, PassQueue
 from fleet.engine.torch.passes import PassDone
 from fleet.engine.torch.prefix import CachedPrefix, PrefixCache, num_equal_keys
 from fleet.engine.torch.program import DraftedTask, Program, TaskT
+from fleet.engine.torch.remote_layers import RemoteLayers
 from fleet.engine.torch.scheduled import Planned, ScheduledRequest, failed, named, progress_of
 from fleet.engine.torch.session_transfer import SessionCopies
 
 log = logging.getLogger(__name__)
-LENDING_SHARE = 0.5
-"""Share of the pool that must be free to lend pages: running requests come first, and a copy serves
-as well.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,21 +78,16 @@ class LMEngine(Engine, Generic[TaskT]):
         self._running: deque[tuple[list[Planned[TaskT]], float]] = deque()
         self._requests: dict[RequestId, ScheduledRequest[TaskT]] = {}
         self._cache = PrefixCache(pool)
+        self._allocator = PageAllocator(pool, self._cache, self._requests)
         self._rows_reused = 0
-        self._copies = SessionCopies(pool, self._cache, passes, program.tapped_width)
         self._captures = Captures(limits.capture_share)
-
-    def session_limits(self) -> SessionLimits:
-        return self._copies.limits
-
-    def begin_save(self, session: str) -> None:
-        self._copies.begin_save(session)
-
-    def begin_load(self, session: str, saved: SavedSession) -> None:
-        self._copies.begin_load(session, saved)
-
-    def take_copied(self) -> Sequence[SessionCopied]:
-        return self._copies.take_done()
+        self.kv = LoopKVTransfer(pool, self._cache, self._requests)
+        self.prefixes = self.sessions = SessionCopies(
+            pool, self._cache, passes, program.tapped_width
+        )
+        self.drafters = speculation
+        if passes.num_other_layers:
+            self.remote = self.background = RemoteLayers(passes, self._requests, self._running)
 
     def submit(self, request: EngineRequest) -> None:
         """Add a request. Raises: OutOfPages if the whole pool could not hold it; BadInput."""
@@ -174,9 +163,6 @@ class LMEngine(Engine, Generic[TaskT]):
             )
             scheduled.reported += size
 
-    def use_drafter(self, name: str) -> None:
-        (super().use_drafter if self.speculation is None else self.speculation.use)(name)
-
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         scheduled = self._requests.get(request_id)
         if scheduled is not None:
@@ -203,28 +189,6 @@ class LMEngine(Engine, Generic[TaskT]):
             return self._passes.retry_s
         return self._captures.due_in_s(requests)
 
-    def await_pass(self, timeout_s: float) -> bool:
-        self._passes.follow_route()
-        return bool(self._running) and self._passes.await_ended(timeout_s)
-
-    def accepts_requests(self) -> bool:
-        return self._passes.is_open
-
-    def outage(self) -> FleetError | None:
-        return self._passes.outage()
-
-    def take_suspects(self) -> Sequence[RequestId]:
-        suspects = {id(task) for task in self._passes.take_suspects()}
-        return (
-            [
-                request
-                for request, scheduled in self._requests.items()
-                if id(scheduled.task) in suspects
-            ]
-            if suspects
-            else ()
-        )
-
     @torch.inference_mode()
     def step(self) -> Sequence[EngineOutput]:
         outputs: list[EngineOutput] = []
@@ -246,113 +210,6 @@ class LMEngine(Engine, Generic[TaskT]):
     def finish(self, request_id: RequestId) -> None:
         self._drop(request_id, keep=True)
 
-    def num_cached_rows(self, session: str) -> int:
-        return self._cache.num_rows(session)
-
-    def drop_cached(self, session: str | None = None) -> None:
-        self._copies.drop(session)
-        if session is None:
-            self._cache.drop_all()
-        else:
-            self._cache.drop(session)
-
-    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
-        scheduled = self._requests.get(request_id)
-        if scheduled is None or not self._can_share(scheduled):
-            return None
-        return KVBlocks(
-            num_rows=scheduled.computed, data=self.pool.read(scheduled.table, scheduled.computed)
-        )
-
-    def kv_memory(self) -> Memory | None:
-        return self.pool.memory
-
-    def hand_off_bytes(self, num_rows: int) -> int:
-        return min(self.pool.pages_for(num_rows), self.pool.num_pages) * self.pool.page_bytes
-
-    def lend_pages(self, request_id: RequestId) -> KVPages | None:
-        scheduled = self._requests.get(request_id)
-        room = self.pool.num_free + self._cache.num_pages
-        # Pages of a session's request are not lent: they are cached for its next turn.
-        if (
-            scheduled is None
-            or scheduled.request.session
-            or room < LENDING_SHARE * self.pool.num_pages
-        ):
-            return None
-        if not self._can_share(scheduled):
-            return None
-        pages = KVPages(
-            num_rows=scheduled.computed, at=self.pool.locate(scheduled.table), table=scheduled.table
-        )
-        del self._requests[request_id]
-        return pages
-
-    def _can_share(self, scheduled: ScheduledRequest[TaskT]) -> bool:
-        """Return True if another engine that has the computed rows would continue with them."""
-        num_rows = scheduled.computed
-        return num_rows > 0 and scheduled.task.rope_len(num_rows) == scheduled.rope_len
-
-    def reserve_pages(self, num_rows: int) -> KVPages | None:
-        table = self.pool.open_table()
-        while not self.pool.grow(table, num_rows, clean=False):
-            if not self._cache.drop_oldest():
-                self.pool.close_table(table)
-                return None
-        return KVPages(num_rows=num_rows, at=self.pool.locate(table), table=table)
-
-    def free_pages(self, pages: KVPages) -> None:
-        self.pool.close_table(cast(PageTable, pages.table))
-
-    @torch.inference_mode()
-    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
-        """Import all rows but the last: the next draw needs it computed here."""
-        scheduled = self._requests.get(request_id)
-        num_rows = min(blocks.num_rows, scheduled.task.num_rows - 1) if scheduled is not None else 0
-        if scheduled is None or scheduled.computed or num_rows <= 0:
-            return False
-        if scheduled.task.rope_len(blocks.num_rows) != scheduled.rope_len:
-            return False
-        if not self._put(scheduled, blocks, num_rows):
-            return False
-        scheduled.computed = scheduled.begun = scheduled.reported = num_rows
-        try:
-            scheduled.waiting += scheduled.task.on_computed(num_rows, num_rows, None)
-        except FAILURES as error:
-            scheduled.waiting.append(failed(scheduled, error))
-        return True
-
-    def _put(
-        self, scheduled: ScheduledRequest[TaskT], blocks: KVBlocks | KVPages, num_rows: int
-    ) -> bool:
-        """Use the blocks as the request's first rows."""
-        if isinstance(blocks, KVPages):
-            self.pool.close_table(scheduled.table)
-            scheduled.table, scheduled.cached = cast(PageTable, blocks.table), None
-            return True
-        try:
-            if not self.pool.grow(scheduled.table, num_rows):
-                return False
-            fits = self.pool.write(scheduled.table, blocks.data, blocks.num_rows)
-        except FAILURES:
-            self._evict(scheduled)  # its pages may be written partly
-            raise
-        if not fits:
-            request, num_bytes = scheduled.request.request_id, len(blocks.data)
-            why = (
-                f"{num_bytes} bytes are not {blocks.num_rows} rows of this pool "
-                f"({self.pool.layout})"
-            )
-            log.warning(
-                "request %s: %s; the rows are computed here",
-                request,
-                why,
-                extra={"request_id": request},
-            )
-            self._evict(scheduled)
-            return False
-        return True
-
     def abort(self, request_id: RequestId) -> None:
         self._drop(request_id)
 
@@ -366,11 +223,13 @@ class LMEngine(Engine, Generic[TaskT]):
                 scheduled.can_settle() or scheduled.can_begin()
                 for scheduled in self._requests.values()
             ),
-            pages_used=self.pool.num_used,
-            pages_total=self.pool.num_pages,
-            pages_cached=self._cache.num_pages,
-            rows_reused=self._rows_reused,
-            span_figures=self._passes.figures(),
+            kv=KVStats(
+                pages_used=self.pool.num_used,
+                pages_total=self.pool.num_pages,
+                pages_cached=self._cache.num_pages,
+                rows_reused=self._rows_reused,
+            ),
+            spans=self._passes.figures(),
             speculation=self.speculation.figures() if self.speculation is not None else None,
         )
 
@@ -379,7 +238,7 @@ class LMEngine(Engine, Generic[TaskT]):
         if scheduled is None:
             return
         scheduled.restart_at(scheduled.computed)
-        self._follow_length(scheduled)
+        scheduled.follow_length(self.pool)
         if self.speculation is not None:
             complete = keep and not scheduled.request.captured
             self.speculation.close(request_id, cast(DraftedTask, scheduled.task), complete=complete)
@@ -408,10 +267,10 @@ class LMEngine(Engine, Generic[TaskT]):
                 break
             if not scheduled.can_begin() or (planned and scheduled.alone):
                 continue
-            self._follow_length(scheduled)
+            scheduled.follow_length(self.pool)
             size = self.limits.prefill_chunk_tokens
             stop = min(scheduled.task.num_rows, (scheduled.begun // size + 1) * size)
-            if self._find_pages(scheduled, stop):
+            if self._allocator.allocate(scheduled, stop):
                 extent = Extent(
                     table=scheduled.table,
                     start=scheduled.begun,
@@ -425,63 +284,6 @@ class LMEngine(Engine, Generic[TaskT]):
                 (scheduled, entry) for (scheduled, _), entry in zip(planned, drafted, strict=True)
             ]
         return sorted(planned, key=lambda entry: batching_order(entry[1].extent))
-
-    def _has_room(self, scheduled: ScheduledRequest[TaskT]) -> bool:
-        """Return True if all rows of a new request fit, or if no other one will leave it more
-        room.
-        """
-        lacking = (
-            self.pool.pages_for(scheduled.task.num_rows)
-            - self.pool.num_free
-            - self._cache.num_pages
-        )
-        if lacking <= 0:
-            return True
-        holders = [other for other in self._requests.values() if other.table.pages]
-        evictable = sum(
-            len(other.table.pages) for other in holders if scheduled.comes_before(other)
-        )
-        return lacking <= evictable or all(other.paused for other in holders)
-
-    def _find_pages(self, scheduled: ScheduledRequest[TaskT], stop: int) -> bool:
-        """Grow the request's table, evicting others if necessary. A new request waits until all its
-        rows fit.
-        """
-        if not scheduled.table.pages and not self._has_room(scheduled):
-            return False
-        while not self.pool.grow(scheduled.table, stop):
-            if self._cache.drop_oldest():
-                continue
-            victim = self._next_victim(scheduled)
-            if victim is None or victim is scheduled:
-                return False
-            self._evict(victim)
-        return True
-
-    def _next_victim(self, scheduled: ScheduledRequest[TaskT]) -> ScheduledRequest[TaskT] | None:
-        """Return whose pages the request gets: those of captures first, then of a paused request,
-        which waits for its client.
-        """
-        youngest_first = reversed(self._requests.values())
-        holders = [
-            other
-            for other in youngest_first
-            if other.table.pages and not other.comes_before(scheduled)
-        ]
-        return min(
-            holders, key=lambda other: (not other.request.captured, not other.paused), default=None
-        )
-
-    def _follow_length(self, scheduled: ScheduledRequest[TaskT]) -> None:
-        """Let all rows be computed again if the text has reached a length that changes them."""
-        if scheduled.rope_len != scheduled.rope_len_now:
-            self._evict(scheduled)
-            scheduled.rope_len = scheduled.rope_len_now
-
-    def _evict(self, victim: ScheduledRequest[TaskT]) -> None:
-        self.pool.close_table(victim.table)
-        victim.restart_at(0)
-        victim.table, victim.cached = self.pool.open_table(), None
 
     def _begin(self, planned: list[Planned[TaskT]]) -> Sequence[EngineOutput]:
         """Begin a pass; if that fails, each of its requests runs alone from then on, so that only

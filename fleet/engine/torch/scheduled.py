@@ -8,7 +8,7 @@ from typing import Generic
 from fleet.core.errors import FleetError, failure_of
 from fleet.core.ids import RequestId, Walk
 from fleet.engine.base import EngineOutput, EngineRequest
-from fleet.engine.torch.kv_pool import PageTable
+from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.pass_queue import PassEntry
 from fleet.engine.torch.prefix import CachedPrefix
 from fleet.engine.torch.program import TaskT
@@ -70,6 +70,18 @@ class ScheduledRequest(Generic[TaskT]):
             entry.is_void = True
         self.running.clear()
         self.computed = self.begun = computed
+
+    def evict(self, pool: KVPool) -> None:
+        """Free the request's pages; all its rows are computed again."""
+        pool.close_table(self.table)
+        self.restart_at(0)
+        self.table, self.cached = pool.open_table(), None
+
+    def follow_length(self, pool: KVPool) -> None:
+        """Let all rows be computed again if the text has reached a length that changes them."""
+        if self.rope_len != self.rope_len_now:
+            self.evict(pool)
+            self.rope_len = self.rope_len_now
 
 
 Planned = tuple[ScheduledRequest[TaskT], PassEntry[TaskT]]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fleet.core.errors import BadInput, FleetError, OutOfPages, SessionInterrupted, failure_of
 from fleet.core.session_parts import SessionLayout, SessionLimits
-from fleet.engine.base import SavedSession, SessionCopied
+from fleet.engine.capabilities import SavedSession, SessionCopied
 from fleet.engine.torch.kv_pool import KVPool
 from fleet.engine.torch.pass_queue import FAILURES, PassQueue
 from fleet.engine.torch.prefix import CachedPrefix, Prefix, PrefixCache
@@ -32,7 +32,7 @@ class SessionCopy:
 
 
 class SessionCopies(Generic[TaskT]):
-    """The copies of one engine."""
+    """The cached sessions of one engine, and copies of them."""
 
     def __init__(
         self, pool: KVPool, cache: PrefixCache, passes: PassQueue[TaskT], tapped_width: int
@@ -120,13 +120,22 @@ class SessionCopies(Generic[TaskT]):
         if not begin:
             self._end(self._num_begun, {}, None)
 
-    def drop(self, session: str | None) -> None:
-        """Cache the rows of a session, or of all, no more once their copies have ended."""
+    def num_rows(self, session: str) -> int:
+        return self._cache.num_rows(session)
+
+    def drop(self, session: str | None = None) -> None:
+        """Drop the cached rows of a session, or of all; rows that are copied are dropped when their
+        copy has ended.
+        """
         self._dropped |= {
             number for number, copy in self._running.items() if session in (None, copy.session)
         }
+        if session is None:
+            self._cache.drop_all()
+        else:
+            self._cache.drop(session)
 
-    def take_done(self) -> Sequence[SessionCopied]:
+    def take_copied(self) -> Sequence[SessionCopied]:
         """Return the copies that have ended."""
         for number, layers, error in self._passes.take_copied():
             if number in self._running:

@@ -30,9 +30,9 @@ from fleet.engine.base import (
     EngineOutput,
     EngineRequest,
     EngineStats,
-    KVBlocks,
-    KVPages,
+    KVStats,
 )
+from fleet.engine.capabilities import KVBlocks, KVPagePool
 from fleet.engine.vllm.llm import (
     Draws,
     LlmOutput,
@@ -150,7 +150,9 @@ class VllmEngine(Engine):
         self._piece_len, self._hands_off, self._salt = piece_len, hands_off, salt
         self._requests: dict[RequestId, _VllmRequest] = {}
         self._by_llm_id: dict[str, _VllmRequest] = {}
-        self._sessions: dict[str, Callable[[], int]] = {}
+        self._prefixes = VllmPrefixes()
+        self.prefixes = self._prefixes
+        self.kv = VllmTickets(self._requests, hands_off=hands_off)
         self._next_step_s = 0.0
         self._rows_reused = 0
 
@@ -176,24 +178,6 @@ class VllmEngine(Engine):
         assert piece.final and running.arrays is None, "a prompt arrives in one piece"
         running.arrays = {**piece.arrays, "ids": np.asarray(piece.arrays["ids"], np.int32)}
         return 0
-
-    def import_kv(self, request_id: RequestId, blocks: KVBlocks | KVPages) -> bool:
-        """Let vLLM read the blocks that another one's `export_kv` described."""
-        running = self._requests.get(request_id)
-        if running is None or running.begun or not isinstance(blocks, KVBlocks):
-            return False
-        running.ticket = json.loads(blocks.data.tobytes())
-        return True
-
-    def export_kv(self, request_id: RequestId) -> KVBlocks | None:
-        """Return the ticket of a prompt, once: vLLM holds its blocks until they are read, or until
-        the ticket's lease ends.
-        """
-        running = self._requests.get(request_id)
-        if running is None or running.ticket is None or not self._hands_off:
-            return None
-        ticket, running.ticket = json.dumps(running.ticket).encode(), None
-        return KVBlocks(num_rows=len(running.ids), data=np.frombuffer(ticket, np.uint8))
 
     def pause(self, request_id: RequestId, *, paused: bool) -> None:
         running = self._requests.get(request_id)
@@ -343,23 +327,7 @@ class VllmEngine(Engine):
         running = self._requests.get(request_id)
         self.abort(request_id)
         if running is not None and running.num_cached is not None:
-            self.drop_cached(running.request.session)
-            if running.num_cached():
-                self._sessions[running.request.session] = running.num_cached
-
-    def num_cached_rows(self, session: str) -> int:
-        """Return the number of positions of the session's last request that vLLM's prefix cache
-        has, in whole blocks.
-        """
-        num_cached = self._sessions.get(session)
-        return num_cached() if num_cached is not None else 0
-
-    def drop_cached(self, session: str | None = None) -> None:
-        """Forget the rows of a session, or of all; vLLM counts their blocks as free, and reuses
-        them when it needs some.
-        """
-        for name in list(self._sessions) if session is None else [session]:
-            self._sessions.pop(name, None)
+            self._prefixes.put(running.request.session, running.num_cached)
 
     def abort(self, request_id: RequestId) -> None:
         running = self._requests.pop(request_id, None)
@@ -384,9 +352,7 @@ class VllmEngine(Engine):
         return EngineStats(
             running=len(self._requests),
             ready=sum(bool(running.waiting or running.drawing) for running in self._active()),
-            pages_used=used,
-            pages_total=total,
-            rows_reused=self._rows_reused,
+            kv=KVStats(pages_used=used, pages_total=total, rows_reused=self._rows_reused),
         )
 
     def _on_rows(self, running: _VllmRequest, tapped: TappedRows) -> None:
@@ -454,6 +420,56 @@ class VllmEngine(Engine):
         )
         arrays = {TOKEN: np.array([token], dtype=np.int32)}
         running.add(DECODE, arrays, final=running.over, num_reused=num_reused)
+
+
+class VllmPrefixes:
+    """Sessions whose rows vLLM's prefix cache may have, each with what counts the cached positions
+    of its last request, in whole blocks.
+
+    vLLM counts blocks of dropped sessions as free, and reuses them when it needs some.
+    """
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, Callable[[], int]] = {}
+
+    def put(self, session: str, num_cached: Callable[[], int]) -> None:
+        self.drop(session)
+        if num_cached():
+            self._sessions[session] = num_cached
+
+    def num_rows(self, session: str) -> int:
+        num_cached = self._sessions.get(session)
+        return num_cached() if num_cached is not None else 0
+
+    def drop(self, session: str | None = None) -> None:
+        for name in list(self._sessions) if session is None else [session]:
+            self._sessions.pop(name, None)
+
+
+class VllmTickets:
+    """Hand-offs by vLLM itself: exported blocks are a ticket, with which another vLLM reads."""
+
+    pages: KVPagePool | None = None
+
+    def __init__(self, requests: dict[RequestId, _VllmRequest], *, hands_off: bool) -> None:
+        self._requests, self._hands_off = requests, hands_off
+
+    def export_blocks(self, request_id: RequestId) -> KVBlocks | None:
+        """Return the ticket of a prompt, once: vLLM holds its blocks until they are read, or until
+        the ticket's lease ends.
+        """
+        running = self._requests.get(request_id)
+        if running is None or running.ticket is None or not self._hands_off:
+            return None
+        ticket, running.ticket = json.dumps(running.ticket).encode(), None
+        return KVBlocks(num_rows=len(running.ids), data=np.frombuffer(ticket, np.uint8))
+
+    def import_blocks(self, request_id: RequestId, blocks: KVBlocks) -> bool:
+        running = self._requests.get(request_id)
+        if running is None or running.begun:
+            return False
+        running.ticket = json.loads(blocks.data.tobytes())
+        return True
 
 
 def _rows_between(tapped: Sequence[TappedRows], start: int, stop: int) -> Arrays:

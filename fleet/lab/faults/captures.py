@@ -18,7 +18,7 @@ from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
 from fleet.drafts.capture.pool import prepare
 from fleet.drafts.capture.source import AnsweredPrompt, CaptureSource
-from fleet.drafts.trainer.engine import CHECKPOINTS
+from fleet.drafts.trainer.checkpoints import CHECKPOINTS
 from fleet.drafts.trainer.state import TrainedSamples, read_samples
 from fleet.lab.faults.client_threads import ClientThreads
 from fleet.lab.faults.errors import ChaosError

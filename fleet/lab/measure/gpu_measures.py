@@ -169,7 +169,7 @@ class StageReplay:
             pass
         with reads:
             engine.step()
-        kv_bytes = engine.stats().pages_used * engine.pool.page_bytes
+        kv_bytes = engine.stats().kv.pages_used * engine.pool.page_bytes
         self.close(engine)
         return reads.num_bytes, kv_bytes
 

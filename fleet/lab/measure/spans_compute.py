@@ -12,7 +12,7 @@ import torch
 
 from fleet.core.ids import RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling
-from fleet.engine.base import TOKEN
+from fleet.engine.base import TOKEN, await_ready
 from fleet.engine.torch.build import DTYPES
 from fleet.engine.torch.kv_pool import KVPool, PageTable
 from fleet.engine.torch.layout import Extent
@@ -69,7 +69,7 @@ class EngineRuns:
                 engine.feed(spec.id, piece)
         num_open, prefill_s, num_early = command.num_requests, 0.0, 0
         while num_open:
-            if not engine.is_ready() and not engine.await_pass(WAIT_S):
+            if not await_ready(engine, WAIT_S):
                 continue
             for output in engine.step():
                 if output.error is not None:

@@ -6,21 +6,26 @@ lasts.
 """
 
 import argparse
+import contextlib
+import itertools
+import queue
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import torch
 
 from fleet.config import FleetConfig, load_config
+from fleet.core.errors import SampleRefused
 from fleet.core.request import RequestSpec
 from fleet.drafts.eagle3.files import save_head
-from fleet.drafts.trainer.captured import sample_of
 from fleet.drafts.trainer.engine import TrainerEngine
-from fleet.drafts.trainer.online import build_online_training
-from fleet.drafts.trainer.samples import DraftSample
+from fleet.drafts.trainer.samples import DraftSample, sample_of
+from fleet.drafts.trainer.trainer import Trainer
 from fleet.engine.base import EngineOutput
 from fleet.graphs.training import TRAINED, TRAINER
 from fleet.lab.measure.engine_answers import answer
@@ -30,6 +35,7 @@ from fleet.worker.main import build_stage
 
 BATCH = 16
 """Answers that are computed at one time."""
+POLL_S = 0.1
 LINES = 100
 """Lines of progress over the whole time."""
 
@@ -51,10 +57,7 @@ def train(config: FleetConfig, work: HeadWork, folder: Path) -> TrainedHead:
                 return
             yield sample
 
-    _, loader, run = build_online_training(
-        trainer, trainer.settings, produce, capacity=2 * trainer.settings.window_samples
-    )
-    run()
+    num_refused = _train_on(trainer, produce())
     while not progress.report():
         trainer.train_window()
     counts = trainer.evaluate(held_out)
@@ -62,10 +65,61 @@ def train(config: FleetConfig, work: HeadWork, folder: Path) -> TrainedHead:
     return TrainedHead(
         windows=trainer.num_windows,
         samples=len(trainer.buffer) + trainer.buffer.num_dropped,
-        refused=loader.num_refused,
+        refused=num_refused,
         seconds=time.monotonic() - began_s,
         held_out=counts.simulated_acceptance_length,
     )
+
+
+def _train_on(trainer: Trainer, samples: Iterator[DraftSample]) -> int:
+    """Train on samples that a thread produces meanwhile; return how many did not fit the head."""
+    arrived: queue.Queue[DraftSample | None] = queue.Queue(2 * trainer.settings.window_samples)
+    has_ended = threading.Event()
+
+    def produce() -> None:
+        try:
+            for sample in itertools.takewhile(lambda _: not has_ended.is_set(), samples):
+                arrived.put(sample)
+        finally:
+            arrived.put(None)
+
+    with ThreadPoolExecutor(1, "samples") as thread:
+        producing = thread.submit(produce)
+        try:
+            num_refused = _fit(trainer, arrived)
+        finally:
+            has_ended.set()
+            _drain(arrived, producing)
+        producing.result()
+    return num_refused
+
+
+def _fit(trainer: Trainer, arrived: queue.Queue[DraftSample | None]) -> int:
+    """Train on windows of new samples until None arrives; return how many did not fit the head."""
+    num_refused, whole, buffer = 0, trainer.settings.window_samples, trainer.buffer
+    while (sample := arrived.get()) is not None:
+        num_refused += _is_refused(trainer, sample)
+        if buffer.num_fresh >= whole:
+            trainer.train_window()
+    if buffer.num_fresh:
+        trainer.train_on(buffer.draw(min(whole, len(buffer))))
+    return num_refused
+
+
+def _drain(arrived: queue.Queue[DraftSample | None], producing: Future[None]) -> None:
+    """Let a producer end that waits for room in the queue."""
+    while not producing.done():
+        with contextlib.suppress(queue.Empty):
+            arrived.get(timeout=POLL_S)
+
+
+def _is_refused(trainer: Trainer, sample: DraftSample) -> bool:
+    """Add a sample; return True if it does not fit the head."""
+    try:
+        trainer.add(sample)
+    except SampleRefused:
+        return True
+    return False
 
 
 class _Progress:

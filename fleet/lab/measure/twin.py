@@ -14,7 +14,7 @@ import numpy as np
 from fleet.core.errors import FleetError
 from fleet.core.ids import EdgeName, RequestId, StageName, Walk
 from fleet.core.request import RequestSpec
-from fleet.engine.base import Arrays, EngineOutput
+from fleet.engine.base import Arrays, EngineOutput, await_ready
 from fleet.graphs import ChunkPolicy, Edge, Graph
 from fleet.stages.base import BuiltStage, EdgeItem, TaskAdapter
 
@@ -155,7 +155,7 @@ class SlowTwin:
             )
         if not ready:
             for engine in waiting:
-                engine.await_pass(AWAIT_S)
+                await_ready(engine, AWAIT_S)
         return ready
 
     def _edges(self, spec: RequestSpec) -> list[Edge]:

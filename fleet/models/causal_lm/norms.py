@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 
 def fuse_norms(model: nn.Module) -> None:
-    """Replace every RMS norm of the model whose results torch's own one reproduces. They share the
-    weight.
+    """Replace every RMS norm of the model whose results torch's own norm reproduces. The
+    replacement shares the weight.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -28,7 +28,7 @@ far larger.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionCall:
-    """One layer's call of the attention function."""
+    """Call of the attention function by one layer."""
 
     layer: int
     num_kv_heads: int

@@ -40,7 +40,7 @@ ID_BITS = 32
 
 
 class CausalTask(AnsweringTask):
-    """One request."""
+    """State of a request."""
 
     def __init__(self, program: "CausalProgram", request: EngineRequest) -> None:
         super().__init__()
@@ -115,7 +115,9 @@ class CausalProgram:
         device: torch.device,
         tiled: bool,
     ) -> None:
-        self._device, self._tiled, self.end_ids = device, tiled, end_ids
+        self._device = device
+        self._tiled = tiled
+        self.end_ids = end_ids
         self._embed_tokens, self._head = embed_tokens, head
         self._num_ids, self.rope = int(config.vocab_size), read_scaling(config)
 

@@ -34,9 +34,9 @@ Embeddings = Tensor | tuple[Tensor, ...]
 class RopeScaling:
     """Frequencies by the length of a text, in tokens.
 
-    A text longer than one of `limits` has other frequencies than one that is not. Each length above
-    `exact_above` has its own. `recomputed_above`: once an answer makes its text longer than this,
-    all rows before are computed again.
+    A text longer than a limit of `limits` has other frequencies than a shorter text. Every length
+    above `exact_above` has its own. `recomputed_above`: once an answer makes its text longer than
+    this, all rows before are computed again.
     """
 
     limits: tuple[int, ...]
@@ -44,7 +44,7 @@ class RopeScaling:
     recomputed_above: int | None = None
 
     def scaled_len(self, length: int) -> int:
-        """Return the shortest length with the same frequencies; 0 for those of short texts."""
+        """Return the shortest length with the same frequencies; 0 if a short text has them."""
         if self.exact_above is not None and length > self.exact_above:
             return length
         return max((limit + 1 for limit in self.limits if length > limit), default=0)
@@ -52,8 +52,8 @@ class RopeScaling:
     def least_len(self, num_prompt: int, num_rows: int) -> int:
         """Return the length by which each row of a text is scaled at least.
 
-        This is the prompt's, or the one at which the text was computed again. `num_rows`: of prompt
-        and answer so far.
+        This is the prompt's length, or the length at which the text was computed again. `num_rows`
+        counts the rows of prompt and answer so far.
         """
         again = self.recomputed_above
         if again is not None and num_prompt <= again < num_rows:
@@ -106,7 +106,7 @@ def read_scaling(config: PretrainedConfig) -> RopeScaling | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ScaledRows:
-    """Rows of a pass with the same frequencies, those of a text of `length`; 0: of short texts."""
+    """Rows of a step with the frequencies of a text of `length`; 0: of a short text."""
 
     length: int
     rows: Tensor

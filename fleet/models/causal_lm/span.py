@@ -88,10 +88,12 @@ class SpanModel(SpanLayers):
         *,
         returns_tuple: bool,
     ) -> None:
-        """`layers`: all of the model's, those of other spans as `SkippedLayer`. `kv_shape`: of the
-        span's layers.
+        """`layers`: the model's layers, with a `SkippedLayer` for each layer of another span.
+        `kv_shape`: shape of the span's own keys and values.
         """
-        self.model, self._span, self._kv_shape = model, span, kv_shape
+        self.model = model
+        self._span = span
+        self._kv_shape = kv_shape
         self._name, self._stub = model.base_model_prefix, BodyStub()
         self._body = cast(nn.Module, getattr(model, self._name))
         self._rotaries = Rotaries(self._body, read_scaling(model.config.get_text_config()))

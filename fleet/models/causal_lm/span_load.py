@@ -37,13 +37,13 @@ class BodyPlan:
     it without weights.
 
     `layers`: dotted name of the list of layers; `before`, `after`: names of the owner's parts with
-    weights that run then. `kv_heads`, `head_dim`: of the keys and values of one position in one
-    layer.
+    weights that run then. `kv_heads` and `head_dim` give the shape of keys and values of one
+    position in one layer.
     """
 
     def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
-        """Raises: ValueError if the model has no list of so many layers, or runs it in another way
-        than one after another.
+        """Raises: ValueError if the model has no list of `num_layers` layers, or does not run them
+        one after another.
         """
         lists = [
             name
@@ -117,8 +117,8 @@ def load_span(
 ) -> SpanModel:
     """Load a span of a checkpoint's model, on the CPU by default.
 
-    `with_embedding`: with the embedding of ids, which the anchor has. `with_head`: with the final
-    norm and the output head also if the span ends before them. Raises: ConfigError as `load_model`,
+    `with_embedding` adds the embedding of ids, which the anchor has; `with_head` adds the final
+    norm and the output head even if the span ends before them. Raises: ConfigError as `load_model`,
     and for a model whose layers cannot be run apart.
     """
     with _ONE_LOADS:
@@ -171,7 +171,7 @@ def model_sizes(
 ) -> ModelSizes:
     """Return the sizes of a checkpoint's model from its configuration alone: no weight is read.
 
-    `num_positions`: those whose keys and values each process is to hold. Raises: ConfigError as
+    `num_positions`: positions whose keys and values each process is to hold. Raises: ConfigError as
     `load_span`.
     """
     kind, num_layers = _kind_and_layers(folder)
@@ -272,7 +272,7 @@ def _needed_files(
     """Provide a folder with the checkpoint's files that have weights of these names, and without
     any other file of weights.
 
-    `list_name`: of the model's list of layers.
+    `list_name`: dotted name of the model's list of layers.
     """
     file_of = file_of_each_weight(folder)
     if len(set(file_of.values())) == 1:

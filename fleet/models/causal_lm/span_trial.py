@@ -40,8 +40,8 @@ TOLERANCE = 1e-4
 
 
 def try_division(folder: Path, *, tiled: bool) -> None:
-    """Compare a small random model like that of a checkpoint, whole, with the same model in two
-    spans, on the CPU in float32.
+    """Compare a small random model of a checkpoint's architecture, whole, with the same model in
+    two spans, on the CPU in float32.
 
     `tiled`: numerics are invariant, so that the logits must be equal to the byte. Raises:
     ConfigError if they differ, or if the architecture cannot be served. An architecture that cannot
@@ -94,11 +94,9 @@ def small_config(config: PretrainedConfig) -> PretrainedConfig:
     first_of_each = [kinds.index(kind) for kind in set(kinds)]
     num_kept = min(num_layers, max([MIN_LAYERS, *(first + 1 for first in first_of_each)]))
     had = text.hidden_size
-    text.hidden_size, text.num_attention_heads, text.num_hidden_layers = (
-        NUM_HEADS * head_dim,
-        NUM_HEADS,
-        num_kept,
-    )
+    text.hidden_size = NUM_HEADS * head_dim
+    text.num_attention_heads = NUM_HEADS
+    text.num_hidden_layers = num_kept
     kv_heads = getattr(text, "num_key_value_heads", None)
     if kv_heads is not None:
         text.num_key_value_heads = (
@@ -161,7 +159,7 @@ def _whole_and_split(folder: Path, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def _layout(shape: KVShape, num_layers: int) -> RowLayout:
-    """Return the layout of one text in a pool of its own with so many layers."""
+    """Return the layout of one text in a pool of its own for `num_layers` layers."""
     own = KVShape(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     pool = KVPool(
         own, num_pages=2, page_size=TILE_ROWS, dtype=torch.float32, device=torch.device("cpu")

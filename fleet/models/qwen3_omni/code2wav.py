@@ -119,7 +119,7 @@ class Code2Wav:
     def skip(
         self, states: Sequence[StreamState], codes_BTQ: NDArray[np.int32]
     ) -> list[StreamState]:
-        """Run the transformer only, whose context reaches far back; that of the convolutions
+        """Run the transformer only, whose context reaches far back; the convolutions' context
         settles by itself.
         """
         carried_BS = self._carried(states)

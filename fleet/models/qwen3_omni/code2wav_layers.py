@@ -37,8 +37,8 @@ class StateSlot:
 class StateLayout:
     """Layout of the layers' left contexts in the flat state of a request.
 
-    Units: `positions_per_frame`: of the layers that are added next; `reach_frames`: context of all
-    layers so far.
+    `positions_per_frame` is the rate of the layers that are added next, `reach_frames` the context
+    of all layers so far.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class StateLayout:
 
 
 class WindowPass:
-    """One batch pass: provides each layer's left context and collects the next one.
+    """Batch of windows: provides each layer's left context and collects the next context.
 
     `first` marks windows with nothing before them. Invariants: the given state is only read, so a
     failed pass leaves it unchanged.

@@ -2,7 +2,7 @@
 before it.
 
 The transformer sees `layers x (window - 1)` frames back, so a shorter left context is wrong by as
-much as the signal itself. It yields as many samples as the stateful decoder; only their values
+much as the signal itself. The number of samples is the stateful decoder's; only their values
 differ.
 """
 

@@ -127,7 +127,9 @@ class CodePredictor:
         return sum_SH
 
     def layout_for(self, num_frames: int) -> _FrameLayout:
-        """Return the memory of so many frames in progress, allocated when first needed."""
+        """Return the KV buffer for a batch of `num_frames` frames; allocated on first use and
+        reused.
+        """
         if num_frames not in self._layouts:
             self._layouts[num_frames] = _FrameLayout(
                 self._decoder, num_frames, self._num_residual + 1, self._heads

@@ -15,8 +15,8 @@ DividedStage = Literal["thinker", "talker"]
 
 
 class TextConfig(Protocol):
-    """A text decoder. Those with experts have `num_experts`, `num_experts_per_tok` and
-    `norm_topk_prob` too.
+    """Configuration of a text decoder. With experts it also has `num_experts`,
+    `num_experts_per_tok` and `norm_topk_prob`.
     """
 
     num_hidden_layers: int

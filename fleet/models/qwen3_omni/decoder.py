@@ -131,13 +131,11 @@ class Decoder:
         *,
         first: int = 0,
     ) -> None:
-        self.shape, self.layers, self._norm, self._rope, self._first = (
-            shape,
-            layers,
-            norm,
-            rope,
-            first,
-        )
+        self.shape = shape
+        self.layers = layers
+        self._norm = norm
+        self._rope = rope
+        self._first = first
         self.kv_shape = KVShape(
             num_layers=len(layers), num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim
         )
@@ -168,10 +166,10 @@ class Decoder:
         turns: Turns | None = None,
         entering: dict[int, Tensor | None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the final normed rows, and those that enter layer `tap`: of a decoder that has all
-        layers.
+        """Return the normed hidden states of a whole decoder's last layer, and the hidden states
+        that enter layer `tap`.
 
-        `entering`: gets the rows that enter each layer that is a key of it.
+        `entering` is filled with the hidden states that enter each layer that is a key of it.
         """
         rows_NH, tapped = self.run_layers(rows_NH, layout, tap=tap, turns=turns, entering=entering)
         return self.finish(rows_NH), tapped
@@ -185,10 +183,10 @@ class Decoder:
         turns: Turns | None = None,
         entering: dict[int, Tensor | None] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the rows after the last of these layers, and those that enter the model's layer
-        `tap`, if it is one of these.
+        """Return the hidden states after the last of these layers, and the hidden states that enter
+        the model's layer `tap`, if it is among them.
 
-        `turns`: those of the layout's positions.
+        `turns`: rotations of the layout's positions; computed if absent.
         """
         turns = turns or self.turns_at(layout.positions)
         tapped, tap_at = None, None if tap is None else tap - self._first

@@ -2,7 +2,7 @@
 weights, without any weights.
 
 Source: config.json of the published checkpoint, whose weights take 70.5 GB. The defaults of
-transformers 5.23, configuration_qwen3_omni_moe.py, are partly those of another size (28 layers, 32
+transformers 5.23, configuration_qwen3_omni_moe.py, partly belong to another size (28 layers, 32
 code groups).
 """
 

@@ -1,5 +1,4 @@
-"""Loading of decoder weights from a Qwen3-Omni folder. Both layouts of experts (one by one, fused)
-are supported.
+"""Loading of decoder weights from a Qwen3-Omni folder. Experts may be stored one by one or fused.
 
 Source: transformers 5.23, configuration_qwen3_omni_moe.py and the keys of published checkpoints.
 """
@@ -45,7 +44,7 @@ def load_decoder(
     with_norm: bool = True,
 ) -> Decoder:
     """Load a decoder, or only a span of its layers. `prefix` ends where layer numbers begin.
-    `with_norm`: with the final norm.
+    `with_norm` adds the final norm.
     """
     shape = DecoderShape(
         num_heads=config.num_attention_heads,

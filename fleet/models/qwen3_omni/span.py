@@ -84,7 +84,10 @@ class OmniSpan(SpanLayers):
     def __init__(
         self, decoder: Decoder, span: LayerSpan, head_VH: Tensor | None, tap: int | None
     ) -> None:
-        self.decoder, self._span, self._head_VH, self._tap = decoder, span, head_VH, tap
+        self.decoder = decoder
+        self._span = span
+        self._head_VH = head_VH
+        self._tap = tap
 
     @property
     def span(self) -> LayerSpan:
@@ -144,7 +147,7 @@ def load_omni_span(
 ) -> OmniSpan:
     """Load a span; only its weights are read.
 
-    `with_head`: with the final norm and the output head also if the span ends before them.
+    `with_head` adds the final norm and the output head even if the span ends before them.
     `embedding_VH`: the Thinker's embedding if it is loaded already, which may be the head.
 
     Raises: ConfigError for layers that the model does not have, and as `StageDecoder.of`.

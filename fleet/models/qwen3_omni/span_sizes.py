@@ -29,7 +29,7 @@ TALKER_PARTS = (
 
 
 class DescribedWeights(WeightReader):
-    """The names and shapes of the weights that a config.json describes, in its folder. They cannot
+    """The names and shapes of the weights that a config.json describes, in its folder, which cannot
     be read.
     """
 
@@ -76,7 +76,7 @@ def decoder_sizes(
 ) -> ModelSizes:
     """Return the sizes of a stage's decoder, and of what only its anchor has.
 
-    `num_positions`: those whose keys and values each process is to hold. `head_on_anchor`: the
+    `num_positions`: positions whose keys and values each process is to hold. `head_on_anchor`: the
     final norm and the output head are the anchor's for any span, as a Talker's always are. Raises:
     ConfigError as `StageDecoder.of`, and for unreadable files.
     """

@@ -64,21 +64,20 @@ class ResizeMlp:
 
 
 class TalkerTask(GraphTask):
-    """One request.
-
-    Invariants: a row is appended only when its text has arrived (the next answer token; after the
-    last one `tts_eos` once, then `tts_pad`), so the Talker never runs ahead of the Thinker. The
-    last code drawn yields no frame, as in `transformers`.
+    """State of a request. Invariants: a row is appended only when its text has arrived (the next
+    answer token; after the last one `tts_eos` once, then `tts_pad`), so the Talker never runs ahead
+    of the Thinker. The last code drawn yields no frame, as in `transformers`.
     """
 
     def __init__(self, program: "Talker", request: EngineRequest, speaker_id: int) -> None:
-        self._program, self.request, self._speaker_id = program, request, speaker_id
+        self._program = program
+        self.request = request
+        self._speaker_id = speaker_id
         self._rows = Rows()
         self._prompt_keys: list[NDArray[np.int64]] = []
         self._header: Tensor | None = None
         self._text: deque[Tensor] = deque()
-        # Ids that are not embedded yet: those of many chunks, as in a replay, are embedded
-        # together.
+        # Ids that are not embedded yet: many chunks of a replay are embedded together.
         self._text_ids: list[np.ndarray] = []
         self._text_ended = False
         self._spoke_end = False
@@ -224,11 +223,11 @@ def history_of(request: EngineRequest) -> NDArray[np.int32]:
 
 
 class Talker:
-    """Program of the Talker. It holds the Thinker's embedding table too, since text arrives as ids.
+    """Program of the Talker, with the Thinker's embedding table, since text arrives as ids.
 
-    `layers`: those of this process, with all by default. An anchor has a span of them: its passes
-    run through `layers` and span workers. It has the output head, since the code predictor needs
-    the final rows.
+    `layers`: layers of this process, by default all. An anchor has a span of them, and its steps
+    run through `layers` and span workers; it always has the output head, since the code predictor
+    needs the final hidden states.
     """
 
     taps_elsewhere = False
@@ -285,7 +284,10 @@ class Talker:
             [config.tts_bos_token_id, config.tts_eos_token_id, config.tts_pad_token_id]
         )
         with torch.inference_mode():
-            self._bos_text, self.end_text, self.pad_text = self.embed_text(specials).split(1)
+            texts = self.embed_text(specials)
+        self._bos_text = texts[:1]
+        self.end_text = texts[1:2]
+        self.pad_text = texts[2:]
 
     def open(self, request: EngineRequest) -> TalkerTask:
         voice = request.params.get(VOICE, "").lower()

@@ -47,9 +47,9 @@ SALT = zlib.crc32(b"thinker")
 
 
 class ThinkerTask(AnsweringTask):
-    """One request. `multimodal_N` marks the prompt's positions whose accept-layer rows are sent to
-    the Talker; `tapped` holds those rows by position for the session's next request, which sends
-    rows that it reuses without computing them.
+    """State of a request. `multimodal_N` marks the prompt's positions whose accept-layer rows are
+    sent to the Talker; `tapped` holds those rows by position for the session's next request, which
+    sends rows that it reuses without computing them.
     """
 
     def __init__(self, program: "Thinker", request: EngineRequest) -> None:
@@ -118,7 +118,9 @@ class ThinkerTask(AnsweringTask):
         return [*self._prefilled(start, min(stop, len(self._ids))), *replayed]
 
     def needs_tapped(self, start: int, stop: int) -> bool:
-        """Return True if any of the rows are sent to the Talker: those of audio in the prompt."""
+        """Return True if any of the rows is an audio position of the prompt, whose rows are sent to
+        the Talker.
+        """
         is_wanted = WITH_ROWS in self._request.params or bool(self._request.session)
         return is_wanted and bool(self._multimodal_N[start:stop].any())
 
@@ -157,7 +159,7 @@ class ThinkerTask(AnsweringTask):
 class Thinker:
     """Program of the Thinker, for text and audio prompts; images and video are not supported.
 
-    `layers`: those of this process, with all by default. An anchor has a span of them: its passes
+    `layers`: layers of this process, by default all. An anchor has a span of them, and its steps
     run through `layers` and span workers. `taps_elsewhere`: a span worker has the accept layer.
     """
 

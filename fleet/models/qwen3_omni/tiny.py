@@ -30,8 +30,8 @@ def write_tiny_checkpoint(
     """Write the checkpoint into `out_dir` (created if absent) and return it; equal seeds give equal
     bytes.
 
-    `sizes`: values of its config that differ, nested like it. The layout is that of the published
-    Qwen3-Omni-30B-A3B: weights in shards with an index, experts one by one, and a tokenizer of
+    `sizes`: values of its config that differ, nested like it. The layout is the published
+    Qwen3-Omni-30B-A3B's: weights in shards with an index, experts one by one, and a tokenizer of
     vocab.json and merges.txt without a tokenizer.json.
     """
     # seconds to import, and its types are incomplete

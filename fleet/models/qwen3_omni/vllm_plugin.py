@@ -1,5 +1,5 @@
-"""Plugin of vLLM's that registers the Thinker's model class in every process of vLLM, those of
-tensor parallel workers too.
+"""Plugin of vLLM's that registers the Thinker's model class in every process of vLLM, tensor
+parallel workers included.
 
 vLLM finds it as an entry point of the installed package. Source: vllm 0.32, plugins/__init__.py.
 """

@@ -43,7 +43,7 @@ LONGEST = "longest_chunk"
 
 
 class ProcessedMedia(BaseProcessingInfo):
-    """One clip may fill the context."""
+    """Limits of media: a single clip may fill the context."""
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         return {"audio": None}
@@ -78,7 +78,7 @@ class NoProcessor(BaseMultiModalProcessor[ProcessedMedia]):
 class TappedThinker(Qwen3OmniMoeThinkerForConditionalGeneration):
     """The Thinker of vLLM, whose inputs of the accept layer are cached in pages of their own."""
 
-    # The names of `transformers` 5.23 beside those of published checkpoints.
+    # Names of `transformers` 5.23, beside the names of published checkpoints.
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
             "thinker.model.language_model.": "language_model.model.",

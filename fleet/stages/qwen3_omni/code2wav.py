@@ -55,7 +55,7 @@ def build(options: BuildOptions) -> BuiltStage:
 
 
 class Code2WavTask(TaskAdapter):
-    """One request; one item of audio per window."""
+    """Adapter of a request: an item of audio for each window."""
 
     def __init__(self, spec: RequestSpec, stage: StageName) -> None:
         self._request = EngineRequest(

@@ -80,8 +80,8 @@ def _engine(
 
 
 class TalkerAdapter(TaskAdapter):
-    """One request. User turns are fed as the Thinker prefills them, the last assistant header with
-    the first answer token.
+    """Adapter of a request. User turns are fed as the Thinker prefills them, the last assistant
+    header with the first answer token.
     """
 
     def __init__(self, spec: RequestSpec, roles: RoleIds) -> None:

@@ -136,13 +136,15 @@ def _vllm_engine(options: BuildOptions) -> tuple[Engine, tuple[str, ...]]:
 
 
 class ThinkerAdapter(TaskAdapter):
-    """One request. Edges that it does not run get no items."""
+    """Adapter of a request. Edges that the request does not use get no items."""
 
     def __init__(
         self, spec: RequestSpec, blob: bytes | None, features: Features, stop_detector: StopDetector
     ) -> None:
         running = {edge.name for edge in QWEN3_OMNI.edges_for(spec.outputs)}
-        self._spec, self._blob, self._features = spec, blob, features
+        self._spec = spec
+        self._blob = blob
+        self._features = features
         self._speaks = THOUGHT in running
         spoken = THOUGHT if self._speaks else None
         min_tokens = sampling_of(spec, QWEN3_OMNI, THINKER).min_tokens

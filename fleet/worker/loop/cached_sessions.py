@@ -13,7 +13,8 @@ from functools import partial
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.core.ids import StageName, WorkerId
-from fleet.engine.base import Engine, EngineRequest
+from fleet.engine.base import EngineRequest
+from fleet.engine.capabilities import CachedPrefixes
 from fleet.worker.task.pending_calls import PendingCall
 from fleet.worker.task.task import Task
 
@@ -27,14 +28,14 @@ class CachedSessions:
 
     def __init__(
         self,
-        engine: Engine,
+        prefixes: CachedPrefixes | None,
         worker: WorkerId,
         *,
         keep_s: float,
         max_sessions: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._worker, self._clock = engine, worker, clock
+        self._prefixes, self._worker, self._clock = prefixes, worker, clock
         self._keep_s, self._max_sessions = keep_s, max_sessions
         self._until: dict[str, float] = {}
         self._calls: list[PendingCall] = []
@@ -45,11 +46,13 @@ class CachedSessions:
         """
         if session in self._until:
             self._until[session] = self._clock() + self._keep_s
-        return (
-            dataclasses.replace(request, session=session)
-            if self._max_sessions and self._keep_s
-            else request
-        )
+        return dataclasses.replace(request, session=session) if self._caches() else request
+
+    def _caches(self) -> bool:
+        return self._max_sessions > 0 and self._keep_s > 0
+
+    def _num_rows(self, session: str) -> int:
+        return self._prefixes.num_rows(session) if self._prefixes is not None else 0
 
     def has(self, session: str) -> bool:
         """Return True if an earlier turn was cached here and has not expired: an aborted turn
@@ -62,9 +65,9 @@ class CachedSessions:
         right to write.
         """
         session = task.spec.session
-        if not session or not self._max_sessions or not self._keep_s:
+        if not session or not self._caches():
             return
-        num_rows = self._engine.num_cached_rows(session)
+        num_rows = self._num_rows(session)
         call = scripts.cache_prefix(
             task.request,
             task.stage,
@@ -90,7 +93,7 @@ class CachedSessions:
         self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        cached = [session for session in self._until if self._engine.num_cached_rows(session)]
+        cached = [session for session in self._until if self._num_rows(session)]
         for session in cached[: max(0, len(cached) - self._max_sessions)]:
             self._drop(session)
 
@@ -115,4 +118,5 @@ class CachedSessions:
 
     def _drop(self, session: str) -> None:
         self._until.pop(session, None)
-        self._engine.drop_cached(session)
+        if self._prefixes is not None:
+            self._prefixes.drop(session)

@@ -72,8 +72,8 @@ class GrantIntake:
         """Return False while layers are missing. After too long, tasks are claimed again, and
         fail.
         """
-        engine = self._built.engine
-        return engine.accepts_requests() or engine.outage() is not None
+        remote = self._built.engine.remote
+        return remote is None or remote.accepts_requests() or remote.outage() is not None
 
     def _is_exclusive(self) -> bool:
         return bool(self.reserved) or self._tasks.runs_alone()

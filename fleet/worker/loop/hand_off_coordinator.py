@@ -22,7 +22,8 @@ from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.hand_off import HandOff, encode_hand_off
 from fleet.core.ids import RequestId, RoleName, Walk, WorkerId
-from fleet.engine.base import Engine, EngineOutput, KVBlocks, KVPages
+from fleet.engine.base import Engine, EngineOutput
+from fleet.engine.capabilities import KVBlocks, KVPages
 from fleet.telemetry.counts import KV, PullTally
 from fleet.transfer.base import Transfer
 from fleet.worker.task.hand_off import AbandonedImports, KVImport, Offer, Offers
@@ -168,7 +169,7 @@ class HandOffCoordinator:
         for hand_off in pending:
             task, role = hand_off.task, self._serves.next
             if self._tasks.get(task.request) is not task or role is None:
-                self._free(hand_off)
+                self.offers.free_blocks(hand_off.blocks)
                 continue
             assert not task.unsent, (
                 "chunks produced here go before the hand-off; the next owner does not produce them"
@@ -198,10 +199,6 @@ class HandOffCoordinator:
         elif self._tasks.get(task.request) is task:
             self._tasks.finish(task)
 
-    def _free(self, hand_off: _PendingHandOff) -> None:
-        if isinstance(hand_off.blocks, KVPages):
-            self._engine.free_pages(hand_off.blocks)
-
     def begin_import(
         self,
         task: Task,
@@ -215,7 +212,7 @@ class HandOffCoordinator:
         """
         before = {name: int(fields[name]) for name in ("prefilled_us", "handed_us", "claimed_us")}
         task.timings = HandOff(**before, opened_us=now_us())
-        kv_import = KVImport(offer, self._engine, self._transfer, peer, deadline_s)
+        kv_import = KVImport(offer, self._engine.kv, self._transfer, peer, deadline_s)
         task.begin_import(kv_import)
         kv_import.poll()
 
@@ -263,7 +260,7 @@ class HandOffCoordinator:
         """
         pending, self._pending = self._pending, []
         for hand_off in pending:
-            self._free(hand_off)
+            self.offers.free_blocks(hand_off.blocks)
         for task in self._tasks.values():
             self._imports.abandon(task.end_import())
         self._imports.close()

@@ -19,7 +19,7 @@ from fleet.control.pacing import Pacing
 from fleet.core.clock import now_us
 from fleet.core.errors import failure_of
 from fleet.core.ids import RequestId, RoleName, WorkerId
-from fleet.engine.base import EngineOutput
+from fleet.engine.base import EngineOutput, await_ready
 from fleet.stages.base import BuiltStage
 from fleet.telemetry.counts import PullTally
 from fleet.transfer.base import Transfer
@@ -73,7 +73,10 @@ class WorkerLoop:
         self.receiver = Receiver(transfer, link, config.transfer.deadline_s, self.pull_tally)
         self.availability = Availability()
         self.cached_sessions = CachedSessions(
-            self.engine, worker, keep_s=config.lease.prefix_cache_s, max_sessions=max_sessions
+            self.engine.prefixes,
+            worker,
+            keep_s=config.lease.prefix_cache_s,
+            max_sessions=max_sessions,
         )
         sender = Sender(transfer, worker)
         self.tasks = TaskTable(
@@ -163,9 +166,10 @@ class WorkerLoop:
             self.tasks.guard(task, lambda task=task: self._feed(task))
 
     def _step(self) -> Sequence[EngineOutput]:
-        if suspects := self.engine.take_suspects():
+        remote = self.engine.remote
+        if remote is not None and (suspects := remote.take_suspects()):
             self._suspect(suspects)
-        if not self.engine.is_ready() and not self.engine.await_pass(AWAIT_PASS_S):
+        if not await_ready(self.engine, AWAIT_PASS_S):
             self._fail_all_in_outage()
             return ()
         try:
@@ -190,7 +194,8 @@ class WorkerLoop:
 
     def _fail_all_in_outage(self) -> None:
         """Fail every task whose layers have been missing for too long."""
-        if self.tasks and (error := self.engine.outage()) is not None:
+        error = self.engine.remote.outage() if self.engine.remote is not None else None
+        if error is not None:
             for task in list(self.tasks.values()):
                 self.tasks.fail(task, error)
 

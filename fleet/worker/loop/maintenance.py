@@ -99,8 +99,8 @@ class Maintenance:
 
     def _follow_drafter(self) -> None:
         """Use the drafter that an operator chose, or else the configured one."""
-        figures = self._engine.stats().speculation
-        if figures is None:
+        figures, drafters = self._engine.stats().speculation, self._engine.drafters
+        if figures is None or drafters is None:
             return
         name = self._link.chosen_drafter(self._drafter.stage) or self._drafter.name
         refused = f"{name} with version {figures.version}"
@@ -108,7 +108,7 @@ class Maintenance:
         if is_in_use or name == figures.failed or refused == self._refused_drafter:
             return
         try:
-            self._engine.use_drafter(name)
+            drafters.use(name)
         except BadInput as error:
             self._refused_drafter = refused
             log.warning(
@@ -133,23 +133,22 @@ class Maintenance:
 
     def _follow_purges(self) -> None:
         """Let a trainer forget its samples if an operator ordered it since the last look."""
-        if self._engine.stats().training is None:
+        samples = self._engine.samples
+        if samples is None:
             return
         ordered, self._num_purges = self._num_purges, self._link.num_purges()
         if ordered not in (None, self._num_purges):
-            log.info(
-                "%d samples of the trainer are forgotten, by order", self._engine.forget_samples()
-            )
+            log.info("%d samples of the trainer are forgotten, by order", samples.forget_samples())
 
     def read_vitals(self) -> None:
         stats = self._engine.stats()
         held = (self.heads.held or "") if self.heads is not None else None
         self.vitals = Vitals(
             running=len(self._tasks),
-            pages_used=stats.pages_used,
-            pages_total=stats.pages_total,
-            pages_kept=stats.pages_cached,
-            rows_reused=stats.rows_reused,
+            pages_used=stats.kv.pages_used,
+            pages_total=stats.kv.pages_total,
+            pages_kept=stats.kv.pages_cached,
+            rows_reused=stats.kv.rows_reused,
             slots_used=self._transfer.used_slots(),
             hops=self._link.hops,
             pulls=self._tally.counts(self._receiver.in_flight()),
@@ -158,7 +157,7 @@ class Maintenance:
             speculation=stats.speculation,
             held_head=held,
             training=stats.training,
-            span_figures=stats.span_figures,
+            span_figures=stats.spans,
         ).encode()
 
     def _find_consumers(self) -> None:

@@ -31,12 +31,11 @@ from fleet.core.session_parts import (
     KEYS,
     POSITIONS,
     TAPPED,
-    SessionLimits,
     check_info,
     check_part,
     check_parts,
 )
-from fleet.engine.base import Engine, SavedSession, SessionCopied
+from fleet.engine.capabilities import SavedSession, SessionCopied, SessionCopying
 from fleet.process.fleet_secret import FleetSecret, span_connection_key
 from fleet.spans.net.connection import (
     Arrival,
@@ -97,8 +96,7 @@ class SessionService:
 
     def __init__(
         self,
-        engine: Engine,
-        limits: SessionLimits,
+        sessions: SessionCopying,
         stage: StageName,
         checkpoint: str,
         place: str | Path,
@@ -106,11 +104,11 @@ class SessionService:
         secret: FleetSecret | None,
         on_loaded: Callable[[str], None],
     ) -> None:
-        """`limits`: those of the engine. `place`: see `SpanListener`."""
-        self._engine, self._limits = engine, limits
+        """`place`: see `SpanListener`."""
+        self._sessions = sessions
         self._stage, self._checkpoint, self._on_loaded = stage, checkpoint, on_loaded
         self._token = new_token()
-        self._arrivals = SpanArrivals(max_payload_bytes=limits.max_part_bytes)
+        self._arrivals = SpanArrivals(max_payload_bytes=sessions.limits.max_part_bytes)
         key = span_connection_key(secret, self._token)
         self._listener = SpanListener(place, arrivals=self._arrivals, key=key, own_name=worker)
         self._idle: set[SpanConnection] = set()
@@ -131,7 +129,7 @@ class SessionService:
         """Handle what has arrived, and answer what the engine has copied."""
         for arrival in self._arrivals.take(0):
             self._handle(arrival)
-        for copied in self._engine.take_copied():
+        for copied in self._sessions.take_copied():
             self._answer(copied)
 
     def _handle(self, arrival: Arrival) -> None:
@@ -165,7 +163,7 @@ class SessionService:
             match message:
                 case SaveSession(session=session) if connection in self._idle:
                     self._idle.discard(connection)
-                    self._engine.begin_save(session)
+                    self._sessions.begin_save(session)
                     self._waiting.setdefault(session, []).append(connection)
                 case LoadSession(info=info) if connection in self._idle:
                     self._idle.discard(connection)
@@ -174,7 +172,7 @@ class SessionService:
                 case SessionPart(name=name) if connection in self._incoming:
                     self._incoming[connection].add(name, payload)
                 case SessionEnd(session=session) if connection in self._incoming:
-                    self._engine.begin_load(session, self._incoming.pop(connection).saved())
+                    self._sessions.begin_load(session, self._incoming.pop(connection).saved())
                     self._waiting.setdefault(session, []).append(connection)
                 case SessionPart() | SessionEnd() if connection not in self._idle:
                     return  # of a session that was refused
@@ -199,7 +197,7 @@ class SessionService:
             if given != own:
                 raise BadInput(f"the file is of {name} {given[:64]}, and this worker's is {own}")
         check_info(info)
-        self._limits.check(info.num_rows, info.num_layers, info.layout)
+        self._sessions.limits.check(info.num_rows, info.num_layers, info.layout)
         if len(self._incoming) >= MAX_LOADS:
             raise SessionInterrupted(
                 f"{MAX_LOADS} sessions are loaded into this worker at the moment; try again"

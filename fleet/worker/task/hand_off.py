@@ -17,8 +17,9 @@ from fleet.core.chunk import Location, TensorRef
 from fleet.core.clock import now_us
 from fleet.core.errors import ConfigError, TransferError
 from fleet.core.ids import RequestId, WorkerId
-from fleet.core.pages import PagesRef, spans_between
-from fleet.engine.base import Engine, KVBlocks, KVPages
+from fleet.core.pages import Memory, PagesRef, spans_between
+from fleet.engine.base import Engine
+from fleet.engine.capabilities import KVBlocks, KVPagePool, KVPages, KVTransfer
 from fleet.transfer.base import BlockRead, Pull, Transfer
 
 log = logging.getLogger(__name__)
@@ -30,11 +31,22 @@ NO_MEMORY = (MemoryError, RuntimeError)
 """Errors of a failed allocation: torch raises the second."""
 
 
+def _pool_memory(engine: Engine) -> Memory | None:
+    pages = engine.kv.pages if engine.kv is not None else None
+    return pages.memory if pages is not None else None
+
+
+def pages_of(kv: KVTransfer | None) -> KVPagePool:
+    """Return the pool of an engine whose pages are lent or reserved."""
+    assert kv is not None and kv.pages is not None, "pages of an engine without a shared pool"
+    return kv.pages
+
+
 def pool_on_gpu(engine: Engine, buffer_device: str) -> bool:
     """Return True if peers are to read the engine's pages in a GPU's memory, where NIXL can
     (`transfer.buffer_device`).
     """
-    memory = engine.kv_memory()
+    memory = _pool_memory(engine)
     return memory is not None and memory.device is not None and buffer_device != "cpu"
 
 
@@ -45,7 +57,7 @@ def share_pool(engine: Engine, transfer: Transfer, buffer_device: str = "auto") 
     Raises: TransferError if NIXL refuses host memory; ConfigError if it refuses a GPU's and
     `buffer_device` is cuda.
     """
-    memory = engine.kv_memory()
+    memory = _pool_memory(engine)
     if memory is None or (memory.device is not None and not pool_on_gpu(engine, buffer_device)):
         return
     try:
@@ -91,12 +103,9 @@ class Offers:
     def __init__(
         self, engine: Engine, transfer: Transfer, worker: WorkerId, lease_s: float
     ) -> None:
-        self._engine, self._transfer, self._worker, self._lease_s = (
-            engine,
-            transfer,
-            worker,
-            lease_s,
-        )
+        self._engine, self._kv = engine, engine.kv
+        self._transfer = transfer
+        self._worker, self._lease_s = worker, lease_s
         self._until: dict[RequestId, float] = {}
         self._lent: dict[RequestId, KVPages] = {}
 
@@ -111,8 +120,7 @@ class Offers:
         """
         blocks: KVBlocks | KVPages | None = None
         try:
-            blocks = self._engine.lend_pages(request) if self._transfer.shares_memory else None
-            blocks = blocks or self._engine.export_kv(request)
+            blocks = self._lend(request) or (self._kv.export_blocks(request) if self._kv else None)
         # the engine's failure over one request, which continues without the blocks
         except Exception:
             log.exception(
@@ -123,6 +131,15 @@ class Offers:
         if not isinstance(blocks, KVPages):
             self._engine.finish(request)
         return blocks
+
+    def _lend(self, request: RequestId) -> KVPages | None:
+        pages = self._kv.pages if self._kv is not None and self._transfer.shares_memory else None
+        return pages.lend(request) if pages is not None else None
+
+    def free_blocks(self, blocks: KVBlocks | KVPages | None) -> None:
+        """Free blocks that were not published."""
+        if isinstance(blocks, KVPages):
+            pages_of(self._kv).free(blocks)
 
     def publish(self, request: RequestId, blocks: KVBlocks | KVPages | None) -> Offer | None:
         """Open an offer to the next owner; None if there are no blocks, or no room for a copy."""
@@ -168,7 +185,7 @@ class Offers:
             return
         pages = self._lent.pop(request, None)
         if pages is not None:
-            self._engine.free_pages(pages)
+            self.free_blocks(pages)
         else:
             self._transfer.release(_arena_owner(request))
 
@@ -190,7 +207,7 @@ class KVImport:
     def __init__(
         self,
         offer: Offer,
-        engine: Engine,
+        kv: KVTransfer | None,
         transfer: Transfer,
         peer: Callable[[WorkerId], bytes],
         deadline_s: float,
@@ -198,7 +215,8 @@ class KVImport:
         """`peer` returns the metadata needed to read from a worker; it raises TransferError if the
         worker is gone.
         """
-        self._offer, self._engine, self._transfer, self._peer = offer, engine, transfer, peer
+        self._offer, self._kv = offer, kv
+        self._transfer, self._peer = transfer, peer
         self._deadline_s = deadline_s
         self._pull: Pull | None = None
         self._read: BlockRead | None = None
@@ -239,7 +257,8 @@ class KVImport:
 
     def _poll_pages(self, remote: PagesRef) -> KVPages | None:
         if self._read is None:
-            self._pages = self._engine.reserve_pages(self._offer.num_rows)
+            pages = self._kv.pages if self._kv is not None else None
+            self._pages = pages.reserve(self._offer.num_rows) if pages is not None else None
             spans = spans_between(remote, self._pages.at) if self._pages is not None else []
             if not spans:
                 raise TransferError(
@@ -273,7 +292,7 @@ class KVImport:
     def import_into(self, request: RequestId) -> bool:
         """Give the blocks to the engine; return False if it must compute the rows instead."""
         try:
-            imported = self.blocks is not None and self._engine.import_kv(request, self.blocks)
+            imported = self._import_into(request)
         # the engine's failure over one request, which continues without the blocks
         except Exception:
             log.exception(
@@ -285,12 +304,19 @@ class KVImport:
             self._pages = None
         return imported
 
+    def _import_into(self, request: RequestId) -> bool:
+        if self._kv is None or self.blocks is None:
+            return False
+        if isinstance(self.blocks, KVPages):
+            return pages_of(self._kv).import_pages(request, self.blocks)
+        return self._kv.import_blocks(request, self.blocks)
+
     def free_pages(self) -> bool:
         """Free pages that were not imported, once no read can write to them any more; return True
         when none are left.
         """
         if self._pages is not None and (self._read is None or self._read.settled):
-            self._engine.free_pages(self._pages)
+            pages_of(self._kv).free(self._pages)
             self._pages = None
         return self._pages is None
 
