@@ -180,7 +180,7 @@ def test_capture_is_refused_where_none_are_computed(target: Any) -> None:
         begin(engine, "c", [1, 2, 3], [4], (TAPS,))
 
 
-def test_b19_rows_of_a_capture_with_audio_are_those_of_transformers(tiny_checkpoint: Path) -> None:
+def test_rows_of_a_capture_with_audio_are_those_of_transformers(tiny_checkpoint: Path) -> None:
     """The rows that entered the first layer travel with the sample, since those of audio are not
     those of its token id; so do the Thinker's positions, in the taps.
     """
