@@ -18,9 +18,9 @@ Network = Annotated[str, BeforeValidator(values.network)]
 Port = Annotated[int, BeforeValidator(values.port)]
 Span = Annotated[str, BeforeValidator(values.span_or_auto)]
 Switch = Annotated[bool, BeforeValidator(values.switch)]
-Share = Annotated[float, BeforeValidator(Number(0, 1, above=True))]
-Mebibytes = Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))]
-Items = Annotated[int, BeforeValidator(Whole(1, 1_000_000))]
+Share = Annotated[float, Number(0, 1, above=True)]
+Mebibytes = Annotated[int, Whole(1, 1024 * 1024)]
+Items = Annotated[int, Whole(1, 1_000_000)]
 """Counts of tokens, frames or chunks; a count above a million is treated as a mistake."""
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from fleet.config.fields import Device, Folder, Items, Mebibytes, Port, Strict, Switch, Text
 from fleet.config.roles import DECODE_HALF, PREFILL_HALF, SPAN, Role, part_role_name
@@ -32,9 +32,9 @@ class PolicyConfig(Strict):
 
     kind: Literal["each", "ramp", "all"]
     ramp: Annotated[tuple[Items, ...], Field(validate_default=True)] = ()
-    low_buffer_s: Annotated[float, BeforeValidator(Number(0, 60))] | None = None
-    busy_first_chunk_factor: Annotated[int, BeforeValidator(Whole(1, 1000))] | None = None
-    max_chunks_per_s: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] | None = None
+    low_buffer_s: Annotated[float, Number(0, 60)] | None = None
+    busy_first_chunk_factor: Annotated[int, Whole(1, 1000)] | None = None
+    max_chunks_per_s: Annotated[int, Whole(0, 1_000_000)] | None = None
 
     @field_validator("ramp")
     @classmethod
@@ -68,23 +68,23 @@ class TrainingConfig(Strict):
     """
 
     enabled: Switch = False
-    share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.0
-    max_in_flight: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
-    compute_share: Annotated[float, BeforeValidator(Number(0, 1))] = 0.02
+    share: Annotated[float, Number(0, 1)] = 0.0
+    max_in_flight: Annotated[int, Whole(1, 4096)] = 16
+    compute_share: Annotated[float, Number(0, 1)] = 0.02
     folder: Folder | None = None
-    window_samples: Annotated[int, BeforeValidator(Whole(1, 4096))] = 8
-    batch_samples: Annotated[int, BeforeValidator(Whole(1, 4096))] = 2
-    num_steps: Annotated[int, BeforeValidator(Whole(1, 15))] = 5
-    learning_rate: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1e-3
-    passes: Annotated[int, BeforeValidator(Whole(1, 1000))] = 4
-    checkpoint_windows: Annotated[int, BeforeValidator(Whole(1, 100_000))] = 16
-    replay_samples: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] = 2048
-    replay_mib: Annotated[int, BeforeValidator(Whole(1, 16 * 1024 * 1024))] = 1024
-    held_out: Annotated[float, BeforeValidator(Number(0, 1))] = 0.1
-    draft_vocab_size: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 32_000
+    window_samples: Annotated[int, Whole(1, 4096)] = 8
+    batch_samples: Annotated[int, Whole(1, 4096)] = 2
+    num_steps: Annotated[int, Whole(1, 15)] = 5
+    learning_rate: Annotated[float, Number(0, 1, above=True)] = 1e-3
+    passes: Annotated[int, Whole(1, 1000)] = 4
+    checkpoint_windows: Annotated[int, Whole(1, 100_000)] = 16
+    replay_samples: Annotated[int, Whole(1, 10_000_000)] = 2048
+    replay_mib: Annotated[int, Whole(1, 16 * 1024 * 1024)] = 1024
+    held_out: Annotated[float, Number(0, 1)] = 0.1
+    draft_vocab_size: Annotated[int, Whole(1, 1_000_000)] = 32_000
     promote: Literal["manual", "auto"] = "manual"
-    margin: Annotated[float, BeforeValidator(Number(0, 15))] = 0.05
-    floor: Annotated[float, BeforeValidator(Number(0, 1))] = 0.8
+    margin: Annotated[float, Number(0, 15)] = 0.05
+    floor: Annotated[float, Number(0, 1)] = 0.8
 
 
 class Limits(Strict):
@@ -100,15 +100,15 @@ class Limits(Strict):
     """
 
     max_requests: Items = 64
-    max_body_bytes: Annotated[int, BeforeValidator(Whole(1, 2**32))] = 32 * 1024 * 1024
+    max_body_bytes: Annotated[int, Whole(1, 2**32)] = 32 * 1024 * 1024
     max_prompt_tokens: Items = 8192
-    max_audio_s: Annotated[float, BeforeValidator(Number(0, 86_400, above=True))] = 120.0
+    max_audio_s: Annotated[float, Number(0, 86_400, above=True)] = 120.0
     max_answer_tokens: Items = 4096
     max_messages: Items = 256
     max_speech_chars: Items = 4096
-    speech_piece_tokens: Annotated[int, BeforeValidator(Whole(2, 1_000_000))] = 48
-    max_cached_conversations: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 64
-    max_redis_memory_percent: Annotated[float, BeforeValidator(Number(0, 100, above=True))] = 85.0
+    speech_piece_tokens: Annotated[int, Whole(2, 1_000_000)] = 48
+    max_cached_conversations: Annotated[int, Whole(0, 1_000_000)] = 64
+    max_redis_memory_percent: Annotated[float, Number(0, 100, above=True)] = 85.0
 
 
 class RedisConfig(Strict):
@@ -124,8 +124,8 @@ class RedisConfig(Strict):
 
     data_dir: Folder | None = None
     port: Port | None = None
-    wait_replicas: Annotated[int, BeforeValidator(Whole(0, 16))] = 0
-    wait_timeout_ms: Annotated[int, BeforeValidator(Whole(1, 5000))] = 500
+    wait_replicas: Annotated[int, Whole(0, 16)] = 0
+    wait_timeout_ms: Annotated[int, Whole(1, 5000)] = 500
 
 
 class LeaseConfig(Strict):
@@ -141,12 +141,12 @@ class LeaseConfig(Strict):
     takes up to 0.2 s.
     """
 
-    worker_ttl_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.25
-    conductor_ttl_s: Annotated[float, BeforeValidator(Number(0.5, 3600))] = 1.5
-    claim_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 2.0
-    no_worker_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 30.0
-    gateway_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 86_400))] = 60.0
-    prefix_cache_s: Annotated[float, BeforeValidator(Number(0, 86_400))] = 60.0
+    worker_ttl_s: Annotated[float, Number(0.1, 3600)] = 1.25
+    conductor_ttl_s: Annotated[float, Number(0.5, 3600)] = 1.5
+    claim_timeout_s: Annotated[float, Number(0.1, 3600)] = 2.0
+    no_worker_timeout_s: Annotated[float, Number(0.1, 86_400)] = 30.0
+    gateway_timeout_s: Annotated[float, Number(0.1, 86_400)] = 60.0
+    prefix_cache_s: Annotated[float, Number(0, 86_400)] = 60.0
 
 
 class TransferConfig(Strict):
@@ -165,7 +165,7 @@ class TransferConfig(Strict):
     arena_mib: Mebibytes | None = None
     request_cap_mib: Mebibytes | None = None
     buffer_device: Literal["auto", "cpu", "cuda"] = "auto"
-    deadline_s: Annotated[float, BeforeValidator(Number(0.01, 3600))] = 5.0
+    deadline_s: Annotated[float, Number(0.01, 3600)] = 5.0
     interface: Text | None = None
 
 
@@ -200,9 +200,9 @@ class FleetConfig(Strict):
     numerics: Literal["fast", "invariant"] = "fast"
     async_chunk: Switch = True
     transition_source: Literal["producer", "conductor"] = "producer"
-    retention_s: Annotated[int, BeforeValidator(Whole(1, 31_536_000))] = 600
+    retention_s: Annotated[int, Whole(1, 31_536_000)] = 600
     data_dir: Folder = Path(".fleet")
-    worker_nice: Annotated[int, BeforeValidator(Whole(0, 19))] = 5
+    worker_nice: Annotated[int, Whole(0, 19)] = 5
     preload_workers: Switch = True
     stages: dict[str, StageConfig] = {}
     edges: dict[str, EdgeConfig] = {}

@@ -23,21 +23,21 @@ class SamplingDefaults(Strict):
     parameters of each request.
     """
 
-    temperature: Annotated[float, BeforeValidator(Number(0, 2))] = 0.0
-    top_p: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 1.0
-    top_k: Annotated[int, BeforeValidator(Whole(0, 1_000_000))] = 0
-    repetition_penalty: Annotated[float, BeforeValidator(Number(0, 10, above=True))] = 1.0
-    frequency_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
-    presence_penalty: Annotated[float, BeforeValidator(Number(-2, 2))] = 0.0
+    temperature: Annotated[float, Number(0, 2)] = 0.0
+    top_p: Annotated[float, Number(0, 1, above=True)] = 1.0
+    top_k: Annotated[int, Whole(0, 1_000_000)] = 0
+    repetition_penalty: Annotated[float, Number(0, 10, above=True)] = 1.0
+    frequency_penalty: Annotated[float, Number(-2, 2)] = 0.0
+    presence_penalty: Annotated[float, Number(-2, 2)] = 0.0
     max_tokens: Items = 256
 
 
 class HalfConfig(Strict):
     """Workers of one half of a split stage; unset fields default to the stage's."""
 
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] | None = None
+    replicas: Annotated[int, Whole(1, 256)] = 1
+    standby: Annotated[int, Whole(0, 256)] = 0
+    max_batch: Annotated[int, Whole(1, 4096)] | None = None
     device: Devices | None = None
     gpu_memory_utilization: Share | None = None
 
@@ -57,8 +57,8 @@ class VllmConfig(Strict):
     checkpoint stored in it.
     """
 
-    kv_mib: Annotated[int, BeforeValidator(Whole(16, 10_000_000))] = 1024
-    tensor_parallel_size: Annotated[int, BeforeValidator(Whole(1, 64))] = 1
+    kv_mib: Annotated[int, Whole(16, 10_000_000)] = 1024
+    tensor_parallel_size: Annotated[int, Whole(1, 64)] = 1
     quantization: Text | None = None
 
 
@@ -81,13 +81,13 @@ class SpansConfig(Strict):
 
     anchor: Span = "0:output"
     workers: Annotated[tuple[Span, ...], BeforeValidator(values.worker_spans)] = ()
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    memory_mib: Annotated[int, BeforeValidator(Whole(1, 16 * 1024 * 1024))] | None = None
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    window: Annotated[int, BeforeValidator(Whole(1, 64))] | None = None
+    replicas: Annotated[int, Whole(1, 256)] = 1
+    memory_mib: Annotated[int, Whole(1, 16 * 1024 * 1024)] | None = None
+    standby: Annotated[int, Whole(0, 256)] = 0
+    window: Annotated[int, Whole(1, 64)] | None = None
     wire_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    keep_mib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] = 256
-    nixl_kib: Annotated[int, BeforeValidator(Whole(0, 1024 * 1024))] | None = None
+    keep_mib: Annotated[int, Whole(0, 1024 * 1024)] = 256
+    nixl_kib: Annotated[int, Whole(0, 1024 * 1024)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -157,8 +157,8 @@ class SpeculationConfig(Strict):
     drafter: Annotated[
         Literal["off", "ngram", "suffix", "eagle3", "auto"], BeforeValidator(values.drafter)
     ] = OFF
-    num_drafts: Annotated[int, BeforeValidator(Whole(1, 15))] = 3
-    table_tokens: Annotated[int, BeforeValidator(Whole(1, 100_000_000))] = 200_000
+    num_drafts: Annotated[int, Whole(1, 15)] = 3
+    table_tokens: Annotated[int, Whole(1, 100_000_000)] = 200_000
     head: Folder | None = None
 
 
@@ -182,13 +182,13 @@ class StageConfig(Strict):
     engine: Literal["torch", "vllm"] | None = None
     vllm: VllmConfig = VllmConfig()
 
-    replicas: Annotated[int, BeforeValidator(Whole(1, 256))] = 1
-    standby: Annotated[int, BeforeValidator(Whole(0, 256))] = 0
-    max_batch: Annotated[int, BeforeValidator(Whole(1, 4096))] = 16
+    replicas: Annotated[int, Whole(1, 256)] = 1
+    standby: Annotated[int, Whole(0, 256)] = 0
+    max_batch: Annotated[int, Whole(1, 4096)] = 16
     prefill_chunk_tokens: Items | None = None
-    kv_pages: Annotated[int, BeforeValidator(Whole(1, 10_000_000))] | None = None
-    page_size_tokens: Annotated[int, BeforeValidator(Whole(1, 1024))] = 16
-    threads: Annotated[int, BeforeValidator(Whole(1, 1024))] = 1
+    kv_pages: Annotated[int, Whole(1, 10_000_000)] | None = None
+    page_size_tokens: Annotated[int, Whole(1, 1024)] = 16
+    threads: Annotated[int, Whole(1, 1024)] = 1
     device: Devices | None = None
     gpu_memory_utilization: Share | None = None
     transition_source: Literal["producer", "conductor"] | None = None

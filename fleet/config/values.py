@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TypeGuard, cast
 from urllib.parse import urlsplit
 
+from pydantic import GetCoreSchemaHandler
+from pydantic_core.core_schema import CoreSchema, no_info_before_validator_function
+
 from fleet.core.errors import ConfigError
 from fleet.drafts.figures.speculation import OFF
 from fleet.spans.protocol.layers import LayerSpan
@@ -30,8 +33,21 @@ _GPU = re.compile(r"cuda(?::(?:0|[1-9][0-9]{0,2}))?")
 _DEVICE = re.compile(rf"auto|cpu|{_GPU.pattern}")
 
 
+class Limit:
+    """Validator of a number, written in its annotation: `Annotated[int, Whole(1, 256)]`."""
+
+    def __get_pydantic_core_schema__(
+        self, source: object, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return no_info_before_validator_function(self, handler(source))
+
+    def __call__(self, value: object) -> object:
+        """Return the number. Raises: ValueError naming the accepted numbers."""
+        raise AssertionError("a kind of limit defines this")
+
+
 @dataclass(frozen=True, slots=True)
-class Whole:
+class Whole(Limit):
     """A whole number from `low` to `high`, both included."""
 
     low: int
@@ -48,7 +64,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Number:
+class Number(Limit):
     """A number from `low` to `high`; with `above`, `low` itself is excluded."""
 
     low: float

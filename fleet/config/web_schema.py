@@ -2,8 +2,6 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator
-
 from fleet.config.fields import Folder, Host, Items, Network, Origin, Port, Strict, Switch, Text
 from fleet.config.values import Number, Whole
 
@@ -55,15 +53,15 @@ class WebConfig(Strict):
     trusted_proxies: tuple[Network, ...] = ()
     model_name: Text | None = None
     model_aliases: tuple[Text, ...] = MODEL_ALIASES
-    max_leading_silence_ms: Annotated[int, BeforeValidator(Whole(0, 60_000))] | None = 60
+    max_leading_silence_ms: Annotated[int, Whole(0, 60_000)] | None = 60
     read_only: Switch = False
     open_metrics: Switch = False
-    max_connections: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 4096
-    max_connections_per_address: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 1024
-    header_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 10.0
-    body_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 30.0
-    send_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 30.0
-    body_memory_mib: Annotated[int, BeforeValidator(Whole(1, 1024 * 1024))] = 128
+    max_connections: Annotated[int, Whole(1, 1_000_000)] = 4096
+    max_connections_per_address: Annotated[int, Whole(1, 1_000_000)] = 1024
+    header_timeout_s: Annotated[float, Number(0.1, 3600)] = 10.0
+    body_timeout_s: Annotated[float, Number(0.1, 3600)] = 30.0
+    send_timeout_s: Annotated[float, Number(0.1, 3600)] = 30.0
+    body_memory_mib: Annotated[int, Whole(1, 1024 * 1024)] = 128
     tls: Literal["self-signed"] | None = None
     tls_cert: Folder | None = None
     tls_key: Folder | None = None
@@ -88,11 +86,11 @@ class VoiceConfig(Strict):
     """
 
     max_sessions: Items = 64
-    max_waiting: Annotated[int, BeforeValidator(Whole(0, 100_000))] = 64
-    send_ahead_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 1.0
-    reconnect_timeout_s: Annotated[float, BeforeValidator(Number(0.1, 3600))] = 60.0
-    speculate_ms: Annotated[int, BeforeValidator(Whole(0, 10_000))] = 200
-    max_session_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 3600.0
-    idle_s: Annotated[float, BeforeValidator(Number(1, 86_400))] = 900.0
-    sessions_per_secret: Annotated[int, BeforeValidator(Whole(1, 1_000_000))] = 1
-    secret_share: Annotated[float, BeforeValidator(Number(0, 1, above=True))] = 0.75
+    max_waiting: Annotated[int, Whole(0, 100_000)] = 64
+    send_ahead_s: Annotated[float, Number(0.1, 3600)] = 1.0
+    reconnect_timeout_s: Annotated[float, Number(0.1, 3600)] = 60.0
+    speculate_ms: Annotated[int, Whole(0, 10_000)] = 200
+    max_session_s: Annotated[float, Number(1, 86_400)] = 3600.0
+    idle_s: Annotated[float, Number(1, 86_400)] = 900.0
+    sessions_per_secret: Annotated[int, Whole(1, 1_000_000)] = 1
+    secret_share: Annotated[float, Number(0, 1, above=True)] = 0.75

@@ -8,13 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
-import torch
-
-from fleet.core.errors import ConfigError
 from fleet.drafts.drafters import Drafter, NgramDrafter, SuffixDrafter
 from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
 from fleet.drafts.eagle3.drafter import HeadDrafter, check_fit
-from fleet.drafts.eagle3.files import in_dtype, load_head, packed_bytes, unpack_head
+from fleet.drafts.eagle3.files import in_dtype, load_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.figures.speculation import EAGLE3, NGRAM, SUFFIX
 from fleet.drafts.speculation import Speculation
@@ -39,7 +36,9 @@ from fleet.models.checkpoint import CheckpointReader
 from fleet.models.target_hash import hash_of_target
 from fleet.spans.anchor.passes import SpanPasses, SpanPassOptions, SpanProgram
 from fleet.spans.protocol.chain import RouteSlot
-from fleet.stages.base import HeadExchange
+from fleet.stages.base import AdapterFactory, BuiltStage
+from fleet.stages.capture import capturing
+from fleet.stages.draft_heads import exchange_of
 from fleet.stages.options import BuildOptions
 
 log = logging.getLogger(__name__)
@@ -243,79 +242,6 @@ class StageSetup:
         return pages
 
 
-def exchange_of(
-    options: BuildOptions, engine: Engine, config: Callable[[KVShape], Eagle3Config]
-) -> HeadExchange | None:
-    """Return what exchanges the draft head of an engine whose pool has a layer for one. `config`:
-    of a new head, by the shape of keys and values.
-    """
-    if not isinstance(engine, LMEngine) or not isinstance(engine.speculation, Speculation):
-        return None
-    drafter = engine.speculation.drafter_of(EAGLE3)
-    if not isinstance(drafter, HeadDrafter):
-        return None
-    wanted = config(engine.pool.shape)
-    if drafter.head is not None:  # its layers are those that the program reads
-        wanted = dataclasses.replace(wanted, layer_ids=drafter.head.config.layer_ids)
-    return DraftHeads(drafter, engine.speculation, wanted, options.dtype, engine.pool.data.device)
-
-
-class DraftHeads(HeadExchange):
-    """Exchange of the draft head of a batch loop between two passes."""
-
-    def __init__(
-        self,
-        drafter: HeadDrafter,
-        speculation: Speculation,
-        config: Eagle3Config,
-        dtype: str,
-        device: torch.device,
-    ) -> None:
-        self._drafter = drafter
-        self._speculation = speculation
-        self._config = config
-        self._dtype = dtype
-        self._device = device
-        self._first = drafter.head
-
-    @property
-    def capacity_bytes(self) -> int:
-        return packed_bytes(self._config)
-
-    def prepare(self, data: bytes, sha256: str) -> object:
-        """Load a packed head. Raises: ConfigError if it is damaged, has another hash, or does not
-        fit the stage's model.
-        """
-        head, found = unpack_head(data, device=self._device, target_hash=self._config.target_hash)
-        if found != sha256:
-            raise ConfigError(
-                f"draft head: its weights have the hash {found}, expected {sha256}", param="sha256"
-            )
-        own, wanted = head.config, self._config
-        for name in (
-            "num_layers",
-            "hidden_size",
-            "num_kv_heads",
-            "head_dim",
-            "layer_ids",
-            "vocab_size",
-        ):
-            if getattr(own, name) != getattr(wanted, name):
-                message = (
-                    f"draft head: made for {name} {getattr(own, name)}, this model has "
-                    f"{getattr(wanted, name)}"
-                )
-                raise ConfigError(message, param=name)
-        return in_dtype(head, self._dtype)
-
-    def use(self, prepared: object, version: int) -> None:
-        """Draft with a prepared head from the next pass on; with None, with the one of the
-        start.
-        """
-        self._drafter.exchange(self._first if prepared is None else cast(Eagle3Head, prepared))
-        self._speculation.on_new_head(version)
-
-
 def vllm_options(
     options: BuildOptions, num_positions: int | None, model: TappedModel | None = None
 ) -> VllmOptions:
@@ -355,4 +281,27 @@ def prepare_stage(options: BuildOptions, context: int = 0) -> StageSetup:
         where=where,
         context=context,
         allocated_before=allocated_bytes(where.device),
+    )
+
+
+def answering_stage(
+    options: BuildOptions,
+    engine: Engine,
+    adapter: AdapterFactory,
+    head_config: Callable[[KVShape], Eagle3Config],
+    *,
+    num_layers: Callable[[], int],
+    weight_names: tuple[str, ...] = (),
+    route: RouteSlot | None = None,
+) -> BuiltStage:
+    """Return a graph's main stage, with the captures and the draft head of its model.
+    `head_config` returns the configuration of a new head.
+    """
+    captures = capturing(options, num_layers)
+    return BuiltStage(
+        engine=engine,
+        adapter=lambda spec, blob: captures(spec, adapter(spec, blob)),
+        weight_names=weight_names,
+        route=route,
+        heads=exchange_of(options, engine, head_config),
     )

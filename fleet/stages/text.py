@@ -22,12 +22,11 @@ from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
-from fleet.stages.capture import capturing
-from fleet.stages.lm_setup import exchange_of, prepare_stage, vllm_options
+from fleet.stages.draft_heads import new_head_config
+from fleet.stages.lm_setup import answering_stage, prepare_stage, vllm_options
 from fleet.stages.options import BuildOptions
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
-from fleet.stages.text_head import head_config
 
 ANSWER, PREFILL = EdgeName("text"), Walk("prefill")
 
@@ -38,22 +37,20 @@ def build(options: BuildOptions) -> BuiltStage:
         (*_vllm_engine(options), None) if options.engine == "vllm" else _torch_engine(options)
     )
     tokenizer, positions = tokenizer_of(options.checkpoint), read_num_positions(options.checkpoint)
-    captures = capturing(options, lambda: count_layers(options.checkpoint))
 
-    def adapter(spec: RequestSpec, blob: bytes | None) -> TaskAdapter:
-        own = TextAdapter(
-            spec, StopDetector(sampling_of(spec, TEXT, LM).stop, tokenizer), positions
-        )
-        return captures(spec, own)
+    def adapter(spec: RequestSpec, blob: bytes | None) -> TextAdapter:
+        stop = sampling_of(spec, TEXT, LM).stop
+        return TextAdapter(spec, StopDetector(stop, tokenizer), positions)
 
-    heads = exchange_of(
+    return answering_stage(
         options,
         engine,
-        lambda shape: head_config(
-            options.checkpoint, shape, options.config.training.draft_vocab_size
-        ),
+        adapter,
+        lambda shape: new_head_config(options, read_config(options.checkpoint), shape, positions),
+        num_layers=lambda: count_layers(options.checkpoint),
+        weight_names=names,
+        route=route,
     )
-    return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route, heads=heads)
 
 
 def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:

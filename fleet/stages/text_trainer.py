@@ -6,11 +6,12 @@ from torch import Tensor
 from fleet.drafts.trainer.samples import TargetParts
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.span_load import load_span
+from fleet.processing.context_length import read_num_positions
 from fleet.processing.end_ids import read_end_ids
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.base import BuiltStage
+from fleet.stages.draft_heads import new_head_config
 from fleet.stages.options import BuildOptions
-from fleet.stages.text_head import head_config
 from fleet.stages.training import build_trainer
 
 
@@ -22,7 +23,7 @@ def build(options: BuildOptions) -> BuiltStage:
     config = read_config(folder)
     last = LayerSpan(int(config.num_hidden_layers) - 1, has_output=True)
     target = load_span(folder, last, torch.float32, with_embedding=True, device=device)
-    head = head_config(folder, target.kv_shape, options.config.training.draft_vocab_size)
+    head = new_head_config(options, config, target.kv_shape, read_num_positions(folder))
     parts = TargetParts(embed=target.embed, head=target.head)
     return build_trainer(
         options,

@@ -3,17 +3,14 @@ graph's main stage.
 """
 
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.core.errors import ConfigError
 from fleet.core.ids import EdgeName, Walk
 from fleet.core.request import RequestSpec, Sampling
 from fleet.drafts.eagle3.config import Eagle3Config
-from fleet.drafts.eagle3.files import pack_head, packed_bytes, unpack_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.vocabulary import choose_vocabulary
 from fleet.drafts.trainer.checkpoints import VERSIONS
@@ -28,10 +25,10 @@ from fleet.stages.base import (
     NO_OUTPUT,
     BuiltStage,
     EdgeItem,
-    HeadExchange,
     LoggedOutput,
     TaskAdapter,
 )
+from fleet.stages.draft_heads import StoredHeads
 from fleet.stages.options import BuildOptions
 
 
@@ -82,34 +79,6 @@ def build_trainer(
         begin_training=engine.begin,
         heads=stored,
     )
-
-
-class StoredHeads(HeadExchange):
-    """Versions in the trainer's folder, which it holds for others to read and does not draft
-    with.
-    """
-
-    def __init__(self, folder: Path, config: Eagle3Config) -> None:
-        self._folder, self._config = folder, config
-
-    @property
-    def capacity_bytes(self) -> int:
-        return packed_bytes(self._config)
-
-    def prepare(self, data: bytes, sha256: str) -> object:
-        """Raises: ConfigError if the head is damaged, or has another hash."""
-        _, found = unpack_head(data, target_hash=self._config.target_hash)
-        if found != sha256:
-            raise ConfigError(
-                f"draft head: its weights have the hash {found}, expected {sha256}", param="sha256"
-            )
-        return None
-
-    def use(self, prepared: object, version: int) -> None:
-        """Do nothing: the trainer drafts nothing."""
-
-    def read_local(self, sha256: str) -> bytes | None:
-        return pack_head(self._folder / sha256) if (self._folder / sha256).is_dir() else None
 
 
 class TrainerAdapter(TaskAdapter):

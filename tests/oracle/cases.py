@@ -35,7 +35,7 @@ OF_GENERATE: Samplings = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One request. Units: `tokens` and `frames` are max_tokens of the Thinker and the Talker."""
+    """Request of a test. `tokens` and `frames` are max_tokens of the Thinker and the Talker."""
 
     name: str
     messages: tuple[Message, ...]

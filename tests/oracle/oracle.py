@@ -22,11 +22,9 @@ HOP_SAMPLES = 160
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OracleAnswer:
-    """One answer.
-
-    Shapes: `token_ids` holds the sampled answer tokens, the last one included, whether or not it is
-    the end token; `codes_QT` Q codebooks x T frames; `wave` float32 mono at 24 kHz, the whole
-    `code2wav(codes)` in one piece.
+    """Answer of the oracle. Shapes: `token_ids` holds the sampled answer tokens, the last one
+    included, whether or not it is the end token; `codes_QT` Q codebooks x T frames; `wave` float32
+    mono at 24 kHz, the whole `code2wav(codes)` in one piece.
     """
 
     token_ids: list[int]

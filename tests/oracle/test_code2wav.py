@@ -81,7 +81,7 @@ def invariant(folder: Path) -> BuiltStage:
 
 @dataclass(slots=True)
 class WaveCollector:
-    """One request's task, its remaining chunks, and its output."""
+    """Task of a request, with its remaining chunks and its output."""
 
     task: TaskAdapter
     chunks: Iterator[tuple[Codes, bool]]
@@ -124,7 +124,7 @@ def serve(
     logged: LoggedOutput = NO_OUTPUT,
 ) -> dict[str, WaveCollector]:
     """Feed every request one chunk per round and step the engine in between, until all have ended.
-    `logged`: of all requests.
+    `logged`: earlier output, the same for all requests.
     """
     engine = stage.engine
     collectors: dict[str, WaveCollector] = {}

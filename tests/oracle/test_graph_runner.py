@@ -191,8 +191,8 @@ def test_failed_request_does_not_fail_its_step(tiny_checkpoint: Path, truth: Tru
 
 
 def test_whole_step_compiles_as_one_graph_for_every_request(tiny_checkpoint: Path) -> None:
-    """One page holds any context here, so that one graph serves all steps; none may depend on a
-    value.
+    """A single page holds any context here, so that one graph serves all steps; none may depend on
+    a value.
 
     In bfloat16, as on a GPU: the tracer refuses grouped products of other types.
     """

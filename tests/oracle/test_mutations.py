@@ -67,17 +67,17 @@ def matches(
     """Return True if the stages, run without a fleet, give the oracle's tokens, codes and
     samples.
     """
-    config = load_config(None, ("device=cpu", "dtype=float32"))
+    mutation = (
+        () if left_context is None else (f"stages.code2wav.extra.left_context={left_context}",)
+    )
+    config = load_config(None, ("device=cpu", "dtype=float32", *mutation))
     built: dict[StageName, BuiltStage] = {}
     for name, build in (
         ("thinker", thinker.build),
         ("talker", talker.build),
         ("code2wav", code2wav.build),
     ):
-        options = build_options(config, StageName(name), checkpoint)
-        if left_context is not None and name == "code2wav":
-            options = replace(options, extra={"left_context": left_context})
-        built[StageName(name)] = build(options)
+        built[StageName(name)] = build(build_options(config, StageName(name), checkpoint))
     spec, blob = spec_of(case, make_frontend(checkpoint))
     sampling = msgspec.structs.replace(
         spec.sampling[StageName("talker")], repetition_penalty=penalty

@@ -285,7 +285,9 @@ class KnownAnswers(MatchingDrafter):
 
 class KnownAnswer(Proposer):
     def __init__(self, answer: Sequence[int], *, errs: bool) -> None:
-        self._answer, self._errs, self._num_seen = answer, errs, 0
+        self._answer = answer
+        self._errs = errs
+        self._num_seen = 0
 
     def add(self, tokens: Sequence[int]) -> None:
         self._num_seen += len(tokens)
@@ -368,7 +370,7 @@ def test_scaling_that_rows_do_not_follow_is_refused(
 
 
 def test_architectures_that_compute_a_text_again_are_known() -> None:
-    """Those whose `generate` drops its cache where the text reaches the original length."""
+    """Architectures whose `generate` drops its cache where the text reaches the original length."""
     found: set[str] = set()
     for module in iter_modules(transformers.models.__path__):
         path = Path(transformers.models.__path__[0]) / module.name / f"modeling_{module.name}.py"

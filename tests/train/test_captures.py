@@ -116,7 +116,7 @@ async def test_rows_of_another_target_are_refused_and_freed(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path, without=TRAINER) as training:
-        monkeypatch.setattr("fleet.stages.text_head.hash_of_target", lambda _: "ab" * 32)
+        monkeypatch.setattr("fleet.stages.draft_heads.hash_of_target", lambda _: "ab" * 32)
         training.fleet.add_worker(TRAINER)
         with pytest.raises(SampleRefused, match="the head belongs to abab"):
             await training.source.capture(prompt(1))

@@ -55,7 +55,7 @@ def test_default_file_names_every_key() -> None:
         assert isinstance(model, type) and issubclass(model, BaseModel)
         assert set(model.model_fields) == set(tree[section]), section
     for stage in GRAPHS[DEFAULT_GRAPH].stages:
-        unused = set() if stage.default_sampling else NOT_OF_A_CODEC
+        unused: set[str] = set() if stage.default_sampling else NOT_OF_A_CODEC
         named = set(tree["stages"][stage.name])
         assert set(StageConfig.model_fields) - unused == named, stage.name
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, BeforeValidator
 
 from fleet.config import FleetConfig, load_config
 from fleet.config.stage_schema import SamplingDefaults
+from fleet.config.values import Limit
 from fleet.core.errors import ConfigError
 from tests.unit.bad_config import MISSING_STAGE, Case, refusal_of
 
@@ -336,6 +337,7 @@ VALUES: tuple[Case, ...] = (
 )
 
 CASES = (*SPELLING, *VALUES)
+VALIDATORS = (BeforeValidator, Limit)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +375,7 @@ def test_every_key_has_a_validator_of_its_values() -> None:
 def unchecked_keys(model: type[BaseModel]) -> Iterator[str]:
     """Yield the keys of a section, and of the sections in it, that accept any value of a type."""
     for name, field in model.model_fields.items():
-        if not any(isinstance(each, BeforeValidator) for each in field.metadata):
+        if not any(isinstance(each, VALIDATORS) for each in field.metadata):
             yield from (f"{name}: {kind}" for kind in unchecked_types(field.annotation))
         for section in sections_in(field.annotation):
             yield from (f"{name}.{key}" for key in unchecked_keys(section))
@@ -385,7 +387,7 @@ def unchecked_types(annotation: object) -> Iterator[object]:
     if origin is Literal or annotation in (type(None), Ellipsis) or [*sections_in(annotation)]:
         return
     if origin is Annotated:
-        if not any(isinstance(each, BeforeValidator) for each in inner):
+        if not any(isinstance(each, VALIDATORS) for each in inner):
             yield annotation
     elif inner:
         for each in inner[1:] if origin is dict else inner:

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from fleet.core.ids import StageName
 from fleet.drafts.eagle3.config import Eagle3Config
 from fleet.drafts.eagle3.files import WEIGHTS_FILE, save_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.engine.torch.kv_pool import KVShape
 from fleet.models.causal_lm.load import read_config
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
-from fleet.stages.text_head import head_config
+from fleet.stages.draft_heads import new_head_config
+from tests.stage_options import stage_options
 from tests.support import call_cli, set_options
 
 
@@ -34,7 +36,9 @@ def head(target: Path, tmp_path: Path) -> Path:
 def write_head(target: Path, folder: Path, **changes: object) -> None:
     config = read_config(target)
     shape = KVShape(num_layers=3, num_kv_heads=config.num_key_value_heads, head_dim=config.head_dim)
-    described = head_config(target, shape, 48).as_json() | changes
+    options = stage_options(StageName("lm"), target)
+    given = new_head_config(options, config, shape, config.max_position_embeddings)
+    described = given.as_json() | {"draft_vocab_size": 48} | changes
     save_head(
         Eagle3Head(Eagle3Config.from_json(described, "test"), torch.arange(48), seed=3), folder
     )

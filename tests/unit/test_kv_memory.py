@@ -1,4 +1,4 @@
-"""Number of KV pages on a GPU, whose memory is that of a double of `torch.cuda`."""
+"""Number of KV pages on a GPU, whose memory a double of `torch.cuda` reports."""
 
 import logging
 from dataclasses import dataclass

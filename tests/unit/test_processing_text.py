@@ -27,7 +27,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def byte_tokenizer() -> Tokenizer:
-    """One token per byte: every character beyond ASCII is split over tokens."""
+    """Tokenizer with one token per byte: every character beyond ASCII is split over tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(
         models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[])

@@ -113,7 +113,7 @@ def test_answers_of_pocket_are_speech(name: str, dbfs: float) -> None:
 
 
 def test_word_is_found_anywhere_in_a_long_recording() -> None:
-    """It may lie on a cut between windows, and beside much louder noise."""
+    """The word may lie on a cut between windows, and beside much louder noise."""
     word = voice_at(voices()["yes", "usual"], -45)
     clip = noise(np.random.default_rng(0), RATE_HZ, 30, -75)
     clip[: 2 * RATE_HZ] += noise(np.random.default_rng(1), RATE_HZ, 2, -12)

@@ -14,18 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from fleet.core.errors import BadInput, ConfigError
+from fleet.core.errors import ConfigError
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
-from fleet.engine.torch.answer import (
-    AnsweringTask,
-    TokenAnswer,
-    draw_answers,
-    draw_drafted,
-    history_of,
-)
+from fleet.engine.torch.answer import AnsweringTask, TokenAnswer, history_of
 from fleet.engine.torch.layout import Layout
 from fleet.engine.torch.prefix import Prefix, joined_keys
 from fleet.engine.torch.program import Forwarded
+from fleet.models.answering import AnsweringProgram
 from fleet.models.causal_lm.load import load_model, read_config, refusing
 from fleet.models.causal_lm.norms import fuse_norms
 from fleet.models.causal_lm.parts import Parts
@@ -54,7 +49,9 @@ class CausalTask(AnsweringTask):
     def feed(self, piece: EngineInput) -> Sequence[EngineOutput]:
         """The whole prompt in one piece: `ids` int32 [N]."""
         self._ids = ids = np.asarray(piece.arrays["ids"], np.int64)
-        self._rows.extend(self._program.embed(np.concatenate([ids, history_of(self._request)])))
+        known = np.concatenate([ids, history_of(self._request)])
+        self._program.check_ids(known)
+        self._rows.extend(self._program.embed(known))
         self.answer = TokenAnswer(self._request, ids.tolist(), self._program.end_ids, SALT)
         return ()
 
@@ -97,11 +94,8 @@ def check_experts(config: PretrainedConfig, *, tiled: bool) -> None:
         )
 
 
-class CausalProgram:
-    """Common part of a process with all layers and of one with a span: tasks, embedding, draws.
-
-    Shapes: `embed_tokens` maps ids [N] to rows [N, H], `head` rows [S, H] to logits [S, V].
-    """
+class CausalProgram(AnsweringProgram):
+    """Common part of a process with all layers and of a process with a span."""
 
     tapped_width = 0
 
@@ -115,43 +109,14 @@ class CausalProgram:
         device: torch.device,
         tiled: bool,
     ) -> None:
-        self._device = device
-        self._tiled = tiled
-        self.end_ids = end_ids
-        self._embed_tokens, self._head = embed_tokens, head
-        self._num_ids, self.rope = int(config.vocab_size), read_scaling(config)
+        num_ids = int(config.vocab_size)
+        super().__init__(
+            end_ids, embed_tokens, head, num_ids=num_ids, device=device, one_by_one=tiled
+        )
+        self.rope = read_scaling(config)
 
     def open(self, request: EngineRequest) -> CausalTask:
         return CausalTask(self, request)
-
-    def embed(self, ids: np.ndarray) -> Tensor:
-        """Embed ids. Raises: BadInput for unknown ones."""
-        if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= self._num_ids:
-            raise BadInput(
-                f"prompt_ids: empty, or an id outside 0..{self._num_ids - 1}", param="messages"
-            )
-        return self._embed_tokens(torch.from_numpy(ids).to(self._device))
-
-    def draw(
-        self, tasks: Sequence[CausalTask], last_SH: Tensor
-    ) -> Sequence[Sequence[EngineOutput]]:
-        return self.draw_from(tasks, self._head(last_SH))
-
-    def draft_rows(self, ids: Sequence[int]) -> Tensor:
-        return self._embed_tokens(torch.tensor(ids, device=self._device))
-
-    def logits(self, last_RH: Tensor) -> Tensor:
-        return self._head(last_RH)
-
-    def draw_drafted(
-        self, tasks: Sequence[CausalTask], drafts: Sequence[Sequence[int]], logits_RV: Tensor
-    ) -> Sequence[Sequence[EngineOutput]]:
-        return draw_drafted(tasks, drafts, logits_RV, self._embed_tokens, one_by_one=self._tiled)
-
-    def draw_from(
-        self, tasks: Sequence[CausalTask], logits_SV: Tensor
-    ) -> Sequence[Sequence[EngineOutput]]:
-        return draw_answers(tasks, logits_SV, self._embed_tokens, one_by_one=self._tiled)
 
 
 class CausalLM(CausalProgram):

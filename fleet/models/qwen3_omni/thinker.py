@@ -20,8 +20,6 @@ from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.torch.answer import (
     AnsweringTask,
     TokenAnswer,
-    draw_answers,
-    draw_drafted,
     history_of,
     record_answers,
 )
@@ -32,6 +30,7 @@ from fleet.engine.torch.program import Forwarded, StepOutputs
 from fleet.engine.torch.rows import Rows, joined, side_by_side
 from fleet.engine.torch.sampling_rows import draw_rows
 from fleet.engine.torch.step_inputs import StepInputs, StepShape
+from fleet.models.answering import AnsweringProgram
 from fleet.models.checkpoint import WeightReader
 from fleet.models.qwen3_omni.audio_tower import AudioTower
 from fleet.models.qwen3_omni.config import OmniConfig
@@ -79,7 +78,7 @@ class ThinkerTask(AnsweringTask):
             )
         history = history_of(self._request)
         if len(history):
-            self._rows.extend(self._program.embed_tokens(history))
+            self._rows.extend(self._program.embed(history))
         self._multimodal_N = np.isin(self._ids, self._program.multimodal_ids)
         self.answer = TokenAnswer(self._request, self._ids.tolist(), self._program.end_ids, SALT)
         return ()
@@ -156,7 +155,7 @@ class ThinkerTask(AnsweringTask):
         }
 
 
-class Thinker:
+class Thinker(AnsweringProgram):
     """Program of the Thinker, for text and audio prompts; images and video are not supported.
 
     `layers`: layers of this process, by default all. An anchor has a span of them, and its steps
@@ -203,29 +202,28 @@ class Thinker:
             thinker.image_token_id,
             thinker.video_token_id,
         ]
-        self.end_ids = end_ids
+        super().__init__(
+            end_ids,
+            partial(F.embedding, weight=self._table),
+            self.layers.head,
+            num_ids=len(self._table),
+            device=self._table.device,
+            one_by_one=one_by_one,
+        )
         self._never_V = torch.zeros(len(head), dtype=torch.bool, device=head.device)
         self._ends_V = self._never_V.clone()
         self._ends_V[sorted(end_ids)] = True
         self.step_shape = StepShape(
             hidden_size=head.shape[1], num_codes=1, num_ids=len(head), salt=SALT
         )
-        self._one_by_one = one_by_one
         self._feature_layers: tuple[int, ...] = ()
 
     def open(self, request: EngineRequest) -> ThinkerTask:
         return ThinkerTask(self, request)
 
-    def check_ids(self, ids: NDArray[np.int32]) -> None:
-        """Raise BadInput for unknown ids."""
-        if len(ids) == 0 or int(ids.min()) < 0 or int(ids.max()) >= len(self._table):
-            raise BadInput(
-                f"prompt_ids: empty, or an id outside 0..{len(self._table) - 1}", param="messages"
-            )
-
     def embed_prompt(self, ids: NDArray[np.int32], piece: EngineInput) -> Tensor:
         """Return the prompt's rows. Raises: BadInput if audio positions and clips do not agree."""
-        rows_NH = F.embedding(torch.from_numpy(ids).long().to(self._table.device), self._table)
+        rows_NH = self.embed(ids)
         at_audio = np.flatnonzero(ids == self._audio_id)
         audio_rows = self._encode(piece) if "features" in piece.arrays else rows_NH[:0]
         if len(audio_rows) != len(at_audio):
@@ -255,10 +253,6 @@ class Thinker:
             ids, at_audio, keys_of_clips(at_audio, piece.arrays.get("clips", np.empty(0, np.int64)))
         )
 
-    def embed_tokens(self, ids: NDArray[np.int32]) -> Tensor:
-        """Embed an answer's tokens: [n] -> [n, H]."""
-        return F.embedding(torch.from_numpy(ids).long().to(self._table.device), self._table)
-
     def _encode(self, piece: EngineInput) -> Tensor:
         device = self._table.device
         features = torch.from_numpy(np.ascontiguousarray(piece.arrays["features"])).to(device)
@@ -275,33 +269,8 @@ class Thinker:
         )
         return Forwarded(last_NH=last_NH, tapped_NH=tapped_NH, features_NT=side_by_side(entering))
 
-    def draw(
-        self, tasks: Sequence[ThinkerTask], last_SH: Tensor
-    ) -> Sequence[Sequence[EngineOutput]]:
-        return self.draw_from(tasks, self.layers.head(last_SH))
-
-    def draw_from(
-        self, tasks: Sequence[ThinkerTask], logits_SV: Tensor
-    ) -> Sequence[Sequence[EngineOutput]]:
-        """Draw as `draw` does, from logits that another process may have computed."""
-        return draw_answers(
-            tasks, logits_SV, partial(F.embedding, weight=self._table), one_by_one=self._one_by_one
-        )
-
     def read_features(self, layers: Sequence[int]) -> None:
         self._feature_layers = tuple(layers)
-
-    def draft_rows(self, ids: Sequence[int]) -> Tensor:
-        return F.embedding(torch.tensor(ids, device=self._table.device), self._table)
-
-    def logits(self, last_RH: Tensor) -> Tensor:
-        return self.layers.head(last_RH)
-
-    def draw_drafted(
-        self, tasks: Sequence[ThinkerTask], drafts: Sequence[Sequence[int]], logits_RV: Tensor
-    ) -> Sequence[Sequence[EngineOutput]]:
-        embed = partial(F.embedding, weight=self._table)
-        return draw_drafted(tasks, drafts, logits_RV, embed, one_by_one=self._one_by_one)
 
     def decode(self, inputs: StepInputs, layout: Layout) -> StepOutputs:
         last_BH, tapped_BH = self._decoder.forward(inputs.rows_BH, layout, tap=self._accept_layer)

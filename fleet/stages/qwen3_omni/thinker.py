@@ -26,11 +26,10 @@ from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.stages.answer_tokens import AnswerTokens
 from fleet.stages.base import NO_OUTPUT, BuiltSpan, BuiltStage, EdgeItem, LoggedOutput, TaskAdapter
-from fleet.stages.capture import capturing
-from fleet.stages.lm_setup import exchange_of, prepare_stage, vllm_options
+from fleet.stages.draft_heads import new_head_config
+from fleet.stages.lm_setup import answering_stage, prepare_stage, vllm_options
 from fleet.stages.options import BuildOptions
 from fleet.stages.qwen3_omni.spans import anchor_reader, load_stage_span, num_layers
-from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.sampling import sampling_of
 from fleet.stages.stop_strings import StopDetector, tokenizer_of
 
@@ -45,27 +44,21 @@ def build(options: BuildOptions) -> BuiltStage:
     )
     tokenizer = tokenizer_of(options.checkpoint)
     features = feature_extractor(options.checkpoint)
-    captures = capturing(options, lambda: count_layers(options.checkpoint))
+    text = read_config(options.checkpoint).thinker_config.text_config
 
-    def adapter(spec: RequestSpec, blob: bytes | None) -> TaskAdapter:
-        own = ThinkerAdapter(
-            spec,
-            blob,
-            features,
-            StopDetector(sampling_of(spec, QWEN3_OMNI, THINKER).stop, tokenizer),
-        )
-        return captures(spec, own)
+    def adapter(spec: RequestSpec, blob: bytes | None) -> ThinkerAdapter:
+        stop = sampling_of(spec, QWEN3_OMNI, THINKER).stop
+        return ThinkerAdapter(spec, blob, features, StopDetector(stop, tokenizer))
 
-    heads = exchange_of(
+    return answering_stage(
         options,
         engine,
-        lambda _: head_config(
-            options.checkpoint,
-            read_config(options.checkpoint),
-            options.config.training.draft_vocab_size,
-        ),
+        adapter,
+        lambda shape: new_head_config(options, text, shape, text.max_position_embeddings),
+        num_layers=lambda: text.num_hidden_layers,
+        weight_names=names,
+        route=route,
     )
-    return BuiltStage(engine=engine, adapter=adapter, weight_names=names, route=route, heads=heads)
 
 
 def build_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:

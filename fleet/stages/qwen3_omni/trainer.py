@@ -6,15 +6,16 @@ import torch
 import torch.nn.functional as F
 
 from fleet.drafts.trainer.samples import TargetParts
+from fleet.engine.torch.kv_pool import KVShape
 from fleet.models.checkpoint import CheckpointReader
 from fleet.models.qwen3_omni.config import read_config
 from fleet.models.qwen3_omni.load import THINKER_EMBEDDING
 from fleet.models.qwen3_omni.span import StageDecoder
 from fleet.processing.end_ids import read_end_ids
 from fleet.stages.base import BuiltStage
+from fleet.stages.draft_heads import new_head_config
 from fleet.stages.lm_setup import prepare_stage
 from fleet.stages.options import BuildOptions
-from fleet.stages.qwen3_omni.thinker_head import head_config
 from fleet.stages.training import build_trainer
 
 
@@ -31,7 +32,9 @@ def build(options: BuildOptions) -> BuiltStage:
         reader.get(stored.norm),
     )
     head_VH = embedding_VH if stored.tied else reader.get(stored.head)
-    head = head_config(options.checkpoint, config, options.config.training.draft_vocab_size)
+    text = config.thinker_config.text_config
+    shape = KVShape(num_layers=1, num_kv_heads=text.num_key_value_heads, head_dim=text.head_dim)
+    head = new_head_config(options, text, shape, text.max_position_embeddings)
     target = TargetParts(
         embed=partial(F.embedding, weight=embedding_VH), head=partial(F.linear, weight=head_VH)
     )
