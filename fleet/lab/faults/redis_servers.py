@@ -207,8 +207,11 @@ class RedisServers:
 
     @staticmethod
     def _known_primary(sentinel: redis.Redis) -> int:
-        address = sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
-        return int(cast("tuple[bytes, bytes]", address)[1])
+        address = cast(
+            "tuple[bytes, bytes]",
+            sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE),
+        )
+        return int(address[1])
 
 
 def _sentinel_at(port: int) -> redis.Redis:
