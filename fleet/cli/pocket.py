@@ -27,7 +27,7 @@ def train(
     ] = None,
     work: Annotated[
         Path, typer.Option(help="Folder of data and trained parts, from which a run resumes.")
-    ] = Path(".fleet/lab/pocket"),
+    ] = Path(".fleet/pocket"),
     device: Annotated[
         str, typer.Option(help="Device of the trainings: cpu, cuda, cuda:1.")
     ] = "cpu",

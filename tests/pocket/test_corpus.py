@@ -21,6 +21,7 @@ from fleet.lab.pocket.corpus import (
     memory,
     sentences,
 )
+from fleet.lab.pocket.corpus.dialogue import Exchange
 from fleet.lab.pocket.corpus.families import TABLES, list_exchanges
 from fleet.lab.pocket.corpus.salad import repeat, salad
 from fleet.lab.pocket.corpus.text import number
@@ -29,6 +30,15 @@ NUM_DRAWN = 9_000
 MAX_ANSWER_WORDS, MAX_QUESTION_WORDS = 12, 12
 SPLITS: tuple[Split, ...] = ("train", "held_out")
 VALUE_OF = {number(value): value for value in range(1000)}
+ALL_TABLES = [
+    *(table for tables in TABLES.values() for table in tables),
+    *(fact.statements for fact in memory.FACTS),
+]
+
+
+def exchanges_of(*splits: Split) -> list[Exchange]:
+    """Return every exchange of the tables without memory."""
+    return [each for split in splits for family in TABLES for each in list_exchanges(split, family)]
 
 
 @pytest.fixture(scope="module", params=SPLITS)
@@ -43,10 +53,7 @@ def texts(split: Split, role: str | None = None) -> Iterator[str]:
     statements = [
         exchange for fact in memory.FACTS for exchange in fact.statements.exchanges(split)
     ]
-    for exchange in [
-        *statements,
-        *(exchange for family in TABLES for exchange in list_exchanges(split, family)),
-    ]:
+    for exchange in [*statements, *exchanges_of(split)]:
         yield exchange.question
         if role is None:
             yield exchange.answer
@@ -91,28 +98,15 @@ def test_held_out_sentences_are_not_in_training() -> None:
 
 
 def test_new_answers_are_not_in_training() -> None:
-    trained = {
-        text
-        for family in TABLES
-        for each in list_exchanges("train", family)
-        for text in (each.question, each.answer)
-    }
-    new = {
-        each.answer
-        for family in TABLES
-        for each in list_exchanges("held_out", family)
-        if each.is_new_answer
-    }
+    trained = {text for each in exchanges_of("train") for text in (each.question, each.answer)}
+    new = {each.answer for each in exchanges_of("held_out") if each.is_new_answer}
     assert len(new) > 100
     assert trained.isdisjoint(new)
 
 
 def test_held_out_phrasings_use_training_words() -> None:
     known = {word for text in texts("train") for word in text.split()}
-    tables = [table for family in TABLES.values() for table in family] + [
-        fact.statements for fact in memory.FACTS
-    ]
-    asks = [ask for table in tables for ask in table.new_asks]
+    asks = [ask for table in ALL_TABLES for ask in table.new_asks]
     asks += [ask for fact in memory.FACTS for ask in fact.new_asks] + [
         *memory.FIRST_QUOTE.new_asks,
         *memory.LAST_QUOTE.new_asks,
@@ -122,10 +116,7 @@ def test_held_out_phrasings_use_training_words() -> None:
 
 
 def test_rule_tables_have_training_and_held_out_rows() -> None:
-    tables = [table for family in TABLES.values() for table in family] + [
-        fact.statements for fact in memory.FACTS
-    ]
-    for table in tables:
+    for table in ALL_TABLES:
         assert len(table.known_rows) + len(table.new_rows) == len(table.rows)
         assert not table.by_rule or len(table.known_rows) >= 5 * len(table.new_rows) > 0, (
             table.asks[0]
@@ -134,9 +125,7 @@ def test_rule_tables_have_training_and_held_out_rows() -> None:
 
 def test_question_has_one_answer() -> None:
     answers: dict[str, str] = {}
-    for exchange in (
-        each for family in TABLES for split in SPLITS for each in list_exchanges(split, family)
-    ):
+    for exchange in exchanges_of(*SPLITS):
         assert answers.setdefault(exchange.question, exchange.answer) == exchange.answer, (
             exchange.question
         )

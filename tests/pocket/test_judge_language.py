@@ -124,7 +124,7 @@ def test_grammar_accepts_wrong_values_but_no_free_text() -> None:
     assert quoted and not any(map(can_produce, quoted))
 
 
-def test_grammar_contains_no_complete_answer() -> None:
+def test_grammar_lists_the_values_of_slots_once() -> None:
     """The grammar has a line for each list of values, and one for the templates."""
     lines = jsgf().splitlines()
     lists = {values for _, slots in templates() for values in slots.values()}

@@ -234,7 +234,7 @@ class TranscribingClient(JudgeClient):
         ]
 
 
-def test_spoken_question_noise_is_15_db_below_speech(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_of_spoken_questions_is_15_db_below_speech(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two conditions have the same voice, so that only the noise differs."""
     conditions = [replace(condition, draw=lambda _: Voice()) for condition in speech_in.CONDITIONS]
     monkeypatch.setattr(speech_in, "CONDITIONS", tuple(conditions))

@@ -142,14 +142,14 @@ def test_packed_rows_have_little_padding() -> None:
     assert is_pad.float().mean() < 0.1 and not batch.weights[is_pad].any()
 
 
-def test_step_draws_the_same_batch_again() -> None:
+def test_batch_depends_on_seed_and_step_only() -> None:
     first, again, other = (
         pack(draw_samples(np.random.default_rng(seed))).ids for seed in ((7, 3), (7, 3), (7, 4))
     )
     assert torch.equal(first, again) and not torch.equal(first, other)
 
 
-def test_samples_fit_into_a_row() -> None:
+def test_sample_longer_than_a_row_is_left_out() -> None:
     too_long = Sample(ids=[0] * 11, weights=[1.0] * 11)
     batch = pack(iter([too_long, Sample(ids=[1] * 10, weights=[1.0] * 10)]), num_rows=1, row_len=10)
     assert batch.ids.tolist() == [[1] * 10]

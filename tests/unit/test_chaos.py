@@ -221,7 +221,7 @@ def test_requests_follow_from_the_seed_and_half_are_sampled() -> None:
     ]
 
 
-def test_answer_decodes_the_same_however_its_bytes_are_cut() -> None:
+def test_answer_is_decoded_equally_from_pieces_of_any_size() -> None:
     raw = events("né", b"\x01\x00\x02\x00")
     answer = read_answer([(0.1 * at, raw[at : at + 1]) for at in range(len(raw))])
     assert (answer.text, answer.audio) == ("né".encode(), b"\x01\x00\x02\x00") and len(
@@ -242,7 +242,7 @@ def test_answer_decodes_the_same_however_its_bytes_are_cut() -> None:
         ),
     ],
 )
-def test_incomplete_stream_raises(raw: bytes, message: str) -> None:
+def test_incomplete_or_failed_stream_is_refused(raw: bytes, message: str) -> None:
     with pytest.raises(StreamError, match=message):
         read_answer([(0.1, raw)])
 

@@ -13,7 +13,7 @@ from fleet.lab.faults.load import Outcome
 from fleet.lab.faults.pauses import longest_gap_within_s
 from fleet.lab.faults.recovery import Recovery
 from fleet.lab.faults.report import draw, show
-from fleet.lab.faults.schedule import FaultKind
+from fleet.lab.faults.schedule import REDIS, FaultKind
 from fleet.lab.faults.verdict import ChaosRecord, Verdict, judge
 from fleet.lab.faults.voice import ChaosSession, ChaosTurn
 from fleet.lab.faults.watch import Residue
@@ -126,6 +126,22 @@ def test_pauses_are_grouped_by_fault_kind_and_by_detection() -> None:
     assert judged.faults_by_role == {"talker": {"SIGSTOP": 1, "SIGKILL": 1}}
     assert (judged.answered_greedy, judged.answered_sampled) == (1, 1)
     assert [kind.alone for kind in verdict(replicas=1).kinds] == [True]
+
+
+def test_faults_in_redis_have_no_detection() -> None:
+    in_redis = InjectedFault(
+        role=REDIS,
+        kind=FaultKind.OOM,
+        target="redis at port 1",
+        requests=(),
+        at_s=2.0,
+        until_s=5.0,
+        recovered_s=6.0,
+    )
+    judged = verdict(faults=(in_redis,))
+    assert judged.passed and judged.detections == ()
+    assert [(kind.signal, kind.affected) for kind in judged.kinds] == [("oom", 1)]
+    assert "faults in Redis" in shown(judged)
 
 
 def shown(verdict: Verdict) -> str:

@@ -13,8 +13,8 @@ from fleet.lab.measure.answer_timing import AudioChunk, simulate_playback
 
 TEXT, AUDIO = "text", "audio"
 ROUNDING_STEPS = 32
-"""Bound of rounding, in steps of 16-bit PCM: 60 dB below full scale. Another code frame differs by
-hundreds of times that.
+"""Largest difference between samples that counts as rounding, in steps of 16-bit PCM: 60 dB below
+full scale. A different code frame differs by hundreds of times as much.
 """
 
 
@@ -33,11 +33,11 @@ class ReceivedAnswer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The first byte at which two answers differ; the length of the shorter one where it is a
-    prefix of the other.
+    """Difference between two answers, in the text or the audio (`medium`). `offset`: first byte at
+    which they differ, or the length of the shorter answer if it is a prefix of the other.
 
-    `peak`: the largest difference between samples, in steps, if the texts are equal and the audio
-    is as long; else None.
+    `peak`: largest difference between samples, in steps of 16-bit PCM; None if the texts differ or
+    the audio has another length.
     """
 
     medium: str
@@ -87,7 +87,7 @@ def first_difference(expected: ReceivedAnswer, received: ReceivedAnswer) -> Diff
 
 
 def _peak(a: bytes, b: bytes) -> int:
-    """Return the largest difference between samples of two pieces of PCM of one length."""
+    """Return the largest difference between the samples of two pieces of PCM of equal length."""
     whole = len(a) // BYTES_PER_SAMPLE * BYTES_PER_SAMPLE
     first, second = (np.frombuffer(pcm[:whole], "<i2").astype(np.int32) for pcm in (a, b))
     return int(np.abs(first - second).max(initial=0))

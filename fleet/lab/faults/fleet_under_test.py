@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from fleet.config import FleetConfig
 from fleet.config.settings import read_settings
+from fleet.control.embedded import embedded_url
 from fleet.lab.faults.clients import Gateways
 from fleet.lab.faults.errors import ChaosError
 from fleet.lab.faults.event_log import EventLog
@@ -18,7 +19,7 @@ from fleet.lab.faults.processes import ExtraProcesses
 from fleet.lab.faults.redis_faults import RedisFaults
 from fleet.lab.faults.save_clock import SaveClock
 from fleet.lab.faults.schedule import CONDUCTOR
-from fleet.lab.faults.watch import FleetWatch, Residue, own_redis_url
+from fleet.lab.faults.watch import FleetWatch, Residue
 from fleet.lab.measure.deployment import RESOLVED_NAME, TargetFleet
 from fleet.lab.report.progress import Meter
 from fleet.process.free_ports import free_port
@@ -60,13 +61,13 @@ def fleet_under_test(
     redis_faults: RedisFaults | None = None,
     silence_s: float | None = None,
 ) -> Iterator[FleetUnderTest]:
-    """Start a second conductor and, if wanted, a second gateway, which take over from the first;
-    wait until the fleet is complete. `redis_faults`: faults of the run's own Redis; `silence_s`:
+    """Start a second conductor and, if wanted, a second gateway, at which clients continue; wait
+    until the fleet is complete. `redis_faults`: faults of the run's own Redis; `silence_s`:
     time-out of a client's connection. Raises: ChaosError.
     """
     config, api_key = target.config, read_settings().api_key
     own_url = redis_faults.servers.url if redis_faults else None
-    redis_url = own_url or own_redis_url(config)
+    redis_url = own_url or embedded_url(config.redis_data_dir)
     extras = ExtraProcesses(config.data_dir / RESOLVED_NAME, config.data_dir / EXTRAS_LOG, own_url)
     urls = [target.url]
     with ExitStack() as stack:

@@ -199,6 +199,7 @@ class ChaosRun:
                     faults_left=plan.total_faults - len(faults),
                     undisturbed=tuple(undisturbed.outcomes),
                     disturbed=tuple(disturbed),
+                    # In this order: all clients have ended before what is left is counted.
                     sessions=voice.finish(),
                     conversations=saves.finish(),
                     captures=captures.finish(),

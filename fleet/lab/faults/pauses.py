@@ -127,10 +127,10 @@ def group_by_detection(
 def _grouped(
     outcomes: Sequence[Outcome], faults: Sequence[tuple[InjectedFault, GroupKey]]
 ) -> tuple[FaultGroup, ...]:
-    until_s = [later.at_s for later, _ in faults[1:]] + [float("inf")]
     groups: defaultdict[GroupKey, list[tuple[InjectedFault, float]]] = defaultdict(list)
-    for (fault, key), to_s in zip(faults, until_s, strict=True):
-        groups[key].append((fault, to_s))
+    for index, (fault, key) in enumerate(faults):
+        later = faults[index + 1 : index + 2]
+        groups[key].append((fault, later[0][0].at_s if later else float("inf")))
     return tuple(_group(outcomes, key, members) for key, members in groups.items())
 
 

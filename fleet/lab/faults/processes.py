@@ -18,6 +18,11 @@ MODULE = "fleet.cli"
 KEEP = "--keep"
 
 
+def fleet_arguments(command: Sequence[str]) -> list[str]:
+    """Return the arguments of a `fleet` command; [] for another program."""
+    return list(command[command.index(MODULE) + 1 :]) if MODULE in command else []
+
+
 def find_processes(*arguments: str) -> dict[int, psutil.Process]:
     """Return the descendants that run `fleet ARGUMENTS`, by pid, without the keepers that restart
     such a command.
@@ -25,8 +30,7 @@ def find_processes(*arguments: str) -> dict[int, psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            line = process.cmdline()
-            command = line[line.index(MODULE) + 1 :] if MODULE in line else [KEEP]
+            command = fleet_arguments(process.cmdline())
             if tuple(command[: len(arguments)]) == arguments and KEEP not in command:
                 found[process.pid] = process
     return found

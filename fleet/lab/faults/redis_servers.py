@@ -12,7 +12,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,18 +91,7 @@ class RedisServer:
             *server_command(find_server(), ServerOptions(data_dir=self.folder, port=self.port)),
             "-",
         ]
-        self._process = subprocess.Popen(
-            # SIGXFSZ stays ignored, so that a log that reached the limit of its size is an error of
-            # the write.
-            command,
-            env=self._environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            restore_signals=False,
-            preexec_fn=signalled_with_parent(signal.SIGKILL),
-        )
+        self._process = _start_process(command, self._environment())
         assert self._process.stdin is not None
         settings = (
             f"requirepass {self.password}\nmasterauth {self.password}\nrepl-diskless-sync-delay 0\n"
@@ -120,14 +109,11 @@ class RedisServer:
         if self.clock is None:
             return os.environ
         # The monotonic clock stays the machine's; the file is read again after a second.
-        faked = {
-            "FAKETIME_TIMESTAMP_FILE": str(self._clock_file),
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
         return {
             **os.environ,
             "LD_PRELOAD": str(self.clock),
-            **faked,
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock_file),
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_CACHE_DURATION": "1",
         }
 
@@ -206,7 +192,7 @@ class RedisServers:
         """
         former, promoted = self.primary, self.replica
         assert promoted is not None, "started for failovers"
-        with self._sentinel() as sentinel:
+        with _sentinel_at(self._sentinel_port) as sentinel:
             sentinel.sentinel_set(SERVICE, "down-after-milliseconds", DOWN_AFTER_MS)
             former.kill()
             wait_for(lambda: promoted.role() == "master", "the promotion of the replica")
@@ -221,15 +207,15 @@ class RedisServers:
 
     @staticmethod
     def _known_primary(sentinel: redis.Redis) -> int:
-        return int(
-            cast(
-                "tuple[bytes, bytes]",
-                sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE),
-            )[1]
+        address = cast(
+            "tuple[bytes, bytes]",
+            sentinel.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE),
         )
+        return int(address[1])
 
-    def _sentinel(self) -> redis.Redis:
-        return redis.Redis(HOST, self._sentinel_port, socket_timeout=10.0, protocol=2)
+
+def _sentinel_at(port: int) -> redis.Redis:
+    return redis.Redis(HOST, port, socket_timeout=10.0, protocol=2)
 
 
 @contextmanager
@@ -240,12 +226,11 @@ def redis_servers(
     installed.
     """
     password = secrets.token_hex(16)
-    primary = RedisServer(folder=folder / "redis-1", password=password, clock=clock)
-    replica = (
-        RedisServer(folder=folder / "redis-2", password=password, clock=clock)
-        if with_replica
-        else None
-    )
+    servers = [
+        RedisServer(folder=folder / f"redis-{number}", password=password, clock=clock)
+        for number in (1, 2)[: 1 + with_replica]
+    ]
+    primary, replica = servers[0], servers[1] if with_replica else None
     sentinel: subprocess.Popen[bytes] | None = None
     try:
         primary.start()
@@ -257,7 +242,7 @@ def redis_servers(
         wait_for(replica.follows, "the replica to follow")
         port = free_port()
         sentinel = _start_sentinel(folder, port, primary)
-        with redis.Redis(HOST, port, protocol=2) as client:
+        with _sentinel_at(port) as client:
             wait_for(
                 lambda: bool(client.sentinel_slaves(SERVICE)), "the sentinel to know the replica"
             )
@@ -266,7 +251,7 @@ def redis_servers(
         if sentinel is not None:
             sentinel.kill()
             sentinel.wait()
-        for server in (primary, *((replica,) if replica else ())):
+        for server in servers:
             server.kill()
 
 
@@ -282,11 +267,19 @@ def _start_sentinel(folder: Path, port: int, primary: RedisServer) -> "subproces
         f"sentinel failover-timeout {SERVICE} 2000",
     )
     write_private(config, "\n".join(lines) + "\n")
+    return _start_process([str(find_server()), str(config), "--sentinel"], os.environ)
+
+
+def _start_process(command: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [str(find_server()), str(config), "--sentinel"],
-        stdin=subprocess.DEVNULL,
+        # SIGXFSZ stays ignored, so that a log that reached the limit of its size is an error of
+        # the write.
+        command,
+        env=env,
+        stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        restore_signals=False,
         preexec_fn=signalled_with_parent(signal.SIGKILL),
     )

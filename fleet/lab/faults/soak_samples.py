@@ -13,8 +13,8 @@ import psutil
 from fleet.control.connect import connect
 from fleet.control.keys import PREFIX
 from fleet.lab.faults.patience import patiently
+from fleet.lab.faults.processes import KEEP, fleet_arguments
 
-MODULE, KEEP = "fleet.cli", "--keep"
 KEEPER, SERIES = "keeper", f"{PREFIX}series:*"
 
 
@@ -117,9 +117,9 @@ def process_kind(command: list[str]) -> str:
     """
     if not command:
         return ""
-    if MODULE not in command:
-        return Path(command[0].split(" ")[0]).name
     if KEEP in command:
         return KEEPER
-    arguments = command[command.index(MODULE) + 1 :]
+    arguments = fleet_arguments(command)
+    if not arguments:
+        return Path(command[0].split(" ")[0]).name
     return " ".join(arguments[: 2 if arguments[:1] == ["worker"] else 1])

@@ -12,7 +12,6 @@ from fleet.config import FleetConfig
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import connect, text
-from fleet.control.embedded import embedded_url
 from fleet.core.ids import CLIENT, RequestId, WorkerId, place_of, role_of
 from fleet.lab.faults.patience import patiently
 from fleet.lab.faults.processes import find_processes, is_connected
@@ -42,11 +41,10 @@ class Member:
 
 class Residue(msgspec.Struct, frozen=True, kw_only=True):
     """State that is left when every request has ended: requests (`live`), grants (`queued`), tasks
-    (`running`), slots and pages.
+    (`running`), slots and pages, as the workers last reported them.
 
-    `keys`: the first of those that never expire. `busy`: the workers that report tasks, and the
-    requests of those that Redis has as owned by them. Slots and pages are the workers' last
-    reports.
+    `num_keys`: number of Redis keys that never expire, and `keys` the first of these. `busy`: a
+    line for each worker that reports tasks, with the requests that it owns according to Redis.
     """
 
     live: int = 0
@@ -68,11 +66,6 @@ class Residue(msgspec.Struct, frozen=True, kw_only=True):
             or self.kv_pages
             or self.num_keys
         )
-
-
-def own_redis_url(config: FleetConfig) -> str:
-    """Return the address of the Redis that a fleet has started itself."""
-    return embedded_url(config.redis_data_dir)
 
 
 class FleetWatch:

@@ -17,7 +17,7 @@ from fleet.core.errors import BadInput
 from fleet.lab.pocket import shape
 from fleet.lab.pocket.train.loop import Schedule, TrainablePart, train
 
-DEFAULT_FOLDER: Final = Path(".fleet/lab/pocket")
+DEFAULT_FOLDER: Final = Path(".fleet/pocket")
 SPEECH_SHARDS, RECORDING_SHARDS = 40, 40
 
 

@@ -15,8 +15,8 @@ from tqdm import tqdm
 
 
 def build_missing(name: str, make: Callable[[int], None], files: list[Path], workers: int) -> None:
-    """Build each shard whose file is missing: `make` gets its number. `name`: label of the
-    progress bar.
+    """Build each shard whose file is missing. `make`: called with the number of the shard; `name`:
+    label of the progress bar.
     """
     missing = [shard for shard, file in enumerate(files) if not file.exists()]
     if not missing:
@@ -32,7 +32,7 @@ def build_missing(name: str, make: Callable[[int], None], files: list[Path], wor
 
 @contextmanager
 def replacing(path: Path) -> Generator[Path]:
-    """Give a new file to write, which then replaces `path` atomically."""
+    """Yield a new file to write, which replaces `path` atomically at the end of the block."""
     new = path.with_suffix(".new")
     yield new
     os.replace(new, path)

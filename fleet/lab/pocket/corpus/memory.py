@@ -10,9 +10,8 @@ from random import Random
 from typing import Any
 
 from fleet.lab.pocket.corpus.dialogue import DONT_KNOW, Drawn, Exchange
-from fleet.lab.pocket.corpus.invented import nonsense
 from fleet.lab.pocket.corpus.table import Row, Table
-from fleet.lab.pocket.corpus.words import WORDS, read_data
+from fleet.lab.pocket.corpus.words import WORDS, nonsense, read_data
 
 MAX_QUOTED_WORDS = 9
 NONSENSE_SHARE = 0.4

@@ -10,9 +10,8 @@ from zlib import crc32
 
 from fleet.lab.pocket.corpus.dialogue import Drawn, Exchange, Split
 from fleet.lab.pocket.corpus.families import known_sentences
-from fleet.lab.pocket.corpus.invented import nonsense
 from fleet.lab.pocket.corpus.memory import Phrasings
-from fleet.lab.pocket.corpus.words import WORDS, read_data
+from fleet.lab.pocket.corpus.words import WORDS, nonsense, read_data
 
 MAX_REPEATED_WORDS = 5
 NONSENSE_SHARE = 0.3

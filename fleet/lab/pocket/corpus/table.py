@@ -12,7 +12,7 @@ from functools import cached_property
 from random import Random
 
 from fleet.lab.pocket.corpus.dialogue import Drawn, Exchange, Split
-from fleet.lab.pocket.corpus.invented import invented
+from fleet.lab.pocket.corpus.words import invented
 
 HELD_OUT_EVERY, HELD_OUT_AT = 8, 5
 """The sixth of every eight rows is held out, so that tables of the same word list hold out the same

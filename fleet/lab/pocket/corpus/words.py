@@ -1,7 +1,11 @@
-"""Data files of the corpus, and the word lists that its families share."""
+"""Data files of the corpus, the word lists that its families share, and invented words: the
+beginning of one word joined to the end of another, so that neither predicts the other.
+"""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import yaml
@@ -15,3 +19,31 @@ def read_data(name: str) -> Any:
 
 
 WORDS: Mapping[str, list[str]] = {name: text.split() for name, text in read_data("words").items()}
+
+
+MIN_LETTERS, MAX_LETTERS = 3, 9
+
+
+@cache
+def _real() -> tuple[str, ...]:
+    lists = ("colours", "objects", "places", "animals", "foods", "names", "cities", "others")
+    return tuple(sorted({word for name in lists for word in WORDS[name]}))
+
+
+def invented(rng: Random) -> str:
+    """Return a word that is in none of the word lists."""
+    while True:
+        head, tail = rng.choice(_real()), rng.choice(_real())
+        word = head[: rng.randint(1, len(head) - 1)] + tail[-rng.randint(1, len(tail) - 1) :]
+        if MIN_LETTERS <= len(word) <= MAX_LETTERS and word not in _real():
+            return word
+
+
+def nonsense(rng: Random, max_words: int) -> str:
+    """Return at least two words, of which one is invented."""
+    text = [
+        rng.choice(_real()) if rng.random() < 0.6 else invented(rng)
+        for _ in range(rng.randint(1, max_words - 1))
+    ]
+    text.insert(rng.randint(0, len(text)), invented(rng))
+    return " ".join(text)

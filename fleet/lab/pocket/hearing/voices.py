@@ -20,61 +20,17 @@ ACCENTS: Final = {
     "en-029": 1,
 }
 """Accent -> weight of the random choice."""
-PLAIN: Final = ("", "+f1", "+f2", "+f3", "+f5", "+m1", "+m2", "+m3", "+m4", "+m6", "+m7", "+m8")
-OTHERS: Final = (
-    "+klatt",
-    "+klatt2",
-    "+klatt4",
-    "+klatt5",
-    "+adam",
-    "+announcer",
-    "+aunty",
-    "+benjamin",
-    "+boris",
-    "+caleb",
-    "+david",
-    "+edward",
-    "+grandma",
-    "+iven4",
-    "+kaukovalta",
-    "+marcelo",
-    "+max",
-    "+michel",
-    "+miguel",
-    "+norbert",
-    "+pablo",
-    "+paul",
-    "+pedro",
-    "+rob",
-    "+sandro",
-    "+shelby",
-    "+steph",
-    "+travis",
-    "+victor",
-    "+zac",
-    "+Alex",
-    "+Andrea",
-    "+Annie",
-    "+Denis",
-    "+Gene",
-    "+Lee",
-    "+Mario",
-    "+Michael",
-    "+Nguyen",
-    "+anika",
+PLAIN: Final = ("", *"+f1 +f2 +f3 +f5 +m1 +m2 +m3 +m4 +m6 +m7 +m8".split())
+OTHERS: Final = tuple(
+    (
+        "+klatt +klatt2 +klatt4 +klatt5 +adam +announcer +aunty +benjamin +boris +caleb "
+        "+david +edward +grandma +iven4 +kaukovalta +marcelo +max +michel +miguel +norbert "
+        "+pablo +paul +pedro +rob +sandro +shelby +steph +travis +victor +zac +Alex +Andrea "
+        "+Annie +Denis +Gene +Lee +Mario +Michael +Nguyen +anika"
+    ).split()
 )
-UNSEEN: Final = (
-    "+f4",
-    "+m5",
-    "+klatt3",
-    "+linda",
-    "+quincy",
-    "+robert",
-    "+belinda",
-    "+grandpa",
-    "+Alicia",
-    "+Andy",
-    "+Mike",
+UNSEEN: Final = tuple(
+    ("+f4 +m5 +klatt3 +linda +quincy +robert +belinda +grandpa +Alicia +Andy +Mike").split()
 )
 """Variants that training does not use, in any accent."""
 PLAIN_SHARE: Final = 0.4

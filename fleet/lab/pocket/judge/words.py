@@ -16,51 +16,11 @@ from typing import Final
 from fleet.core.errors import ConfigError
 from fleet.lab.pocket.corpus import dialogues, sentences
 from fleet.lab.pocket.corpus.salad import vocabulary
+from fleet.lab.pocket.corpus.words import read_data
 
 MISSING: Final[Mapping[str, str]] = {"oink": "OY NG K"}
 """Words of the corpus that the dictionary lacks."""
-TEACHER_PRONUNCIATION: Final[Mapping[str, str]] = {
-    "athens": "AE TH IH N Z",
-    "baa": "B AA",
-    "beautiful": "B Y UW T IY F AH L",
-    "beijing": "B EY JH IH NG",
-    "chicken": "CH IH K IH N",
-    "chickens": "CH IH K IH N Z",
-    "clara": "K L AA R AH",
-    "dog": "D AA G",
-    "elephant": "EH L IH F AH N T",
-    "everything": "EH V R IH TH IH NG",
-    "favourite": "F EY V R IH T",
-    "hear": "HH IH R",
-    "here": "HH IH R",
-    "hexagon": "HH EH K S AE G AH N",
-    "highest": "HH AY IH S T",
-    "italian": "IH T AE L IY AH N",
-    "julia": "JH UW L IY AH",
-    "lisbon": "L IH S B AH N",
-    "meow": "M IH AW",
-    "mexico": "M EH K S IH K OW",
-    "minute": "M IH N IH T",
-    "minutes": "M IH N IH T S",
-    "mountain": "M AW N T IH N",
-    "octagon": "AA K T AE G AH N",
-    "office": "AA F IH S",
-    "opposite": "AA P AH Z IH T",
-    "oscar": "AA S K ER",
-    "oslo": "AA S L OW",
-    "ottawa": "AA T AH W AH",
-    "parrot": "P AE R AH T",
-    "penguins": "P EH NG G W IH N Z",
-    "pentagon": "P EH N T AE G AH N",
-    "pocket": "P AA K IH T",
-    "poor": "P UH R",
-    "radio": "R EY D IH OW",
-    "really": "R IY AH L IY",
-    "saturday": "S AE T ER D EY",
-    "stockholm": "S T AA K HH OW M",
-    "thailand": "T AY L AH N D",
-    "vietnam": "V IY AH T N AA M",
-}
+TEACHER_PRONUNCIATION: Final[Mapping[str, str]] = read_data("pronunciations")
 """Another pronunciation of a word, where the teacher's phonemes (`espeak-ng -x -v en-us`) are not
 in the dictionary.
 

@@ -28,7 +28,7 @@ from fleet.lab.pocket.speech.analysis import contour_hz, mel_edges_hz, triangles
 from fleet.lab.pocket.speech.codes import NUM_SOUND_GROUPS, Codebook
 from fleet.lab.pocket.speech.shards import load_spoken
 from fleet.lab.pocket.speech.wordlock import CYCLES_RANGE, SentenceFrames
-from fleet.lab.pocket.train.loop import Schedule, compiled
+from fleet.lab.pocket.train.loop import Loss, Schedule, compiled
 
 LOOKAHEAD_SAMPLES: Final = 555
 """Samples by which the waveform is shorter than its frames: every transposed convolution trims both
@@ -275,14 +275,12 @@ class Codec:
         self._targets: dict[int, NDArray[np.float32]] = {}
         self._activation = compiled(snake, dynamic=True) if may_compile else snake
 
-    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+    def loss(self, rng: np.random.Generator, step: int) -> Loss:
         codes, target = self._batch(rng)
         output = decode(self.module, codes, self._activation)
         scored = slice(UNSCORED_FRAMES * shape.SAMPLES_PER_FRAME, output.shape[1])
         terms = wave_loss(output[:, scored], target[:, scored])
-        return torch.stack(list(terms.values())).sum(), {
-            name: float(term.detach()) for name, term in terms.items()
-        }
+        return torch.stack(list(terms.values())).sum(), terms
 
     def _batch(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """Draw codes [B, 8, F] and samples [B, F * 1920] of random crops."""
@@ -306,7 +304,7 @@ class Codec:
         return self._targets[index]
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the mean figures of `judge` over whole held-out sentences, with the HF forward."""
+        """Return the mean stats of `judge` over whole held-out sentences, with the HF forward."""
         found = [judge(self.module, example) for example in self._held_out]
         return {name: float(np.mean([each[name] for each in found])) for name in found[0]}
 

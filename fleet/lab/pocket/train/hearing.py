@@ -13,14 +13,13 @@ from typing import TypeVar
 import jiwer
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fleet.lab.pocket import shape
 from fleet.lab.pocket.corpus import decode, encode
 from fleet.lab.pocket.hearing.augment import add_noise, augment, coloured
 from fleet.lab.pocket.hearing.features import LogMelBatch, log_mel
 from fleet.lab.pocket.hearing.recordings import SAMPLE_RATE_HZ, SpeechRecording, load
-from fleet.lab.pocket.train.loop import Schedule
+from fleet.lab.pocket.train.loop import Loss, Schedule
 from fleet.lab.pocket.train.tower import (
     Hearing,
     compute_states,
@@ -129,7 +128,7 @@ class HearingPart:
             "_unseen_15db": make_hearing_exam(unseen, noise_db=NOISY_DB),
         }
 
-    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+    def loss(self, rng: np.random.Generator, step: int) -> Loss:
         """Return the CTC loss per symbol. `clips`: number of recordings in the batch."""
         drawn = self._batches.draw(rng)
         is_clean = step < CLEAN_STEPS
@@ -148,13 +147,13 @@ class HearingPart:
         """Return error rates on held-out texts: in voices of training, and in unseen ones with
         noise.
         """
-        figures: dict[str, float] = {}
+        stats: dict[str, float] = {}
         for name, exam in self._exams.items():
             texts, transcripts = zip(*transcribe(self.module, exam), strict=True)
-            figures |= {
+            stats |= {
                 f"{key}{name}": value for key, value in error_rates(texts, transcripts).items()
             }
-        return figures
+        return stats
 
 
 def transcribe(hearing: Hearing, exam: HearingExam) -> Iterator[tuple[str, str]]:

@@ -34,7 +34,7 @@ from fleet.lab.pocket.train.listening import (
     sample,
     solve_projection,
 )
-from fleet.lab.pocket.train.loop import Schedule, compiled
+from fleet.lab.pocket.train.loop import Loss, Schedule, compiled
 from fleet.lab.pocket.train.thinker import Block, PackedBatch, Sample, decoder_block, pack
 from fleet.lab.pocket.train.tower import ctc_loss
 
@@ -208,7 +208,7 @@ class JointPart:
         self._exam = JointExam(load(recordings, "held_out"))
         self._block = compiled(decoder_block)
 
-    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+    def loss(self, rng: np.random.Generator, step: int) -> Loss:
         """Return the weighted sum of text loss, pointer loss (typed samples) and CTC. `clips`:
         number in the batch.
         """
@@ -217,16 +217,12 @@ class JointPart:
         embedded = embed(self.module, batch.ids, clips)
         text, pointer = text_losses(self.module, batch, embedded, self._block)
         ctc = audio_loss(embedded)
-        figures = {
-            "text": float(text.detach()),
-            "pointer": float(pointer.detach()),
-            "ctc": float(ctc.detach()),
-        }
+        num_clips = sum(len(texts) for _, _, texts in embedded.group_scores)
         total = text + thinker.POINTER_WEIGHT * pointer + CTC_WEIGHT * ctc
-        return total, figures | {"clips": sum(len(texts) for _, _, texts in embedded.group_scores)}
+        return total, {"text": text, "pointer": pointer, "ctc": ctc, "clips": num_clips}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return the figures on held-out dialogues, in voices of training and without noise."""
+        """Return the stats on held-out dialogues, in voices of training and without noise."""
         return self._exam.grade(self.module)
 
 

@@ -28,6 +28,8 @@ from fleet.lab.pocket.sharding import replacing
 SAVE_EVERY_S = 60.0
 
 Compilable = TypeVar("Compilable", bound=Callable[..., Any])
+Loss = tuple[Tensor, Mapping[str, Tensor | float]]
+"""Loss of a batch, and stats to log with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,12 +100,12 @@ class TrainablePart(Protocol):
         """Module of all trained parameters and saved buffers."""
         ...
 
-    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
-        """Return the loss of a batch drawn with `rng`, and figures to log with it."""
+    def loss(self, rng: np.random.Generator, step: int) -> Loss:
+        """Return the loss of a batch drawn with `rng`."""
         ...
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return figures on held-out data."""
+        """Return stats on held-out data."""
         ...
 
 
@@ -139,14 +141,12 @@ def _train(
     saved_s = time.monotonic()
     with tqdm(total=schedule.steps, initial=step, desc=name, unit="step", mininterval=5) as bar:
         while step < schedule.steps:
-            figures = run.step(step, np.random.default_rng((seed, step)))
+            stats = run.step(step, np.random.default_rng((seed, step)))
             step += 1
             bar.update()
-            bar.set_postfix(
-                {name: f"{value:.3f}" for name, value in figures.items()}, refresh=False
-            )
+            bar.set_postfix({name: f"{value:.3f}" for name, value in stats.items()}, refresh=False)
             if step % schedule.evaluate_every == 0 or step == schedule.steps:
-                run.log(step, figures | run.evaluate())
+                run.log(step, stats | run.evaluate())
             if time.monotonic() - saved_s > SAVE_EVERY_S:
                 run.save(step)
                 saved_s = time.monotonic()
@@ -199,22 +199,25 @@ class TrainingRun:
             group["lr"] = self._schedule.rate(step)
         self._part.module.train()
         self._optimizer.zero_grad(set_to_none=True)
-        loss, figures = self._part.loss(rng, step)
+        loss, stats = self._part.loss(rng, step)
         loss.backward()
         nn.utils.clip_grad_norm_(self._part.module.parameters(), self._schedule.clip)
         self._optimizer.step()
-        return {"loss": float(loss.detach()), **figures}
+        return {
+            name: float(value.detach()) if isinstance(value, Tensor) else value
+            for name, value in {"loss": loss, **stats}.items()
+        }
 
     def evaluate(self) -> dict[str, float]:
         self._part.module.eval()
         with torch.no_grad():
             return dict(self._part.evaluate())
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
+    def log(self, step: int, stats: Mapping[str, float]) -> None:
         line = {
             "step": step,
             "spent_s": round(self._total_s(), 1),
-            **{key: round(value, 5) for key, value in figures.items()},
+            **{key: round(value, 5) for key, value in stats.items()},
         }
         with self._log.open("a") as log:
             log.write(json.dumps(line) + "\n")

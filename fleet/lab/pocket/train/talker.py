@@ -21,7 +21,7 @@ from fleet.core.errors import ConfigError
 from fleet.lab.pocket.corpus import encode
 from fleet.lab.pocket.shape import LEAD_FRAMES, NUM_CODE_GROUPS, SEED, text_table
 from fleet.lab.pocket.speech.shards import CODES, Utterance, load_utterances
-from fleet.lab.pocket.train.loop import Schedule
+from fleet.lab.pocket.train.loop import Loss, Schedule
 from fleet.lab.pocket.train.pointer import PointerHeads, pointer_accuracy
 from fleet.lab.pocket.train.talker_batch import (
     CODEC_ROW,
@@ -70,7 +70,7 @@ class TalkerPart:
         self._sampler: Sampler | None = None
         self._held_out: list[Utterance] = []
 
-    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+    def loss(self, rng: np.random.Generator, step: int) -> Loss:
         if self._sampler is None or step % REFRESH_EVERY_STEPS == 0:
             self._refresh_data()
         assert self._sampler is not None
@@ -85,7 +85,7 @@ class TalkerPart:
             + losses["residual"]
             + POINTER_WEIGHT * (losses["lag"] + losses["symbol"] + losses["pointer"])
         )
-        return total, {name: float(loss.detach()) for name, loss in losses.items()}
+        return total, losses
 
     def _refresh_data(self) -> None:
         """Load the shards that were encoded since the last check."""
@@ -141,7 +141,7 @@ class TalkerPart:
         return {"code0": first, "residual": residual.mean(), **pointed}
 
     def evaluate(self) -> Mapping[str, float]:
-        """Return teacher-forced figures with and without a prefix, and figures of greedy
+        """Return teacher-forced stats with and without a prefix, and stats of greedy
         generation.
         """
         if not self._held_out:
@@ -156,14 +156,14 @@ class TalkerPart:
         return plain | after | self._generated(self._prefixes.draw(rng, 1)[0].tolist())
 
     def _forced(self, prefix_GP: NDArray[np.int64] | None) -> dict[str, float]:
-        """Return figures over the held-out utterances; the accuracies exclude the silent lead."""
+        """Return stats over the held-out utterances; the accuracies exclude the silent lead."""
         held_out = sorted(self._held_out, key=lambda each: len(each.codes))
         parts = [held_out[at : at + BATCH] for at in range(0, len(held_out), BATCH)]
-        figures = [self._forced_part(make_batch(part, prefix_GP, None)) for part in parts]
+        stats = [self._forced_part(make_batch(part, prefix_GP, None)) for part in parts]
         weights = [sum(len(each.codes) for each in part) for part in parts]
         return {
-            name: float(np.average([each[name] for each in figures], weights=weights))
-            for name in figures[0]
+            name: float(np.average([each[name] for each in stats], weights=weights))
+            for name in stats[0]
         }
 
     def _forced_part(self, batch: TalkerBatch) -> dict[str, float]:

@@ -23,7 +23,7 @@ from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen
 
 from fleet.lab.pocket import shape
 from fleet.lab.pocket.corpus import SYMBOLS, ChatTurn, Dialogue, decode, dialogues, encode, is_right
-from fleet.lab.pocket.train.loop import Schedule, compiled, initialise
+from fleet.lab.pocket.train.loop import Loss, Schedule, compiled, initialise
 
 SCHEDULE = Schedule(steps=4500, weight_decay=0.1, evaluate_every=250)
 NUM_ROWS, ROW_LEN = 7, 288
@@ -54,8 +54,8 @@ POINTER_LAYER, POINTER_WEIGHT = 3, 0.2
 NUM_HELD_OUT = 390
 MAX_ANSWER_LEN = 96
 GARBLED = 0.06
-"""Share of the user's words, of those that no answer repeats, that are replaced by random letters:
-helps with new phrasings.
+"""Share of the user's words that are replaced by random letters, among the words that no answer
+repeats: helps with new phrasings.
 """
 
 _START, _END = shape.TOKEN_ID["<|im_start|>"], shape.TOKEN_ID["<|im_end|>"]
@@ -147,7 +147,7 @@ class PackedBatch:
 
     Shapes: rows x row length; `mask` rows x 1 x row length x row length, true where a position
     attends.
-    Shapes: `sources` as `mask` without its 1.
+    Shapes: `sources` rows x row length x row length.
     Invariants: `weights[r, i]` is the loss's weight on `ids[r, i]` as predicted from position i -
     1; `sources[r, i, j]` is true where the symbol predicted from position i repeats the one at j.
     """
@@ -311,16 +311,15 @@ class ThinkerPart:
         self._known = list(dialogues("train", NUM_HELD_OUT // 2, seed))
         self._block = compiled(decoder_block)
 
-    def loss(self, rng: np.random.Generator, step: int) -> tuple[Tensor, Mapping[str, float]]:
+    def loss(self, rng: np.random.Generator, step: int) -> Loss:
         """Return the weighted sum of text and pointer loss. `fill`: the share of positions that are
         not padding.
         """
         batch = pack(draw_samples(rng))
         text, pointer = losses(self.module, batch, self._block)
-        figures = {"text": float(text.detach()), "pointer": float(pointer.detach())}
-        return text + POINTER_WEIGHT * pointer, figures | {
-            "fill": float((batch.ids != _PAD).float().mean())
-        }
+        fill = (batch.ids != _PAD).float().mean()
+        stats = {"text": text, "pointer": pointer, "fill": fill}
+        return text + POINTER_WEIGHT * pointer, stats
 
     def evaluate(self) -> Mapping[str, float]:
         """Return the shares of right answers, overall and by family: `right` on held-out dialogues,
