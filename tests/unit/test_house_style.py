@@ -22,7 +22,6 @@ LARGE = {
     "fleet/engine/torch/paged_attention.py: attend_parts",
     "fleet/lab/faults/report.py: judge",
     "fleet/lab/faults/voice.py",
-    "fleet/lab/measure/options.py: _parser",
     "fleet/spans/anchor/passes.py",
     "fleet/spans/net/connection.py",
     "fleet/worker/loop/loop.py: __init__",

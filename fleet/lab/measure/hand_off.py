@@ -14,11 +14,11 @@ from rich.console import Group
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 from fleet.lab.client.client import ApiClient
-from fleet.lab.measure.deployment import own_fleet, resolve_config
+from fleet.lab.measure.deployment import started_fleet
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.measurement import Context, Measurement, argument, whole_number
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
+from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.measure.split import split_stages, splitting_overrides, with_checkpoint
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
@@ -172,42 +172,41 @@ class HandOffResult(Result, frozen=True, kw_only=True):
             ratios.append(at_least("KV blocks / plain read", self.pages.ratio, PAGES_TARGET))
         return ratios
 
-    def background_loads(self) -> list[float]:
-        return [self.others_cores]
 
-
-def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
-    """Start a split fleet and send `options.hand_offs` requests; each split stage hands each of
-    them off once.
+def measure_hand_offs(context: Context) -> HandOffResult:
+    """Start a split fleet and send `--hand-offs` requests; each split stage hands each of them off
+    once. The KV blocks are measured before, since the fleet's processes would slow them.
 
     Raises: ApiError if a request fails, BenchError if its trace lacks a hand-off.
     """
-    plain = resolve_config(options.config, options.overrides)
-    overrides = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
-    started = steps("starting a split fleet", 1)
-    with own_fleet(options.config, overrides) as target:
-        started()
+    # Imported here: it needs torch.
+    from fleet.lab.measure.kv_pages import measure_pages
+
+    done = context.steps("reads of keys and values")
+    pages = measure_pages()
+    done()
+    plain, count = context.resolve(), context.options.hand_offs
+    given = with_checkpoint(plain, context.options.overrides)
+    overrides = (*given, *splitting_overrides(plain))
+    with started_fleet(context, "starting a split fleet", *overrides) as target:
         api = target.api
         model, bounds = api.model(), stage_bounds(target.config, MAX_TOKENS, FRAMES)
         bodies = [encode_call(model, prompt, target.config, bounds) for prompt in PROMPTS]
         stages = split_stages(target.config)
-        warm_up = _hand_offs(api, bodies, WARM_UP, stages, steps("hand-offs, warm-up", WARM_UP))
-        background_load = BackgroundLoad()
-        measured = _hand_offs(
-            api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs)
-        )
+        step = context.steps("hand-offs, warm-up", WARM_UP)
+        warm_up = _hand_offs(api, bodies, WARM_UP, stages, step)
+        background_load, step = BackgroundLoad(), context.steps("hand-offs", count)
+        measured = _hand_offs(api, bodies, count, stages, step)
         others_cores = background_load.cores()
-    return HandOffResult(
-        stages=tuple(
-            StageHandOffs(
-                stage=stage,
-                hand_offs=tuple(of_stage[stage] for of_stage in measured),
-                first=warm_up[0][stage],
-            )
-            for stage in stages
-        ),
-        others_cores=others_cores,
+    found = tuple(
+        StageHandOffs(
+            stage=stage,
+            hand_offs=tuple(of_stage[stage] for of_stage in measured),
+            first=warm_up[0][stage],
+        )
+        for stage in stages
     )
+    return HandOffResult(stages=found, others_cores=others_cores, pages=pages)
 
 
 def _hand_offs(
@@ -236,3 +235,26 @@ def _ms(hand_off: HandOff, begin: str, end: str) -> float | None:
     """Return the time between two timestamps, or None if one is missing."""
     began_us, ended_us = getattr(hand_off, begin), getattr(hand_off, end)
     return None if began_us is None or ended_us is None else (ended_us - began_us) / 1000
+
+
+MEASUREMENT = Measurement(
+    place=40,
+    key="hand_offs",
+    run=measure_hand_offs,
+    option="--hand-off",
+    help="measure hand-offs from prefill to decode workers",
+    about={
+        "--hand-off": "prefill and decode in separate workers: from the last step of one to the "
+        "first step of the next, part by part; and KV rows read block by block, compared with one "
+        "plain read of as many bytes"
+    },
+    arguments=(
+        argument(
+            "--hand-offs",
+            type=whole_number(),
+            default=60,
+            metavar="N",
+            help="number of hand-offs of each split stage (60)",
+        ),
+    ),
+)

@@ -1,12 +1,10 @@
-"""Messages between the measurement of layer spans and the processes that it starts: a line of JSON
-each.
+"""Messages between the measurement of layer spans and the processes that it starts.
 
 Loads no tensor library, nor does the measurement itself.
 """
 
 import msgspec
 
-LOOPBACK = "127.0.0.1"
 Extents = tuple[tuple[int, int, int], ...]
 """Rows of a pass: for each request the number of its table, the first position and the one after
 the last.
@@ -15,24 +13,6 @@ the last.
 
 class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of the commands, each of which is answered by one `SpanReply`."""
-
-
-class Begin(SpanCommand, frozen=True, kw_only=True):
-    """The first command. `config`: file of the resolved configuration; `hosts_spans`: the process
-    is a span worker.
-
-    `key`: of the connections, hexadecimal. `host`: address at which a span worker listens. `core`:
-    the only one to run on.
-    `data_limit_bytes`: of the process's private writable memory (RLIMIT_DATA).
-    """
-
-    config: str
-    hosts_spans: bool
-    name: str
-    key: str
-    host: str = LOOPBACK
-    core: int | None = None
-    data_limit_bytes: int | None = None
 
 
 class Connect(SpanCommand, frozen=True, kw_only=True):
@@ -68,7 +48,7 @@ class ReadMemory(SpanCommand, frozen=True, kw_only=True):
     """Read every weight of a span once, and report the memory."""
 
 
-AnyCommand = Begin | Connect | Answer | Compute | ReadMemory
+AnyCommand = Connect | Answer | Compute | ReadMemory
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
