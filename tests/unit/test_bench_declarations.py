@@ -1,4 +1,4 @@
-"""What every measurement of `fleet bench` has to declare, and a new one in a file of its own."""
+"""Declarations of all measurements of `fleet bench`, and a new measurement in a file of its own."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from tests.bench_reports import PNG
 from tests.support import REPO
 
 OPTIONS = [each for each in measurements() if each.option]
-NEW = '''
+NEW = """
 from fleet.lab.measure.measurement import Context, Measurement, argument, whole_number
 from fleet.lab.report.result import Result
 from fleet.lab.report.stats import Ratio, at_most
@@ -46,7 +46,7 @@ MEASUREMENT = Measurement(
     about={"--squares": "squares of small numbers"},
     arguments=(argument("--count-of-squares", type=whole_number(), default=3),),
 )
-'''
+"""
 
 
 def test_declarations_share_no_name_and_no_place() -> None:

@@ -12,8 +12,9 @@ from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 from fleet.lab.measure.answer_timing import AnswerTiming
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
+from fleet.lab.measure.hand_off import PARTS, HandOffResult, StageHandOffs
 from fleet.lab.measure.interference import Gap, Interference, LongPrompt, Side, gaps_of
+from fleet.lab.measure.page_reads import PageReads
 from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.measure.split import (
     joining_overrides,

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from typing import Any, Self, TypeVar, get_type_hints
@@ -37,8 +38,8 @@ FAILURES = (FleetError, RuntimeError, ValueError, MemoryError, OSError)
 """Errors of a function that are reported in one line."""
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of the called process: a value, an error, or progress."""
+class CallLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A line of the called process: a value, an error, or progress."""
 
     value: msgspec.Raw = msgspec.Raw()
     error: str = ""
@@ -60,39 +61,59 @@ def _from_json(kind: Any, value: Any) -> Any:
     return FleetConfig.model_validate(value) if kind is FleetConfig else kind(value)
 
 
-class Call:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSettings:
+    """Settings of a started process.
+
+    `env`: its whole environment; None: the environment of this process. `num_threads`: threads of
+    OpenMP, which reads their number when torch is imported. `command`: beginning of its command
+    line. `core`: the only core that it runs on. `data_limit_bytes`: limit of its private writable
+    memory (RLIMIT_DATA). `pass_fds`: descriptors that it inherits.
+    """
+
+    env: Mapping[str, str] | None = None
+    num_threads: int | None = None
+    command: Sequence[str] = ()
+    core: int | None = None
+    data_limit_bytes: int | None = None
+    pass_fds: Sequence[int] = ()
+
+    def environment(self) -> dict[str, str]:
+        threads = {"OMP_NUM_THREADS": str(self.num_threads)} if self.num_threads else {}
+        return {**(os.environ if self.env is None else self.env), **PASSIVE_WAIT, **threads}
+
+    def apply_limits(self) -> None:
+        """Limit this process."""
+        if self.core is not None and hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {self.core})
+        if self.data_limit_bytes is not None:
+            limits = (self.data_limit_bytes, self.data_limit_bytes)
+            resource.setrlimit(resource.RLIMIT_DATA, limits)
+
+
+PLAIN = ProcessSettings()
+
+
+class ProcessCall:
     """A function `module:function` that runs in a process of its own while the block lasts.
 
-    `name`: beginning of its error messages. `env`: its environment, that of this process without
-    one. `num_threads`: threads of OpenMP, which reads their number when torch is imported.
-    `command`: beginning of the command line. `core`: the core that it runs on.
-    `data_limit_bytes`: limit of its private writable memory (RLIMIT_DATA).
+    `name`: beginning of its error messages.
     """
 
     def __init__(
-        self,
-        function: str,
-        *arguments: object,
-        name: str = "",
-        env: Mapping[str, str] | None = None,
-        num_threads: int | None = None,
-        command: Sequence[str] = (),
-        core: int | None = None,
-        data_limit_bytes: int | None = None,
-        pass_fds: Sequence[int] = (),
+        self, function: str, *arguments: object, name: str = "", settings: ProcessSettings = PLAIN
     ) -> None:
         self.name = name or function.partition(":")[0]
         self._log = tempfile.TemporaryFile()
         die_with_parent = signalled_with_parent(signal.SIGKILL)
-        threads = {"OMP_NUM_THREADS": str(num_threads)} if num_threads else {}
         self._process = subprocess.Popen(
-            [*command, sys.executable, "-m", MODULE, function],
+            [*settings.command, sys.executable, "-m", MODULE, function],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**(os.environ if env is None else env), **PASSIVE_WAIT, **threads},
-            pass_fds=pass_fds,
-            preexec_fn=partial(_prepare, die_with_parent, core, data_limit_bytes),
+            env=settings.environment(),
+            pass_fds=settings.pass_fds,
+            preexec_fn=partial(_prepare, die_with_parent, settings),
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin, self._process.stdout
@@ -112,7 +133,7 @@ class Call:
         if the function failed.
         """
         while line := self._output.readline():
-            received = msgspec.json.decode(line, type=Line)
+            received = msgspec.json.decode(line, type=CallLine)
             if received.error:
                 raise BenchError(f"{self.name}: {received.error}")
             if bytes(received.value):
@@ -153,24 +174,18 @@ def call(
     *arguments: object,
     kind: type[T],
     advance: Callable[[], None] = lambda: None,
-    env: Mapping[str, str] | None = None,
-    num_threads: int | None = None,
     name: str = "",
+    settings: ProcessSettings = PLAIN,
 ) -> T:
     """Return the result of a function that runs in a process of its own. Raises: BenchError."""
-    with Call(function, *arguments, name=name, env=env, num_threads=num_threads) as process:
+    with ProcessCall(function, *arguments, name=name, settings=settings) as process:
         return process.receive(kind, advance)
 
 
-def _prepare(
-    die_with_parent: Callable[[], None] | None, core: int | None, data_limit_bytes: int | None
-) -> None:
+def _prepare(die_with_parent: Callable[[], None] | None, settings: ProcessSettings) -> None:
     if die_with_parent is not None:
         die_with_parent()
-    if core is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {core})
-    if data_limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (data_limit_bytes, data_limit_bytes))
+    settings.apply_limits()
 
 
 class Caller(io.TextIOBase):
@@ -186,7 +201,7 @@ class Caller(io.TextIOBase):
 
     def write(self, text: str) -> int:
         if text.strip():
-            self._put(Line())
+            self._put(CallLine())
         return len(text)
 
     def receive(self, kind: type[T]) -> T:
@@ -202,12 +217,12 @@ class Caller(io.TextIOBase):
                 yield self.receive(kind)
 
     def send(self, value: object) -> None:
-        self._put(Line(value=msgspec.Raw(_encode(value))))
+        self._put(CallLine(value=msgspec.Raw(_encode(value))))
 
     def fail(self, error: Exception) -> None:
-        self._put(Line(error=" ".join(str(error).split()) or type(error).__name__))
+        self._put(CallLine(error=" ".join(str(error).split()) or type(error).__name__))
 
-    def _put(self, line: Line) -> None:
+    def _put(self, line: CallLine) -> None:
         self._output.write(msgspec.json.encode(line) + b"\n")
         self._output.flush()
 

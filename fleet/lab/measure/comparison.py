@@ -32,7 +32,7 @@ from fleet.lab.measure.serving_report import (
 )
 from fleet.lab.report.machine import usable_cores
 from fleet.lab.report.plot import Panel
-from fleet.lab.report.result import Parts
+from fleet.lab.report.result import NamedParts
 from fleet.lab.report.stats import Ratio, Summary
 from fleet.processing import Frontend
 
@@ -94,7 +94,7 @@ class Percentiles(msgspec.Struct, frozen=True, kw_only=True):
     requests_per_s: float
 
 
-class ServingComparison(Parts, frozen=True, kw_only=True):
+class ServingComparison(NamedParts, frozen=True, kw_only=True):
     """The fleet, and as far as requested the reference implementation and the twin."""
 
     serving: Serving

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fleet.core.ids import StageName
-from fleet.lab.measure.measurement import BenchOptions, Context, Measurement
+from fleet.lab.measure.measurement import BenchOptions, Measurement
 from fleet.lab.report.result import MS, Result
 from fleet.lab.report.stats import Ratio, median
 from fleet.lab.report.tables import NONE, figure, table_of, titled
@@ -204,13 +204,6 @@ class GpuResult(Result, frozen=True, kw_only=True):
         return titled("memory", table)
 
 
-def _measure(context: Context) -> GpuResult:
-    # Imported here: it needs torch.
-    from fleet.lab.measure.gpu_run import measure_device
-
-    return measure_device(context)
-
-
 def _conflict(options: BenchOptions) -> str:
     own = options.config or options.overrides or options.png
     if MEASUREMENT in options.chosen and (own or len(options.chosen) > 1):
@@ -224,7 +217,7 @@ def _conflict(options: BenchOptions) -> str:
 MEASUREMENT = Measurement(
     place=145,
     key="gpu",
-    run=_measure,
+    run="fleet.lab.measure.gpu_run:measure_device",
     option="--gpu",
     help="measure the torch engine on this machine's GPU, without a fleet",
     has_small=True,

@@ -17,14 +17,15 @@ from fleet.lab.client.client import ApiClient
 from fleet.lab.measure.deployment import started_fleet
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.measurement import Context, Measurement, argument, whole_number
+from fleet.lab.measure.page_reads import PageReads
 from fleet.lab.measure.prompts import PROMPTS
 from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.measure.split import split_stages, splitting_overrides, with_checkpoint
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.result import PLAYED, Result
-from fleet.lab.report.stats import Ratio, Summary, at_least, at_most, median, summarise
-from fleet.lab.report.tables import cells, cells_and_high, figure, table_of, titled
+from fleet.lab.report.stats import Ratio, Summary, at_least, at_most, summarise
+from fleet.lab.report.tables import cells_and_high, figure, table_of, titled
 
 PARTS = (
     ("blocks copied or shared, task released", "prefilled_us", "handed_us"),
@@ -106,42 +107,6 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
         )
         axes.set_yticks([])
         axes.legend(fontsize=7, loc="lower right")
-
-
-class PageReads(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of three ways to move the same KV rows, measured in turns.
-
-    Units: microseconds. `blocks_us`: block by block, from the search for free pages to all rows in
-    place. `plain_us`: one read of as many contiguous bytes. `copied_us`: copied out of the pool
-    into the arena, read, checked, and written into the pool.
-    """
-
-    num_bytes: int
-    num_blocks: int
-    blocks_us: tuple[float, ...]
-    plain_us: tuple[float, ...]
-    copied_us: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Speed of the reads by block relative to the plain read."""
-        return median(self.plain_us) / median(self.blocks_us)
-
-    def table(self) -> Group:
-        table = table_of("", "p50 us", "p95 us", "GB/s")
-        rows = (
-            ("block by block", self.blocks_us),
-            ("one plain read", self.plain_us),
-            ("checked copy", self.copied_us),
-        )
-        for name, durations_us in rows:
-            summary = summarise(durations_us)
-            speed = self.num_bytes / summary.p50 / 1000 if summary else None
-            table.add_row(name, *cells(summary), figure(speed))
-        return titled(
-            f"{self.num_bytes} bytes of KV rows, {self.num_blocks} blocks, between two processes",
-            table,
-        )
 
 
 class HandOffResult(Result, frozen=True, kw_only=True):

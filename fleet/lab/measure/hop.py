@@ -18,7 +18,7 @@ from fleet.control.connect import Reply, connect, run
 from fleet.control.notices import ChunkNotice
 from fleet.core.chunk import WireTensor
 from fleet.core.ids import Epoch, RequestId, RoleName
-from fleet.lab.measure.calls import Call, Caller
+from fleet.lab.measure.calls import Caller, ProcessCall
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.measurement import Measurement, argument, whole_number
 from fleet.lab.measure.pair import (
@@ -120,7 +120,7 @@ def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
         ((request, epochs),) = open_requests(partial(run, client), links, 1)
         num_chunks = count + WARM_UP
         arguments = (server.url, request, epochs[PRODUCER], num_chunks)
-        with Call("fleet.lab.measure.hop:produce", *arguments, name="hop") as producer:
+        with ProcessCall("fleet.lab.measure.hop:produce", *arguments, name="hop") as producer:
             consumer = _Consumer(links[CONSUMER], request, epochs[CONSUMER], producer)
             delivery_us = consumer.receive(num_chunks, advance)
             append_us = producer.receive(tuple[float, ...])
@@ -143,7 +143,7 @@ class _Consumer:
     link: RedisLink
     request: RequestId
     epoch: Epoch
-    producer: Call
+    producer: ProcessCall
 
     def receive(self, num_chunks: int, advance: Callable[[int], None]) -> list[float]:
         """Wait for every chunk as a worker does, acknowledging in strides, and return the age of

@@ -19,7 +19,7 @@ from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory, PagesRef, Span, spans_between
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.hand_off import PageReads
+from fleet.lab.measure.page_reads import PageReads
 from fleet.transfer.base import BlockRead, Pull, Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.measure import peer_process

@@ -40,7 +40,7 @@ def _perform(options: BenchOptions, args: list[str]) -> bool:
     with meter("fleet bench") as progress:
         context = Context(options, progress)
         for measurement in options.chosen:
-            report.results[measurement.key] = measurement.run(context)
+            report.results[measurement.key] = measurement.measure(context)
     report.show(Console())
     if options.json:
         report.write(options.json, [each.key for each in measurements()])

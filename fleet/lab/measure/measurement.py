@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ Advance = Callable[[], None]
 
 
 class BenchOptions(argparse.Namespace):
-    """The arguments that measurements share; those of one measurement are read by name.
+    """The arguments that measurements share. Further arguments are read by name.
 
     `chosen`: measurements that run, in order. Invariants: `url` or `up`, never both; counts are
     positive.
@@ -62,7 +63,7 @@ def whole_number(least: int = 1) -> Callable[[str], int]:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a measurement gets: the options, and a display of its progress."""
+    """The options that a measurement is given, and the display of its progress."""
 
     options: BenchOptions
     progress: Meter
@@ -82,19 +83,21 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """One measurement. `place`: its position among all others. `key`: its name in the JSON report.
+    """A measurement of `fleet bench`.
 
-    `option`: the option that requests it, with its `help`; further conditions are `is_requested`.
-    `about`: its entries under "What is measured" in `--help`, by label.
-    `arguments`: further options. `has_small`: it has a small size, `--small`.
-    `of_gateway`: it measures the fleet that `--url` or `--up` names. `is_default`: it runs if no
-    other does. `conflict` returns the error of options that exclude each other, "" without one;
-    it is asked whether or not the measurement runs.
+    `place`: position among all measurements. `key`: name in the JSON report. `run`: function that
+    measures, or its name `module:function` where its module needs libraries that are slow to
+    import. `option`: option that requests the measurement, with its `help`; `is_requested`: further
+    condition. `about`: entries under "What is measured" in `--help`, by label. `arguments`: further
+    options. `has_small`: True if there is a small size (`--small`). `of_gateway`: True if the fleet
+    of `--url` or `--up` is measured. `is_default`: True if it runs when nothing is requested.
+    `conflict`: function that returns the error of options that exclude each other, "" without one;
+    asked whether or not the measurement runs.
     """
 
     place: int
     key: str
-    run: Callable[[Context], Result]
+    run: Callable[[Context], Result] | str
     option: str = ""
     help: str = ""
     about: Mapping[str, str]
@@ -104,6 +107,14 @@ class Measurement:
     is_default: bool = False
     is_requested: Callable[[BenchOptions], bool] = lambda _options: False
     conflict: Callable[[BenchOptions], str] = lambda _options: ""
+
+    def measure(self, context: Context) -> Result:
+        """Run the measurement. Raises: FleetError, OSError."""
+        if not isinstance(self.run, str):
+            return self.run(context)
+        module, _, name = self.run.partition(":")
+        function: Callable[[Context], Result] = getattr(import_module(module), name)
+        return function(context)
 
     def is_chosen(self, options: BenchOptions) -> bool:
         flag = self.option.removeprefix("--").replace("-", "_")

@@ -3,6 +3,7 @@
 import argparse
 import re
 import textwrap
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -100,13 +101,17 @@ def measurements() -> tuple[Measurement, ...]:
 
     A measurement is left out where a library that it imports is not installed.
     """
-    found: list[Measurement] = []
-    for package in PACKAGES:
-        for folder in import_module(package).__path__:
-            for file in sorted(Path(folder).glob("*.py")):
-                if DECLARATION.search(file.read_text()):
-                    found += _declared(f"{package}.{file.stem}")
+    found = [each for name in _modules() for each in _declared(name)]
     return tuple(sorted(found, key=lambda each: each.place))
+
+
+def _modules() -> Iterator[str]:
+    """Yield the names of the modules that have a declaration, which alone are imported."""
+    for package in PACKAGES:
+        folders = map(Path, import_module(package).__path__)
+        for file in (file for folder in folders for file in folder.glob("*.py")):
+            if DECLARATION.search(file.read_text()):
+                yield f"{package}.{file.stem}"
 
 
 def _declared(module: str) -> list[Measurement]:

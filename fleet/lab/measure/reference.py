@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from fleet.core.request import RequestSpec
-from fleet.lab.measure.calls import call
+from fleet.lab.measure.calls import ProcessSettings, call
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.stats import Summary, summarise
 
@@ -111,7 +111,6 @@ def run_reference(
     `num_threads`: threads of OpenMP, which it reads when torch is imported. Raises: BenchError.
     """
     background_load = BackgroundLoad()
-    result = call(
-        function, *arguments, kind=ReferenceResult, advance=advance, num_threads=num_threads
-    )
+    settings = ProcessSettings(num_threads=num_threads)
+    result = call(function, *arguments, kind=ReferenceResult, advance=advance, settings=settings)
     return msgspec.structs.replace(result, others_cores=background_load.cores())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.config import FleetConfig
-from fleet.lab.measure.calls import Call
+from fleet.lab.measure.calls import ProcessCall, ProcessSettings
 from fleet.lab.measure.spans_protocol import Connect, SpanCommand, SpanReply
 
 STAGE, SPAN = "fleet.lab.measure.spans_run:host_stage", "fleet.lab.measure.spans_run:host_span"
@@ -23,8 +23,8 @@ class ProcessPlace:
     host: str = LOOPBACK
 
 
-class SpanProcess(Call):
-    """One process, which replies to commands in their order."""
+class SpanProcess(ProcessCall):
+    """A process that replies to commands in their order."""
 
     def run(self, command: SpanCommand) -> SpanReply:
         """Send a command and return its reply. Raises: BenchError if it failed."""
@@ -61,14 +61,14 @@ def span_group(
         started: list[SpanProcess] = []
         for number, each in enumerate(names):
             place = places[number] if places else ProcessPlace()
-            process = SpanProcess(
-                *(SPAN if number else STAGE, config, each, key, place.host),
-                name=each,
+            settings = ProcessSettings(
+                num_threads=1,
                 command=place.command,
                 core=cores[number % len(cores)] if cores else None,
                 data_limit_bytes=data_limit_bytes,
-                num_threads=1,
             )
+            arguments = (SPAN if number else STAGE, config, each, key, place.host)
+            process = SpanProcess(*arguments, name=each, settings=settings)
             started.append(stack.enter_context(process))
         replies = {process.name: process.receive(SpanReply) for process in started}
         addresses: dict[str, Any] = {

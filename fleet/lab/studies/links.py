@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Group
 
-from fleet.lab.measure.calls import Call
+from fleet.lab.measure.calls import ProcessCall, ProcessSettings
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.measurement import Context, Measurement
 from fleet.lab.measure.spans import (
@@ -216,7 +216,7 @@ class LinkedRun:
         BenchError.
         """
         with ExitStack() as stack:
-            calls: list[Call] = []
+            calls: list[ProcessCall] = []
             for number, name in enumerate(NAMES):
                 following = NAMES[(number + 1) % len(NAMES)]
                 place = RingPlace(
@@ -227,7 +227,8 @@ class LinkedRun:
                     num_rounds=NUM_WARM_UP + self.plan.num_tokens,
                     begins=number == 0,
                 )
-                process = Call(RING, place, command=self.links.command(name))
+                settings = ProcessSettings(command=self.links.command(name))
+                process = ProcessCall(RING, place, settings=settings)
                 calls.append(stack.enter_context(process))
             return calls[0].receive(list[float])[NUM_WARM_UP:]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from fleet.lab.measure.calls import Call
+from fleet.lab.measure.calls import ProcessCall, ProcessSettings
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.studies.link_relay import LinkFlow, SetLink
 
@@ -37,7 +37,8 @@ class LinkedNamespaces:
 
     def __init__(self, names: Sequence[str], devices: Sequence[int]) -> None:
         self.names, self._delay_s = tuple(names), 0.0
-        self.relay = Call(RELAY, devices, name="the relay of the links", pass_fds=devices)
+        settings = ProcessSettings(pass_fds=tuple(devices))
+        self.relay = ProcessCall(RELAY, devices, name="the relay of the links", settings=settings)
         self.relay.receive(tuple[()])
 
     def address(self, name: str) -> str:

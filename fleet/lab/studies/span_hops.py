@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from rich.console import Group
 
-from fleet.lab.measure.calls import Call, Caller, call
+from fleet.lab.measure.calls import Caller, ProcessCall, ProcessSettings, call
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.measurement import Context, Measurement
 from fleet.lab.report.result import Result
@@ -191,7 +191,10 @@ def measure_span_hops(context: Context) -> SpanHopsResult:
         label = f"the measurement of {name}"
         function = "fleet.lab.studies.span_hops:send"
         hops = call(
-            function, transport, sizes_kib, kind=tuple[HopSamples, ...], env=env, name=label
+            *(function, transport, sizes_kib),
+            kind=tuple[HopSamples, ...],
+            name=label,
+            settings=ProcessSettings(env=env),
         )
         measured.append(TransportHops(transport=transport, hops=hops))
         step()
@@ -201,7 +204,7 @@ def measure_span_hops(context: Context) -> SpanHopsResult:
 def send(transport: str, sizes_kib: list[int]) -> list[HopSamples]:
     """Send blocks of each size to a second process, which answers each."""
     key = secrets.token_bytes(KEY_BYTES)
-    with Call("fleet.lab.studies.span_hops:receive", transport, key.hex()) as receiver:
+    with ProcessCall("fleet.lab.studies.span_hops:receive", transport, key.hex()) as receiver:
         port = receiver.receive(int)
         ends = [
             MeasuredEnd(port, key, "connection", None),
