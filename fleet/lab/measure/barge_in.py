@@ -51,7 +51,7 @@ DETECTION = {
 
 
 class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
-    """One interruption: times until speech was reported, the answer cancelled, all its tasks ended,
+    """An interruption: times until speech was reported, the answer cancelled, all its tasks ended,
     and its memory free.
     """
 

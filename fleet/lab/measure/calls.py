@@ -65,8 +65,8 @@ def _from_json(kind: Any, value: Any) -> Any:
 class ProcessSettings:
     """Settings of a started process.
 
-    `env`: its whole environment; None: the environment of this process. `num_threads`: threads of
-    OpenMP, which reads their number when torch is imported. `command`: beginning of its command
+    `env`: the whole environment, by default the environment of this process. `num_threads`: threads
+    of OpenMP, which reads their number when torch is imported. `command`: beginning of its command
     line. `core`: the only core that it runs on. `data_limit_bytes`: limit of its private writable
     memory (RLIMIT_DATA). `pass_fds`: descriptors that it inherits.
     """

@@ -58,7 +58,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 def compare(
     timings: Sequence[AnswerTiming], other: ReferenceResult, work: ReferenceWork, frontend: Frontend
 ) -> Agreement:
-    """Compare the fleet's answers with those of `other` to the same prompts.
+    """Compare the fleet's answers with the answers of `other` to the same prompts.
 
     A prompt is the same if the gateway counted as many ids as `other` received, and the
     tokenisation of `other`, where it has one, gave the same ids.

@@ -78,7 +78,7 @@ class EngineComparison(Result, frozen=True, kw_only=True):
         )
 
     def relative(self, name: str, batch: int) -> float | None:
-        """Return the speed relative to that of `LLM.generate`."""
+        """Return the speed relative to `LLM.generate`."""
         own, other = self.tokens_per_s(name, batch), self.tokens_per_s(VLLM, batch)
         return own / other if own and other else None
 
@@ -180,7 +180,7 @@ def _only_stage(config: FleetConfig) -> StageName:
 
 
 def _prompts(batch: int, run: int) -> list[str]:
-    """Return the prompts of one run, which differ from those of all others in their first words."""
+    """Return the prompts of one run, which differ from all others in their first words."""
     return [f"{batch}.{run}.{number} {prompt}" for number, prompt in enumerate(pick(batch))]
 
 

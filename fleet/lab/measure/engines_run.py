@@ -1,4 +1,4 @@
-"""One engine in one process: runs of requests that begin together, each timed to its end. Knows no
+"""An engine in a process: runs of requests that begin together, each timed to its end. Knows no
 model.
 """
 
@@ -19,7 +19,7 @@ Generate = Callable[[Sequence[RequestSpec]], Answers]
 
 
 def run(config: FleetConfig, engine: str, runs: list[int], work: ReferenceWork) -> ReferenceResult:
-    """Run the requests in order, `runs` of them at a time. The duration of an answer is that of its
+    """Run the requests in order, `runs` of them at a time. Every answer has the duration of its
     whole run.
     """
     began_s = time.perf_counter()

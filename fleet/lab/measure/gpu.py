@@ -23,9 +23,9 @@ class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Steps of one stage for a batch in which every request decodes, each from the call to the end
     of the device's work.
 
-    `served_s`: as a worker runs them; `eager_s`: without a graph, empty where a worker uses none.
-    `weight_bytes`: as often as one step reads them; `kv_bytes`: in the pages of all requests. Both
-    are 0 for a stage without pages.
+    `served_s`: durations as a worker runs them; `eager_s`: durations without a graph, empty where a
+    worker uses none. `weight_bytes`: weights that a step reads, as often as it reads them;
+    `kv_bytes`: KV pages of all requests; 0 for a stage without pages.
     """
 
     stage: StageName
@@ -61,8 +61,8 @@ class Prefill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Answers that were started together, with all stages in one process. `first_audio_s`: from the
-    start, by answer.
+    """Answers that were started together, with all stages in one process. `first_audio_s`: time
+    from the start, by answer.
     """
 
     concurrency: int
@@ -91,8 +91,8 @@ class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuResult(Result, frozen=True, kw_only=True):
-    """Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: of the weights.
-    `ratios`: those with a target.
+    """Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: weight type.
+    `ratios`: numbers with a target.
     """
 
     model: str

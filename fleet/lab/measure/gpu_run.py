@@ -154,7 +154,7 @@ def answer(
 
 
 class StageReplay:
-    """One stage on its inputs of a recording, for the first `batch` requests of it, all available
+    """A stage on its inputs of a recording, for the first `batch` requests of it, all available
     from the beginning.
     """
 

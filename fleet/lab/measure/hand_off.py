@@ -1,7 +1,7 @@
 """Hand-off benchmark: the time between a prefill worker and a decode worker, part by part. Knows
 stages only as declared.
 
-Real processes and one request at a time, so that nothing queues. The timestamps are those of the
+Real processes and one request at a time, so that nothing queues. The timestamps come from the
 requests' traces, as the workers reported them.
 """
 
@@ -45,7 +45,7 @@ TARGET_P50_MS, PAGES_TARGET = 5.0, 0.5
 
 
 class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
-    """The hand-offs of one stage. `first`: that of the first request, whose workers had no
+    """The hand-offs of one stage. `first`: hand-off of the first request, whose workers had no
     connection to each other yet.
     """
 
@@ -110,7 +110,7 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HandOffResult(Result, frozen=True, kw_only=True):
-    """`others_cores`: background load. `pages`: None where it was not measured."""
+    """`others_cores`: background load. `pages` is None where it was not measured."""
 
     stages: tuple[StageHandOffs, ...]
     others_cores: float

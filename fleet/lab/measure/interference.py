@@ -62,7 +62,7 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """One long prompt: the time since the load began at which it was sent, and the time until its
+    """A long prompt: the time since the load began at which it was sent, and the time until its
     first text.
     """
 
@@ -116,8 +116,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interference(Result, frozen=True, kw_only=True):
-    """Both results. `interval_s`: from one long prompt to the next; `num_tokens`: length of each
-    long prompt.
+    """Results of two fleets. `interval_s`: time from one long prompt to the next; `num_tokens`:
+    length of each long prompt.
     """
 
     num_streams: int
@@ -339,8 +339,8 @@ class _InterferenceLoad:
         return time_answer(0, recording, self._began_s)
 
     def _long(self, number: int, characters: int) -> bytes:
-        """Make a prompt of so many characters; no two share a prefix, so that none is served from a
-        cached prefix.
+        """Make a prompt of `characters` characters; no two share a prefix, so that none is served
+        from a cached prefix.
         """
         text = " ".join(PROMPTS)
         return self._body(

@@ -49,8 +49,8 @@ class _Copy(msgspec.Struct, frozen=True):
 
 
 class _Endpoint:
-    """One process's pool, with every other page in use, and a contiguous region of as many bytes;
-    both registered.
+    """The pool of a process, with every other page in use, and a contiguous region of as many
+    bytes; both registered.
     """
 
     def __init__(self, worker: WorkerId) -> None:

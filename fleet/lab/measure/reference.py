@@ -80,8 +80,8 @@ class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def summary(self, field: str) -> Summary | None:
-        """Summarise one field of `AnswerMetrics`; None for those of which a reference knows
-        nothing.
+        """Summarise one field of `AnswerMetrics`; None for a field that a reference
+        does not know.
         """
         match field:
             case "first_audio_s":

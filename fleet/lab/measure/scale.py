@@ -94,8 +94,8 @@ def counts_of(options: BenchOptions) -> list[int]:
 
 
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
-    """Return `base` with the fake engine, slots for so many streams, and the pace described in the
-    module's docstring.
+    """Return `base` with the fake engine, slots for `streams` streams, and the pace described in
+    the module's docstring.
     """
     graph = base.graph_declaration()
     policy = PolicyConfig(

@@ -118,7 +118,7 @@ def _logged_bytes(info: Callable[[str], Any]) -> int:
 
 
 def _num_commands(info: Callable[[str], Any]) -> int:
-    """Return the commands that Redis has run, those of scripts included, without these
+    """Return the commands that Redis has run, also in scripts, without these
     questions.
     """
     stats = info("commandstats")

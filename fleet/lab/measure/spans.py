@@ -47,7 +47,7 @@ GAIN_TARGET, SHARE_TARGET, SINGLE_TARGET, HOP_TARGET_MS = 1.5, 0.85, 1.05, 0.3
 
 
 class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of work, by name of the arrangement of processes: tokens per second in each round.
+    """A kind of work, by name of the arrangement of processes: tokens per second in each round.
 
     `is_prefill`: prompts are computed, else one token at a time of `num_requests` together.
     """
@@ -61,7 +61,7 @@ class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
         return median(self.tokens_per_s[arrangement])
 
     def relative(self, arrangement: str, other: str) -> float:
-        """Return the median over the rounds of a speed relative to that of another arrangement in
+        """Return the median over the rounds of a speed relative to another arrangement in
         the same round.
         """
         pairs = zip(self.tokens_per_s[arrangement], self.tokens_per_s[other], strict=True)
@@ -80,7 +80,7 @@ class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
     """Passes of one request through `num_workers` span workers, each from its sending to its
     result, without the computation.
 
-    `rounds_s`: of each round of passes. The one with the lowest median counts: other processes only
+    `rounds_s`: times of each round. The round with the lowest median counts: other processes only
     add to it.
     """
 
@@ -97,7 +97,7 @@ class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpansResult(Result, frozen=True, kw_only=True):
-    """`num_equal` of `num_answers` answers are the same as those of one process. `others_cores`:
+    """`num_equal` of `num_answers` answers are the same as with one process. `others_cores`:
     background load.
     """
 
@@ -242,7 +242,7 @@ def measure_spans(context: Context) -> SpansResult:
 
 
 class _SpansBench:
-    """One run: its folder, checkpoints and processes."""
+    """A run: its folder, checkpoints and processes."""
 
     def __init__(self, folder: Path, context: Context, plan: SpansPlan) -> None:
         """Raises: ConfigError; BenchError for a graph whose layers cannot be divided."""
@@ -333,8 +333,8 @@ class _SpansBench:
 
 @dataclass(frozen=True, slots=True)
 class RoundSpeeds:
-    """Tokens per second by arrangement, ceilings included. `same`: for each divided arrangement, if
-    its answers are the same.
+    """Tokens per second by arrangement, ceilings included. `same`: True for a divided arrangement
+    if its answers are the same.
     """
 
     speeds: dict[str, float]
@@ -342,7 +342,7 @@ class RoundSpeeds:
 
 
 class Round:
-    """One piece of work, done by each arrangement in turn."""
+    """A piece of work, done by each arrangement in turn."""
 
     def __init__(
         self, groups: dict[str, SpanGroup], work: Answer, step: Callable[[], None]
@@ -369,7 +369,7 @@ class Round:
         return reply.num_decoded / (reply.seconds - reply.prefill_s)
 
     def _ceiling(self, group: SpanGroup, reply: SpanReply) -> float:
-        """Compute the passes of prefill, or those of decode, in all processes: at the same time, if
+        """Compute the passes of prefill or of decode in all processes: at the same time, if
         passes overlap.
         """
         chosen = [
@@ -418,7 +418,7 @@ def halves(num_layers: int) -> tuple[str, str]:
 
 
 def divisible_config(context: Context, *own: str) -> FleetConfig:
-    """Return the configuration of the options, then of `own` overrides; without a graph, that of a
+    """Return the configuration of the options, then of `own` overrides; without a graph, of a
     language model.
 
     Raises: ConfigError, BenchError.

@@ -52,10 +52,10 @@ AnyCommand = Connect | Answer | Compute | ReadMemory
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes. `peak`: of what was resident. Resident now: `anonymous` of no file, and `weight_files`
-    of the checkpoint's files.
+    """Bytes. `peak`: the most that was resident. Resident now: `anonymous` of no file, and
+    `weight_files` of the checkpoint's files.
 
-    `data`: what counts for the limit. `weights`: of a span, as loaded.
+    `data`: what counts for the limit. `weights`: size of a span, as loaded.
     """
 
     peak: int
@@ -66,13 +66,13 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`error`: the command failed. `seconds`: of `Compute`, or from the start to the last token of
-    `Answer`.
+    """`error`: the command failed. `seconds`: duration of `Compute`, or from the start to the last
+    token of `Answer`.
 
-    `prefill_s`: until every request has its first token; `num_decoded` tokens follow it. `hop_s`:
-    for each pass of an anchor, the time from its sending to its result, without the computation of
-    the span workers; `sent_s`: when each was sent, by a clock of the anchor. `passes`, `draws`:
-    those it formed, of rows of `row_width`.
+    `prefill_s`: time until every request has its first token; `num_decoded` tokens follow it.
+    `hop_s`: for each pass of an anchor, the time from its sending to its result, without the
+    computation of the span workers; `sent_s`: when each was sent, by a clock of the anchor.
+    `passes`, `draws`: passes that it formed, of rows of `row_width`.
     """
 
     seconds: float = 0.0

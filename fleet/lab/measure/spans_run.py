@@ -57,7 +57,7 @@ FIRST_ID, NUM_IDS = 100, 200
 
 
 class MeasuredStage:
-    """One process with all layers of the stage, or an anchor."""
+    """A process with all layers of the stage, or an anchor."""
 
     def __init__(self, config: FleetConfig, name: str, key: str) -> None:
         self._config, self._name, self._key = config, name, bytes.fromhex(key)

@@ -2,7 +2,7 @@
 round by round.
 
 Before, a draft head is trained on answers to other questions, and the table of served answers is
-filled with them. Each numerics has a process of its own.
+filled with them. A numerics has a process of its own.
 """
 
 import tempfile
@@ -47,7 +47,7 @@ LEAST_ACCEPTANCE = 2.5
 
 
 class HeadWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Training of the head: `taught` are answered and trained on, for so many seconds; `held_out`
+    """Training of the head: `taught` are answered and trained on, for `seconds`; `held_out`
     are not trained on.
     """
 
@@ -72,7 +72,7 @@ class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
     """Work of one process: `taught` are answered first, as earlier traffic, then `asked` by each
     drafter in each round.
 
-    `num_rounds`: with a batch of one.
+    `num_rounds`: number of rounds with a batch of 1.
     """
 
     taught: tuple[RequestSpec, ...]
@@ -91,7 +91,7 @@ class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
     """Answers of one drafter, `batch` at a time. `tokens_per_s` of each round; `acceptance_length`:
     tokens of a request per pass.
 
-    `shares`: of the drafts at each position that were accepted. `num_equal` answers are those
+    `shares`: accepted share of the drafts at each position. `num_equal` answers are those
     without speculation.
     """
 
@@ -218,7 +218,9 @@ TRAINING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """Amounts of work. `num_tokens`: the most of an answer. `train_s`: for the draft head."""
+    """Amounts of work. `num_tokens`: the most of an answer. `train_s`: training time of the draft
+    head.
+    """
 
     train_s: float
     num_taught: int

@@ -1,4 +1,4 @@
-"""One stage in one process: answers the same requests with each drafter, and times
+"""A stage in one process: answers the same requests with each drafter, and times
 each run. Knows no model.
 """
 

@@ -54,9 +54,10 @@ GAP_TARGET_MS = 50.0
 
 
 class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Rounds of answers, in turn without and with captures: tokens/s. `captures`: that were
-    acknowledged, each round's before the next began; `shed`: answers that were drawn for a capture
-    and left out under load; `trains`: windows were computed meanwhile, on the cores of the answers.
+    """Rounds of answers, in turn without and with captures: tokens/s. `captures`: captures that
+    were acknowledged, each round's before the next began; `shed`: answers that were drawn for a
+    capture and left out under load; `trains`: windows were computed meanwhile, on the cores of the
+    answers.
     """
 
     trains: bool
@@ -171,8 +172,8 @@ class TrainingCosts(Result, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Amounts of work. `num_answers`: of a round; `exchanges`: one each second. `share`: of the
-    answers, for captures.
+    """Amounts of work. `num_answers`: answers of a round; `exchanges`: one each second. `share`:
+    part of the answers that is captured.
     """
 
     num_rounds: int

@@ -1,4 +1,4 @@
-"""Transfer benchmark: tensor reads between two processes, from a few rows to those of a long
+"""Transfer benchmark: tensor reads between two processes, from a few rows to a long
 prompt.
 """
 

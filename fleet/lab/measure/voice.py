@@ -65,7 +65,7 @@ Samples = NDArray[np.int16]
 
 
 class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and its answer.
+    """A question and its answer.
 
     `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are on this
     client's clock; `parts` are the fleet's report of its share of the former.
@@ -278,7 +278,7 @@ class EventReader:
 
 
 class _Conversation:
-    """One session with an open microphone: between questions it sends silence."""
+    """A session with an open microphone: between questions it sends silence."""
 
     def __init__(self, session: RealtimeSession) -> None:
         self._session, self._events = session, EventReader(session)

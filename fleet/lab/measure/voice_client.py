@@ -1,5 +1,5 @@
-"""One of many concurrent voice sessions, as a page or a program has it: an open microphone, and
-audio played as it arrives.
+"""Client of one of many concurrent voice sessions, as a page or a program has it: an open
+microphone, and audio played as it arrives.
 
 Speech is encoded before the measurement, and received events are decoded no further than needed,
 since 50 sessions share one event loop. Knows no stage and no process.
@@ -48,11 +48,10 @@ PAUSE_S = (0.3, 1.5)
 
 
 class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and its answer.
+    """A question and its answer.
 
-    `late_ms`: for each piece of audio but the first, its arrival after the moment at which it was
-    due; negative if early.
-    `parts`: the fleet's report of its share of the wait.
+    `late_ms`: delay of each piece of audio but the first: its arrival after the moment at which it
+    was due; negative if early. `parts`: the fleet's report of its share of the wait.
     """
 
     voice_to_voice_ms: float
@@ -63,7 +62,7 @@ class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One session. `fault`: the error that ended it early, or "". `mic_late_ms`: delay of each
+    """A session. `fault`: the error that ended it early, or "". `mic_late_ms`: delay of each
     block that this client sent.
     """
 
@@ -105,7 +104,7 @@ class EncodedSpeech:
 
 
 class VoiceClient:
-    """One session. Events: `opened` once it is admitted, `left` once it is closed."""
+    """A session. Events: `opened` once it is admitted, `left` once it is closed."""
 
     def __init__(
         self,
@@ -143,7 +142,7 @@ class VoiceClient:
         self._mic_late_ms: list[float] = []
 
     async def run(self, num_turns: int, begin: asyncio.Event) -> SessionResult:
-        """Open a session, wait for `begin`, and take so many turns. An error ends it early and is
+        """Open a session, wait for `begin`, and take the turns. An error ends it early and is
         part of the result.
         """
         fault = ""

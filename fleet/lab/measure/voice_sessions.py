@@ -55,7 +55,7 @@ RECORDING = ("fleet.lab.pocket", "docs/spoken.wav")
 class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
     """The session beyond the limit.
 
-    `position`: its place in the queue, None if none was reported. `early`: admitted before another
+    `position`: place in the queue, None if none was reported. `early`: admitted before another
     session had left.
     `admitted_ms`: time from the first leave to its admission, None if it was not admitted.
     """
@@ -84,7 +84,7 @@ class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
 
 class VoiceSessionsResult(Result, frozen=True, kw_only=True):
     """`cores`: CPU of each process of the fleet in `seconds` with all sessions active;
-    `client_cores`: of this process.
+    `client_cores`: CPU of this process.
     """
 
     model: str

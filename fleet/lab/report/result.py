@@ -53,7 +53,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Results of one run, by key. `command`: its arguments; `began`: local time, ISO 8601.
+    """Results of one run, by key. `command`: arguments of the run; `began`: local time, ISO 8601.
 
     `subject`: beginning of the picture's title.
     """

@@ -1,4 +1,4 @@
 """Studies: proofs that were run once, kept with their date, machine and numbers.
 
-Each is a measurement of `fleet bench` found by its file, as those of `fleet.lab.measure` are.
+A study is a measurement of `fleet bench`, found by its file as the others are.
 """

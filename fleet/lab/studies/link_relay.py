@@ -49,8 +49,8 @@ class LinkFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class HeldPacket:
-    """A packet on a link. `due_s`: of its delivery, by `time.monotonic`; `number`: packets of one
-    link stay in order.
+    """A packet on a link. `due_s`: time of its delivery, by `time.monotonic`; `number`: packets of
+    one link stay in order.
     """
 
     due_s: float
@@ -119,7 +119,7 @@ class PacketRelay:
                 )
 
     def _deliver(self) -> None:
-        """Deliver the packets that are due, or lose those of a link that is cut now."""
+        """Deliver the packets that are due, or lose them if the link is cut now."""
         now_s = time.monotonic()
         while self._held and self._held[0].due_s <= now_s:
             packet = heapq.heappop(self._held)

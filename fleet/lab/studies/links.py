@@ -5,9 +5,10 @@ The links have a delay and carry all rows, since processes of different namespac
 network. Beside it: the same steps without the delay, and messages of the same sizes over plain TCP
 on the same links.
 
-On two cores that others used too, with 113 million random parameters and links of 10 ms (medians of
-one run): a step whose logits return (125 KiB) took 74 ms, of which 32 ms computation, 1.02 times
-plain TCP (42 ms) beyond it; with a row that returns (4 KiB) 63 ms, 29 ms and 1.05 times 33 ms.
+On 27 November 2026, on two cores that others used too, with 113 million random parameters and links
+of 10 ms (medians of one run): a step whose logits return (125 KiB) took 74 ms, of which 32 ms
+computation, 1.02 times plain TCP (42 ms) beyond it; with a row that returns (4 KiB) 63 ms, 29 ms
+and 1.05 times 33 ms.
 """
 
 import tempfile
@@ -58,9 +59,9 @@ class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
     """Decode steps of one request through all processes, and messages of the same sizes over plain
     TCP on the same links.
 
-    `step_s`: of each step, over the links; `undelayed_s`: without their delay. `hop_s`: the part of
-    each step that no process computed. `tcp_s`: of each round of messages. `sizes`: bytes of a step
-    on each link, in the order of the processes.
+    `step_s`: durations over the links; `undelayed_s`: without their delay. `hop_s`: the part of
+    each step that no process computed. `tcp_s`: durations of the rounds of messages. `sizes`: bytes
+    of a step on each link, in the order of the processes.
     """
 
     name: str
@@ -82,8 +83,8 @@ class LinkedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LinksResult(Result, frozen=True, kw_only=True):
-    """`delay_ms`: of each link, one way. `num_equal` of `num_answers` answers are those without the
-    delay.
+    """`delay_ms`: delay of a link, one way. `num_equal` of `num_answers` answers are those without
+    the delay.
     """
 
     model: str

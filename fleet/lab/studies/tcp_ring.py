@@ -12,8 +12,8 @@ RETRY_S = 0.05
 
 
 class RingPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of one process: its address, that of the next one, and how many bytes arrive and are
-    sent in each round.
+    """Place of one process: its address, the address of the next one, and how many bytes arrive and
+    are sent in each round.
 
     `begins`: it begins every round.
     """

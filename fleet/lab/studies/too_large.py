@@ -3,7 +3,9 @@ one process exceeds.
 
 The limit is RLIMIT_DATA, which needs no rights: it counts private writable memory, to which belong
 the files of weights as `transformers` maps them, in whole, whether or not they are resident. A
-random model of 2.8 GB gets 0.65 of the peak of one process.
+random model of 2.8 GB gets 0.65 of the peak of one process, whose plan exceeds that limit and which
+then fails; divided as planned, an anchor and a span worker answer, and their resident weights are
+within 2 % of the plan (27 November 2026, two cores).
 """
 
 import tempfile
@@ -48,7 +50,7 @@ WORK = Answer(num_requests=1, num_prompt=16, num_tokens=33)
 
 
 class LimitedProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a divided model under the limit. `planned_bytes`: of its weights."""
+    """A process of a divided model under the limit. `planned_bytes`: planned size of its weights."""
 
     span: str
     planned_bytes: int
@@ -64,11 +66,11 @@ class TooLargeResult(Result, frozen=True, kw_only=True):
     """The columns of memory are weights as planned and as resident, what is resident beside files,
     the peak of what is resident, and what counts for the limit.
 
-    `whole`: memory of one process without a limit. `lacking_bytes`: by which the plan of one
+    `whole`: memory of one process without a limit. `lacking_bytes`: bytes by which the plan of one
     process exceeds the limit.
 
-    Units: speeds in tokens/s, of a single answer. `limited_speed`: of one process under the limit,
-    0 with its `failure`.
+    Units: speeds in tokens/s, of a single answer. `limited_speed`: speed of one process under the
+    limit, 0 with its `failure`.
     """
 
     model: str
