@@ -17,7 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import Any, Self, TypeVar, get_type_hints
+from types import GenericAlias
+from typing import Any, Self, TextIO, TypeVar, cast, get_type_hints
 
 import msgspec
 
@@ -204,14 +205,14 @@ class Caller(io.TextIOBase):
             self._put(CallLine())
         return len(text)
 
-    def receive(self, kind: type[T]) -> T:
-        """Return the next message. Raises: EOFError at the end."""
+    def receive(self, kind: Any) -> Any:
+        """Return the next message, of the type `kind`. Raises: EOFError at the end."""
         if not (line := sys.stdin.buffer.readline()):
             raise EOFError
         return _decode(line, kind)
 
-    def messages(self, kind: type[T]) -> Iterator[T]:
-        """Yield the messages to the end."""
+    def messages(self, kind: Any) -> Iterator[Any]:
+        """Yield the messages, of the type `kind`, to the end."""
         with suppress(EOFError):
             while True:
                 yield self.receive(kind)
@@ -230,7 +231,7 @@ class Caller(io.TextIOBase):
 def main(path: str) -> int:
     """Run the function; one that has a parameter of the type `Caller` exchanges messages."""
     caller = Caller()
-    sys.stdout = caller
+    sys.stdout = cast("TextIO", caller)
     line = sys.stdin.buffer.readline()
     module, _, name = path.partition(":")
     function: Callable[..., object] = getattr(import_module(module), name)
@@ -239,7 +240,7 @@ def main(path: str) -> int:
     speaks = [parameter for parameter, kind in hints.items() if kind is Caller]
     kinds = tuple(kind for parameter, kind in hints.items() if parameter not in speaks)
     try:
-        arguments = _decode(line, tuple[kinds]) if kinds else ()
+        arguments = _decode(line, GenericAlias(tuple, kinds)) if kinds else ()
         result = function(*arguments, **dict.fromkeys(speaks, caller))
     except EOFError:
         return 0

@@ -8,7 +8,13 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from fleet.lab.measure.measurement import BenchOptions, Measurement, argument, whole_number
+from fleet.lab.measure.measurement import (
+    Argument,
+    BenchOptions,
+    Measurement,
+    argument,
+    whole_number,
+)
 
 PACKAGES = ("fleet.lab.measure", "fleet.lab.studies")
 DECLARATION = re.compile(r"^MEASUREMENT = ", re.MULTILINE)
@@ -153,17 +159,11 @@ def _parser(every: tuple[Measurement, ...]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     small = ", ".join(each.option for each in every if each.has_small)
-    others = [
-        each
-        for measurement in every
-        for each in (
-            *(
-                [argument(measurement.option, action="store_true", help=measurement.help)]
-                * bool(measurement.option)
-            ),
-            *measurement.arguments,
-        )
-    ]
+    others: list[Argument] = []
+    for each in every:
+        if each.option:
+            others.append(argument(each.option, action="store_true", help=each.help))
+        others += each.arguments
     others.append(argument("--small", action="store_true", help=f"for {small}: a small size"))
     groups = {"fleet": FLEET, "load": LOAD, "other measurements": others, "report": REPORT}
     for title, arguments in groups.items():

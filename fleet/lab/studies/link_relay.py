@@ -137,7 +137,7 @@ class PacketRelay:
 
     def _follow_command(self) -> None:
         """Set the link that a command names, if any. Raises: EOFError at the end of the input."""
-        link = self._caller.receive(SetLink | None)
+        link: SetLink | None = self._caller.receive(SetLink | None)
         if link is not None:
             self._links[frozenset(link.ends)] = link
         self._caller.send(self._flows())

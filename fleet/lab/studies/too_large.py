@@ -50,7 +50,7 @@ WORK = Answer(num_requests=1, num_prompt=16, num_tokens=33)
 
 
 class LimitedProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process of a divided model under the limit. `planned_bytes`: planned size of its weights."""
+    """A process of a divided model under the limit. `planned_bytes`: planned weight size."""
 
     span: str
     planned_bytes: int
