@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from fleet.control.keys import PREFIX, row_of
-from fleet.lab.measure.namespaces import find_obstacle
+from fleet.lab.studies.namespaces import find_obstacle
 from tests.drawn import not_drawn
 from tests.run_cache import compute_once
 from tests.support import RedisProcess, chosen_servers

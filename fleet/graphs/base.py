@@ -139,8 +139,8 @@ class Graph:
     """A composite model. `frontend`: "module:class" of the gateway's prompt processing (without
     torch).
 
-    `tiny`: "module:function" that writes a small random checkpoint; `baseline`: a module that, as a
-    script, measures the reference; `full_size`: "module:function" that builds the stages at their
+    `tiny`: "module:function" that writes a small random checkpoint; `baseline`: the module whose
+    `run` measures the reference; `full_size`: "module:function" that builds the stages at their
     published size with random weights. `shipped`: "package:folder" of a trained checkpoint in
     Fleet's package, or None. `media`: the content of each client edge ("text", "audio") of an
     answer.

@@ -21,7 +21,7 @@ from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, server_command
 from fleet.core.ids import RequestId, WorkerId, place_of, role_of
 from fleet.graphs import GRAPHS
-from fleet.lab.measure.namespaces import NETWORK, LinkedNamespaces, linked_namespaces
+from fleet.lab.studies.namespaces import NETWORK, LinkedNamespaces, linked_namespaces
 from tests.e2e.fleets import PATIENCE_S, worker_ids
 from tests.e2e.span_fleets import SPAN_ROLE, STAGE
 from tests.harness import in_step

@@ -4,25 +4,23 @@ checked against a target.
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from fleet.lab.measure import interference, kv_pages
-from fleet.lab.measure.main import run
-from fleet.lab.measure.report import BenchFile, BenchReport
-from tests.unit.test_bench_run import PNG
+from fleet.lab.measure.hand_off import HandOffResult
+from fleet.lab.measure.interference import Interference
+from tests.bench_reports import PNG, ResultT, run_bench
+from tests.support import set_options
 
 SMALL = ("graph=text", "checkpoint=tiny", "device=cpu")
 
 
-def bench(folder: Path, *arguments: str) -> BenchReport:
-    out, picture = folder / "out.json", folder / "out.png"
-    settings = [
-        argument for setting in (*SMALL, f"data_dir={folder}") for argument in ("--set", setting)
-    ]
-    assert run([*arguments, *settings, "--json", str(out), "--png", str(picture)]) == 0
+def bench(folder: Path, kind: type[ResultT], key: str, *arguments: str) -> ResultT:
+    settings = set_options(*SMALL, f"data_dir={folder}")
+    picture = folder / "out.png"
+    found = run_bench(folder, kind, key, *arguments, *settings, "--png", str(picture))
     assert picture.read_bytes().startswith(PNG)
-    return msgspec.json.decode(out.read_bytes(), type=BenchFile).report
+    return found
 
 
 @pytest.mark.one_in(5, "benchmarks")
@@ -31,8 +29,8 @@ def test_hand_off_benchmark_reports_every_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kv_pages, "NUM_REPEATS", 2)
-    found = bench(tmp_path, "--hand-off", "--hand-offs", "3").hand_offs
-    assert found is not None and found.pages is not None
+    found = bench(tmp_path, HandOffResult, "hand_offs", "--hand-off", "--hand-offs", "3")
+    assert found.pages is not None
     (stage,) = found.stages
     assert stage.stage == "lm" and len(stage.hand_offs) == 3 and stage.first is not None
     for hand_off in stage.hand_offs:
@@ -62,17 +60,9 @@ def test_interference_benchmark_reports_gaps_together_and_split(
 ) -> None:
     monkeypatch.setattr(interference, "UNDISTURBED_S", 1.0)
     monkeypatch.setattr(interference, "STEADY_TOKENS", 64)
-    arguments = (
-        "--interference",
-        "--concurrency",
-        "2",
-        "--requests",
-        "3",
-        "--prompt-tokens",
-        "600",
-    )
-    found = bench(tmp_path, *arguments).interference
-    assert found is not None and found.ratio is not None and found.ratio > 0
+    arguments = "--interference --concurrency 2 --requests 3 --prompt-tokens 600".split()
+    found = bench(tmp_path, Interference, "interference", *arguments)
+    assert found.ratio is not None and found.ratio > 0
     assert found.together.workers == {"lm": 2}
     assert found.split.workers == {"lm.prefill": 1, "lm.decode": 1}
     assert 300 < found.num_tokens <= 900 and found.interval_s > 0

@@ -2,21 +2,13 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from fleet.lab.measure.voice_sessions_result import VoiceSessionsResult
+from fleet.lab.measure.voice_sessions import VoiceSessionsResult
+from tests.bench_reports import read_result
 from tests.support import run_cli
 
 SESSIONS, TURNS = 6, 2
-
-
-class ReportPart(msgspec.Struct):
-    voice_sessions: VoiceSessionsResult
-
-
-class BenchReportFile(msgspec.Struct):
-    report: ReportPart
 
 
 @pytest.mark.one_in(5, "benchmarks")
@@ -36,7 +28,7 @@ def test_session_beyond_the_limit_is_queued_then_admitted(tmp_path: Path) -> Non
     ]
     done = run_cli("bench", *arguments, cwd=tmp_path, timeout_s=110)
     assert done.returncode == 0, done.stderr
-    found = msgspec.json.decode(out.read_bytes(), type=BenchReportFile).report.voice_sessions
+    found = read_result(out, VoiceSessionsResult, "voice_sessions")
     assert not found.faults
     assert [len(session.turns) for session in found.sessions] == [TURNS] * SESSIONS
     assert [session.console for session in found.sessions].count(True) == 1

@@ -1,13 +1,11 @@
 """The engine benchmark's numbers and targets, and its refusals, without vLLM."""
 
-import io
-
 import pytest
-from rich.console import Console
 
 from fleet.engine.vllm import start as vllm_start
 from fleet.lab.measure.engines import ON_VLLM, TORCH, VLLM, EngineComparison, EngineSpeed
 from fleet.lab.measure.main import run
+from tests.bench_reports import report_of, shown
 
 
 def speed(name: str, batch: int, *seconds: float) -> EngineSpeed:
@@ -42,11 +40,9 @@ def test_engines_are_compared_with_generate_by_their_median_run() -> None:
 
 
 def test_engine_table_shows_equal_answers_and_unmeasured_cells() -> None:
-    console = Console(file=io.StringIO(), width=120)
-    console.print(*COMPARISON.tables())
-    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert "11 of 12 answers have the same tokens on both engines" in shown
-    assert "50" in shown and "-" in shown
+    output = shown(report_of(engines=COMPARISON))
+    assert "11 of 12 answers have the same tokens on both engines" in output
+    assert "50" in output and "-" in output
 
 
 def test_engine_benchmark_without_vllm_is_one_line(

@@ -2,25 +2,21 @@
 a step reads.
 """
 
-import io
 import math
 import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 
 from fleet.core.errors import ConfigError
 from fleet.core.ids import StageName
 from fleet.engine.torch.experts import Experts, ExpertWeights, grouped_experts, looped_experts
 from fleet.graphs import DEFAULT_GRAPH, get_graph
-from fleet.lab.measure import gpu
-from fleet.lab.measure.gpu import BATCHES, MAX_BATCH, GpuFile, GpuReport, ratios_of, show
-from fleet.lab.measure.gpu_result import (
+from fleet.lab.measure import gpu_run
+from fleet.lab.measure.gpu import (
     GpuResult,
     MemoryUse,
     Prefill,
@@ -28,13 +24,14 @@ from fleet.lab.measure.gpu_result import (
     SpeechRun,
     StageSteps,
 )
+from fleet.lab.measure.gpu_run import BATCHES, MAX_BATCH, ratios_of
 from fleet.lab.measure.main import run
+from fleet.lab.measure.measurement import Context
 from fleet.lab.measure.weight_reads import WeightReads
-from fleet.lab.report.machine import describe_machine
-from fleet.lab.report.progress import Meter
 from fleet.models.qwen3_omni.full_size import published_config, weight_shapes
 from fleet.models.random_weights import RandomWeightReader
 from fleet.stages.full_size import Expected
+from tests.bench_reports import read_result, report_of, shown
 from tests.support import REPO, cli_env
 
 ON_A_BARE_MACHINE = """
@@ -69,17 +66,8 @@ LM, CODEC = StageName("lm"), StageName("codec")
 @pytest.mark.one_in(5, "benchmarks")
 def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: Path) -> None:
     out = tmp_path / "gpu.json"
-    command = [
-        sys.executable,
-        "-c",
-        ON_A_BARE_MACHINE,
-        "bench",
-        "--gpu",
-        "--small",
-        "--check",
-        "--json",
-        str(out),
-    ]
+    arguments = ("bench", "--gpu", "--small", "--check", "--json", str(out))
+    command = [sys.executable, "-c", ON_A_BARE_MACHINE, *arguments]
     done = subprocess.run(
         command, env=cli_env(), cwd=REPO, capture_output=True, text=True, check=False
     )
@@ -87,7 +75,7 @@ def test_small_measurement_needs_no_network_and_no_library_of_a_fleet(tmp_path: 
     assert "fleet bench: warm-up" in done.stderr, "progress"
     for expected in ("decode steps", "prefill of one request", "answers together", "memory"):
         assert expected in done.stdout
-    result = msgspec.json.decode(out.read_bytes(), type=GpuFile).report.gpu
+    result = read_result(out, GpuResult, "gpu")
     stages = [stage.name for stage in get_graph(DEFAULT_GRAPH).stages]
     assert [(each.stage, each.batch) for each in result.steps] == [
         (name, batch) for name in stages for batch in BATCHES
@@ -125,13 +113,13 @@ def test_gpu_measurement_without_a_gpu_is_refused_in_one_line(
 def test_gpu_with_too_little_memory_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def measure(device: torch.device, progress: Meter, *, small: bool) -> GpuResult:
+    def measure(device: torch.device, context: Context, *, small: bool) -> GpuResult:
         raise torch.OutOfMemoryError(
             "CUDA out of memory. Tried to allocate 768 MiB.\nSee the documentation"
         )
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(gpu, "measure", measure)
+    monkeypatch.setattr(gpu_run, "measure", measure)
     assert run(["--gpu"]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert "Tried to allocate 768 MiB" in line and "80 GB" in line
@@ -254,15 +242,7 @@ def test_expectations_compare_graph_batch_copies_and_first_audio() -> None:
 
 
 def test_report_shows_rates_beside_the_best_published() -> None:
-    console = Console(width=100, record=True, file=io.StringIO())
-    report = GpuReport(
-        began="2026-01-01T00:00:00+0000",
-        command=("--gpu",),
-        machine=describe_machine(),
-        gpu=full_result(),
-    )
-    show(report, console)
-    lines = [line.split() for line in console.export_text().splitlines()]
+    lines = [line.split() for line in shown(report_of(gpu=full_result())).splitlines()]
     assert ["1", "90", "10", "12"] in lines
     assert ["32", "200", "160", "114"] in lines
     assert ["lm", "1", "10", "25", "2.5", "4096", "3.91", "2.56"] in lines

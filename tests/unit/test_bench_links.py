@@ -4,23 +4,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import psutil
 import pytest
 
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.link_protocol import LinkFlow
-from fleet.lab.measure.links import NAMES
-from fleet.lab.measure.links_result import LinkedSteps, LinksResult
 from fleet.lab.measure.main import run
-from fleet.lab.measure.namespaces import (
+from fleet.lab.studies.link_relay import LinkFlow
+from fleet.lab.studies.links import NAMES, LinkedSteps, LinksResult
+from fleet.lab.studies.namespaces import (
     PREFIX,
-    RELAY_MODULE,
+    RELAY,
     LinkedNamespaces,
     linked_namespaces,
     remove_abandoned,
 )
-from fleet.lab.measure.report import BenchFile
+from tests.bench_reports import run_bench
 from tests.support import command_line, wait_until
 
 SEND = (
@@ -115,12 +113,10 @@ def test_namespaces_are_removed_after_an_error_and_those_of_a_killed_process_lat
 @pytest.mark.network_namespaces
 def test_ended_relay_is_an_error_and_leaves_no_namespace() -> None:
     with (
-        pytest.raises(BenchError, match="relay of the links has ended"),
+        pytest.raises(BenchError, match="the relay of the links ended"),
         linked_namespaces("a", "b") as links,
     ):
-        (relay,) = (
-            child for child in psutil.Process().children() if RELAY_MODULE in command_line(child)
-        )
+        (relay,) = (child for child in psutil.Process().children() if RELAY in command_line(child))
         relay.kill()
         links.cut("a", "b")
     assert links.command("a")[-1] not in namespace_names()
@@ -131,11 +127,9 @@ def test_ended_relay_is_an_error_and_leaves_no_namespace() -> None:
 def test_small_measurement_over_links_reports_both_divisions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "links.json"
-    assert run(["--links", "--small", "--json", str(out)]) == 0
+    result = run_bench(tmp_path, LinksResult, "links", "--links", "--small")
     assert "plain TCP" in capsys.readouterr().out
-    result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.links
-    assert result is not None and result.num_equal == result.num_answers == 2
+    assert result.num_equal == result.num_answers == 2
     for each in result.steps:
         assert (
             len(each.step_s) == len(each.hop_s) == len(each.undelayed_s) == 8

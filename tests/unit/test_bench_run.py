@@ -1,6 +1,5 @@
 """The benchmark as a command: arguments, one-line errors, the load on a gateway, and reports."""
 
-import io
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,28 +8,26 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from fleet.config import load_config
 from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.client.client import ApiClient
 from fleet.lab.client.errors import ApiError, ApiRefused
+from fleet.lab.measure.comparison import ServingComparison
 from fleet.lab.measure.deployment import own_overrides
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.hop import measure_hops
 from fleet.lab.measure.load import run_phase
 from fleet.lab.measure.main import run
 from fleet.lab.measure.options import parse
-from fleet.lab.measure.reference import run_in_subprocess
-from fleet.lab.measure.report import BenchFile, BenchReport, draw, judge, show, write_report
+from fleet.lab.measure.reference import ReferenceResult, run_reference
+from fleet.lab.measure.serving import Serving
 from fleet.lab.measure.twin_run import run as run_twin
-from fleet.lab.report.machine import describe_machine
-from fleet.lab.report.stats import Ratio
+from tests.bench_reports import PNG, report_of, shown
 from tests.support import HttpHandler, free_port, serve_http, wait_until
 from tests.unit.test_bench_statistics import STREAM, reference_work, result, serving
 
-PNG = b"\x89PNG"
 WORKERS = (
     b'{"data":[{"role":"thinker"},{"role":"talker"},{"role":"code2wav"},{"role":""}],'
     b'"missing_roles":[]}'
@@ -113,46 +110,15 @@ def test_bench_usage_error_exits_with_status_2(
     assert "usage: fleet bench" in capsys.readouterr().err
 
 
-def test_bench_help_shows_example_and_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["--help"]) == 0
-    output = capsys.readouterr().out
-    assert "fleet bench --up --baseline transformers" in output
-    assert "Exit status" in output
-
-
-@pytest.mark.parametrize(
-    "arguments", ["", "--hop --up", "--scale --up", "--interference --up", "--voice --up --twin"]
-)
+@pytest.mark.parametrize("arguments", ["", "--hop --up", "--voice --up --twin"])
 def test_serving_is_measured_alone_or_beside_others_if_asked(arguments: str) -> None:
-    assert parse(arguments.split()).serving
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "--hop --transfer",
-        "--scale",
-        "--hand-off",
-        "--interference --hand-off",
-        "--voice",
-        "--voice --up",
-        "--barge-in --up",
-        "--spans",
-        "--span-hops",
-        "--too-large --small",
-        "--links",
-        "--speculation --small",
-        "--training --small",
-    ],
-)
-def test_other_measurements_alone_skip_serving(arguments: str) -> None:
-    assert not parse(arguments.split()).serving
+    assert "serving" in [each.key for each in parse(arguments.split()).chosen]
 
 
 def test_sessions_option_implies_voice_benchmark() -> None:
     many = parse(["--sessions", "50", "--engine", "fake"])
-    assert many.voice and many.up and many.sessions == 50 and not many.serving
-    assert parse(["--voice"]).sessions == 1
+    assert [each.key for each in many.chosen] == ["voice_sessions"]
+    assert [each.key for each in parse(["--sessions", "1"]).chosen] == ["voice"]
 
 
 @pytest.mark.parametrize(
@@ -196,19 +162,9 @@ def test_bench_run_writes_table_json_and_picture(
 ) -> None:
     gateway.gate.set()
     out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    arguments = [
-        "--url",
-        gateway.url,
-        "--requests",
-        "3",
-        "--concurrency",
-        "2",
-        "--warm-up",
-        "1",
-        "--frames",
-        "7",
-    ]
-    assert run([*arguments, "--json", str(out), "--png", str(picture)]) == 0
+    arguments = "--requests 3 --concurrency 2 --warm-up 1 --frames 7".split()
+    arguments += ["--url", gateway.url, "--json", str(out), "--png", str(picture)]
+    assert run(arguments) == 0
     assert "first audio" in capsys.readouterr().out
     assert picture.read_bytes().startswith(PNG)
     assert b'"throughput_audio_s_per_s"' in out.read_bytes()
@@ -251,8 +207,8 @@ def test_server_that_is_no_fleet_is_refused(gateway: CannedGateway) -> None:
 
 
 def test_failed_reference_process_reports_its_error() -> None:
-    with pytest.raises(BenchError, match=r"status 1: .*No module named"):
-        run_in_subprocess("fleet.lab.measure.no_such_module", [], reference_work(), lambda: None)
+    with pytest.raises(BenchError, match=r"(?s)status 1: .*No module named"):
+        run_reference("fleet.lab.measure.none:run", reference_work(), advance=lambda: None)
 
 
 def test_twin_answers_each_request_alone() -> None:
@@ -285,53 +241,31 @@ def test_hops_are_measured_between_two_processes() -> None:
     assert sum(seen) == 25
 
 
-def full_report() -> BenchReport:
-    report = BenchReport(
-        began="2026-01-01T00:00:00+0000",
-        command=("--up",),
-        machine=describe_machine(),
-        serving=serving(),
-        baseline=result(2.0),
-        twin=result(0.9),
-    )
-    missed = Ratio(name="missed", value=2.0, target=1.0, at_most=True)
-    return msgspec.structs.replace(report, ratios=(*judge(report).ratios, missed))
+def full_result() -> ServingComparison:
+    return ServingComparison(serving=serving(), baseline=result(2.0), twin=result(0.9))
 
 
-def shown(report: BenchReport) -> str:
-    """Return what the terminal shows."""
-    console = Console(width=160, record=True, file=io.StringIO())
-    show(report, console)
-    return console.export_text()
-
-
-def test_report_shows_every_measured_part() -> None:
-    report = full_report()
+def test_report_shows_every_measured_part_and_names_missed_targets() -> None:
+    report = report_of(serving=full_result())
     output = shown(report)
-    for expected in (
-        "first audio",
-        "baseline",
-        "one process",
-        "throughput at 8 / baseline",
-        "missed",
-        "load",
-    ):
+    for expected in ("first audio", "baseline", "one process", "throughput at 8 / baseline"):
         assert expected in output
-    assert [ratio.name for ratio in report.missed] == ["missed"]
+    assert [ratio.name for ratio in report.missed] == ["wall time / twin"]
 
 
-def test_report_json_reads_back_the_same(tmp_path: Path) -> None:
-    path = tmp_path / "out.json"
-    report = full_report()
-    write_report(report, path)
-
-    assert msgspec.json.decode(path.read_bytes(), type=BenchFile).report == report
+def test_report_json_has_every_part_and_percentiles(tmp_path: Path) -> None:
+    path, whole = tmp_path / "out.json", full_result()
+    report_of(serving=whole).write(path, ["serving", "hops"])
+    file = msgspec.json.decode(path.read_bytes())
+    assert msgspec.convert(file["report"]["serving"], Serving) == whole.serving
+    assert msgspec.convert(file["report"]["twin"], ReferenceResult) == whole.twin
+    assert file["report"]["agreement"] is None and file["report"]["hops"] is None
+    assert set(file["percentiles"]) == {"single stream", "concurrent"}
 
 
 def test_report_without_panels_writes_no_picture(tmp_path: Path) -> None:
-    path = tmp_path / "out.png"
-    draw(msgspec.structs.replace(full_report(), serving=None), path)
-    assert not path.exists()
+    report_of().draw(tmp_path / "out.png")
+    assert not (tmp_path / "out.png").exists()
 
 
 @pytest.mark.parametrize("tls", ["tls: self-signed", "tls_cert: cert.pem\n  tls_key: key.pem"])

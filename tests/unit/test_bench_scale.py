@@ -12,18 +12,16 @@ from fleet.config import load_config
 from fleet.core.errors import ConfigError
 from fleet.lab.measure.main import run
 from fleet.lab.measure.options import parse
-from fleet.lab.measure.report import BenchFile, BenchReport, draw
-from fleet.lab.measure.scale import STEP_KEY, STEP_MS, paced, specs_of
+from fleet.lab.measure.scale import STEP_KEY, STEP_MS, counts_of, paced, specs_of
 from fleet.lab.measure.scale_costs import STEPS, sizes_for
 from fleet.lab.measure.scale_costs_result import Replay, ScaleCosts, Sizes
 from fleet.lab.measure.scale_expected import expected_content
 from fleet.lab.measure.scale_replay import AUDIO_BYTES, CODES_BYTES, GROUP, measure_replay
 from fleet.lab.measure.scale_result import Ages, Joined, ScalePhase, ScaleResult, Window
-from fleet.lab.report.machine import describe_machine
 from fleet.stages.fake import build
 from fleet.telemetry.counts import BOUNDS_US, LatencyCounts
+from tests.bench_reports import missed, report_of, run_bench, shown
 from tests.stage_options import stage_options
-from tests.unit.test_bench_run import shown
 
 FEW, MANY = 2, 3
 LEAST_PACE = 0.8
@@ -33,10 +31,9 @@ reach 2/3.
 
 
 def test_streams_option_sorts_and_removes_duplicates() -> None:
-    assert parse(["--scale"]).streams == (10, 300)
-    assert parse(
-        ["--scale", "--streams", "300,10", "--streams", "40", "--streams", "10"]
-    ).streams == (10, 40, 300)
+    assert counts_of(parse(["--scale"])) == [10, 300]
+    repeated = "--scale --streams 300,10 --streams 40 --streams 10"
+    assert counts_of(parse(repeated.split())) == [10, 40, 300]
 
 
 @pytest.mark.parametrize(
@@ -54,25 +51,11 @@ def test_scale_run_reports_complete_answers_and_a_joined_worker(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Real processes and a real Redis; speed is not checked."""
-    out, picture = tmp_path / "out.json", tmp_path / "out.png"
-    arguments = [
-        "--scale",
-        "--streams",
-        f"{FEW},{MANY}",
-        "--scale-seconds",
-        "1",
-        "--json",
-        str(out),
-        "--png",
-        str(picture),
-    ]
-    status = run(arguments)
-    output = capsys.readouterr()
-    assert status == 0, output.err
-    assert re.search(rf"complete answers +{FEW} of {FEW} +{MANY} of {MANY}", output.out)
-
-    scale = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.scale
-    assert scale is not None
+    picture = tmp_path / "out.png"
+    arguments = ("--scale", "--streams", f"{FEW},{MANY}", "--scale-seconds", "1")
+    scale = run_bench(tmp_path, ScaleResult, "scale", *arguments, "--png", str(picture))
+    shown_lines = capsys.readouterr().out
+    assert re.search(rf"complete answers +{FEW} of {FEW} +{MANY} of {MANY}", shown_lines)
     assert [phase.streams for phase in scale.phases] == [FEW, MANY]
     joined = scale.joined
     windows = (*(phase.window for phase in scale.phases), joined.alone, joined.together)
@@ -172,19 +155,13 @@ def result(
 
 def test_scale_targets_follow_the_measured_numbers() -> None:
     assert all(ratio.met for ratio in result().targets())
-    assert [ratio.name for ratio in result(p99_us=51_000).targets() if not ratio.met] == [
+    assert missed(result(p99_us=51_000)) == [
         "hop p99 at 300 streams, between workers",
         "hop p99 at 300 streams, worker to gateway",
     ]
-    assert [ratio.name for ratio in result(cost_s=1.4).targets() if not ratio.met] == [
-        "CPU per chunk, 300 streams / 10"
-    ]
-    assert [ratio.name for ratio in result(redis_us=61).targets() if not ratio.met] == [
-        "CPU of Redis per chunk, 300 streams"
-    ]
-    assert [ratio.name for ratio in result(broken=("r: lost",)).targets() if not ratio.met] == [
-        "incomplete answers"
-    ]
+    assert missed(result(cost_s=1.4)) == ["CPU per chunk, 300 streams / 10"]
+    assert missed(result(redis_us=61)) == ["CPU of Redis per chunk, 300 streams"]
+    assert missed(result(broken=("r: lost",))) == ["incomplete answers"]
 
 
 def test_most_streams_in_time_are_the_largest_count_that_meets_pace_and_age() -> None:
@@ -225,7 +202,7 @@ def costs_of(
 
 
 @pytest.mark.parametrize(
-    ("costs", "missed"),
+    ("costs", "names"),
     [
         (costs_of(), []),
         (costs_of(submit_us=121), ["Redis's time for a submission, 1000 workers / 3"]),
@@ -237,9 +214,9 @@ def costs_of(
     ],
 )
 def test_targets_of_costs_without_workers_follow_the_measured_numbers(
-    costs: ScaleCosts, missed: list[str]
+    costs: ScaleCosts, names: list[str]
 ) -> None:
-    assert [ratio.name for ratio in result(costs=costs).targets() if not ratio.met] == missed
+    assert missed(result(costs=costs)) == names
 
 
 def test_sizes_of_costs_are_proportional_below_300_streams() -> None:
@@ -253,11 +230,11 @@ def test_sizes_of_costs_are_proportional_below_300_streams() -> None:
 def test_single_stream_count_has_no_cost_ratio(tmp_path: Path) -> None:
     one = msgspec.structs.replace(result(), phases=result().phases[1:])
     assert not [ratio for ratio in one.targets() if "CPU per chunk" in ratio.name]
-    report = BenchReport(began="", command=(), machine=describe_machine(), scale=one)
+    report = report_of(scale=one)
     output = shown(report)
     assert "12.5 chunks/s per stream" in output
     assert "300 streams for 150 slots of a" in output
-    draw(report, tmp_path / "x.png")
+    report.draw(tmp_path / "x.png")
     assert (tmp_path / "x.png").is_file()
 
 

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from fleet.lab.measure.main import run
-from fleet.lab.measure.report import BenchFile
-from fleet.lab.measure.span_hops import (
+from fleet.lab.studies.span_hops import (
     HOST,
     SMALL_SIZES_KIB,
     TARGET,
@@ -18,18 +15,16 @@ from fleet.lab.measure.span_hops import (
     TransportHops,
 )
 from fleet.spans.net.ring import MIN_BLOCK_BYTES
+from tests.bench_reports import run_bench
 
 
 @pytest.mark.one_in(5, "benchmarks")
 def test_small_measurement_of_hops_reports_both_transports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["--span-hops", "--small", "--json", str(tmp_path / "hops.json")]) == 0
+    result = run_bench(tmp_path, SpanHopsResult, "span_hops", "--span-hops", "--small")
     assert "UCX_TLS=tcp" in capsys.readouterr().out
-    result = msgspec.json.decode(
-        (tmp_path / "hops.json").read_bytes(), type=BenchFile
-    ).report.span_hops
-    assert result is not None and [each.transport for each in result.transports] == [HOST, TCP]
+    assert [each.transport for each in result.transports] == [HOST, TCP]
     for each in result.transports:
         assert [hop.kib for hop in each.hops] == list(SMALL_SIZES_KIB)
         assert all(

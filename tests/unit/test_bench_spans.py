@@ -4,18 +4,12 @@ processes refuse.
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from fleet.config import load_config
 from fleet.core.errors import FleetError
 from fleet.lab.measure.main import run
-from fleet.lab.measure.options import parse
-from fleet.lab.measure.report import BenchFile
-from fleet.lab.measure.spans import divisible_config, halves, write_config, write_random
-from fleet.lab.measure.spans_memory import SMALL, LimitedProcess, TooLargeResult
-from fleet.lab.measure.spans_process import span_group
-from fleet.lab.measure.spans_protocol import Answer, Compute, ProcessMemory, ReadMemory
-from fleet.lab.measure.spans_result import (
+from fleet.lab.measure.spans import (
     CEILINGS,
     FORWARD,
     ONE,
@@ -23,7 +17,14 @@ from fleet.lab.measure.spans_result import (
     SpanHops,
     SpansResult,
     SpanWork,
+    arranged,
+    halves,
+    write_random,
 )
+from fleet.lab.measure.spans_process import span_group
+from fleet.lab.measure.spans_protocol import Answer, Compute, ProcessMemory, ReadMemory
+from fleet.lab.studies.too_large import SMALL, LimitedProcess, TooLargeResult
+from tests.bench_reports import missed, run_bench
 
 MIB = 2**20
 
@@ -32,14 +33,11 @@ MIB = 2**20
 def test_small_measurement_of_spans_reports_every_arrangement(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, picture = tmp_path / "spans.json", tmp_path / "spans.png"
-    assert run(["--spans", "--small", "--json", str(out), "--png", str(picture)]) == 0
+    picture = tmp_path / "spans.png"
+    result = run_bench(tmp_path, SpansResult, "spans", "--spans", "--small", "--png", str(picture))
     shown = capsys.readouterr().out
     assert "forward, computation only" in shown and picture.is_file()
-    result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.spans
-    assert result is not None and result.num_equal == result.num_answers > 0, (
-        "divided, the answers are the same"
-    )
+    assert result.num_equal == result.num_answers > 0, "divided, the answers are the same"
     assert [work.is_prefill for work in result.works] == [True, False, False]
     for work in result.works:
         assert set(work.tokens_per_s) == {ONE, FORWARD, REVERSE, *CEILINGS.values()}
@@ -48,31 +46,24 @@ def test_small_measurement_of_spans_reports_every_arrangement(
 
 @pytest.mark.one_in(5, "benchmarks")
 def test_span_processes_have_the_weights_of_their_layers_in_memory(tmp_path: Path) -> None:
-    options = parse(["--too-large", "--small"])
     write_random(tmp_path / "model", SMALL)
-    file = write_config(
-        tmp_path / "spans.yaml",
-        divisible_config(options),
-        tmp_path / "model",
-        ("0:1", ("2:output",)),
-    )
-    with span_group("spans", file, 1, []) as group:
-        reply = group.anchor.ask(Answer(num_requests=2, num_prompt=3, num_tokens=4))
+    base = load_config(None, ("graph=text",))
+    config = arranged(base, tmp_path / "model", "0:1", "2:output")
+    with span_group("spans", config, 1, []) as group:
+        reply = group.anchor.run(Answer(num_requests=2, num_prompt=3, num_tokens=4))
         # One request may have several tokens when the other one has its first.
         assert 3 <= reply.num_decoded <= 6 and [len(ids) for ids in reply.answers] == [4, 4]
         assert len(reply.hop_s) == len(reply.passes) and min(reply.hop_s) > 0
         compute = Compute(passes=reply.passes, draws=reply.draws, row_width=reply.row_width)
         for process in (group.anchor, *group.workers):
-            assert process.ask(compute).seconds > 0
-            memory = process.ask(ReadMemory()).memory
+            assert process.run(compute).seconds > 0
+            memory = process.run(ReadMemory()).memory
             assert memory is not None and 0 < memory.weights <= memory.weight_files < memory.peak
 
 
-def test_process_without_its_configuration_is_one_line(tmp_path: Path) -> None:
-    with (
-        pytest.raises(FleetError, match=r"^whole: .*whole\.yaml: no such"),
-        span_group("whole", tmp_path / "whole.yaml", 0, []),
-    ):
+def test_process_without_its_checkpoint_is_one_line(tmp_path: Path) -> None:
+    config = arranged(load_config(None, ("graph=text",)), tmp_path / "none")
+    with pytest.raises(FleetError, match=r"^whole: .*none"), span_group("whole", config, 0, []):
         pass
 
 
@@ -124,18 +115,13 @@ def test_targets_of_spans_follow_the_median_of_the_rounds() -> None:
     )
     single = work("decode of 1", is_prefill=False, num_requests=1, forward=0.96, reverse=0.9)
     many = work("decode of 32", is_prefill=False, num_requests=32, forward=0.86, reverse=0.84)
-    missed = [ratio.name for ratio in result(prefill, single, many).targets() if not ratio.met]
-    assert missed == [
+    assert missed(result(prefill, single, many)) == [
         "prefill, reverse / one process",
         "decode of 1, reverse: time / one process",
         "decode of 32, reverse / ceiling",
     ]
-    assert [ratio.name for ratio in result(hop_s=0.0007).targets() if not ratio.met] == [
-        "hop, 2 span workers, p50"
-    ]
-    assert [ratio.name for ratio in result(num_equal=1).targets() if not ratio.met] == [
-        "differing answers"
-    ]
+    assert missed(result(hop_s=0.0007)) == ["hop, 2 span workers, p50"]
+    assert missed(result(num_equal=1)) == ["differing answers"]
 
 
 def too_large(

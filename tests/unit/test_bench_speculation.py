@@ -2,30 +2,26 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from fleet.drafts.figures.speculation import DRAFTERS, EAGLE3, OFF
-from fleet.lab.measure.main import run
-from fleet.lab.measure.report import BenchFile
-from fleet.lab.measure.speculation_result import (
+from fleet.lab.measure.speculation import (
     LOSS_TARGET,
     SPEEDS,
     DraftedRuns,
     SpeculationResult,
     TrainedHead,
 )
+from tests.bench_reports import run_bench
 
 
 @pytest.mark.one_in(5, "benchmarks")
 def test_small_measurement_reports_every_drafter_and_batch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "speculation.json"
-    assert run(["--speculation", "--small", "--json", str(out)]) == 0
+    arguments = ("--speculation", "--small")
+    result = run_bench(tmp_path, SpeculationResult, "speculation", *arguments)
     assert "tokens per pass" in capsys.readouterr().out
-    result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.speculation
-    assert result is not None
     assert {(one.batch, one.drafter) for one in result.runs} == {
         (batch, name) for batch in (1, 4) for name in (OFF, *DRAFTERS)
     }

@@ -12,9 +12,9 @@ from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 from fleet.lab.measure.answer_timing import AnswerTiming
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.hand_off import PARTS, HandOffResult, PageReads, StageHandOffs
+from fleet.lab.measure.hand_off import PARTS, HandOffResult, StageHandOffs
 from fleet.lab.measure.interference import Gap, Interference, LongPrompt, Side, gaps_of
-from fleet.lab.measure.report import BenchFile, BenchReport, draw, judge, write_report
+from fleet.lab.measure.page_reads import PageReads
 from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.measure.split import (
     joining_overrides,
@@ -23,9 +23,8 @@ from fleet.lab.measure.split import (
     splitting_overrides,
     with_checkpoint,
 )
-from fleet.lab.report.machine import describe_machine
+from tests.bench_reports import PNG, read_result, report_of, shown
 from tests.support import REPO
-from tests.unit.test_bench_run import PNG, shown
 
 LM = StageName("lm")
 HAND_OFF = HandOff(
@@ -157,11 +156,7 @@ def test_call_requests_only_media_of_the_graph() -> None:
 
 def test_report_shows_and_saves_hand_offs_and_interference(tmp_path: Path) -> None:
     found, measured = interference(), hand_offs(HAND_OFF, HAND_OFF, LATE)
-    report = judge(
-        BenchReport(
-            began="", command=(), machine=describe_machine(), hand_offs=measured, interference=found
-        )
-    )
+    report = report_of(hand_offs=measured, interference=found)
     output = shown(report)
     for expected in (
         "hand-offs of lm",
@@ -172,12 +167,12 @@ def test_report_shows_and_saves_hand_offs_and_interference(tmp_path: Path) -> No
     ):
         assert expected in output
     assert "measure again on a quiet machine" in output
-    write_report(report, tmp_path / "out.json")
+    report.write(tmp_path / "out.json")
 
-    file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=BenchFile)
-    assert file.report == report and file.met == {
+    assert read_result(tmp_path / "out.json", HandOffResult, "hand_offs") == measured
+    assert msgspec.json.decode((tmp_path / "out.json").read_bytes())["met"] == {
         "hand-off p50, lm": False,
         "KV blocks / plain read": True,
     }
-    draw(report, tmp_path / "out.png")
+    report.draw(tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)

@@ -13,7 +13,6 @@ from fleet.core.ids import RequestId
 from fleet.core.request import RequestSpec
 from fleet.lab.client.chat import StreamRecording
 from fleet.lab.client.errors import StreamError
-from fleet.lab.measure.agreement import compare
 from fleet.lab.measure.answer_timing import (
     AnswerTiming,
     AudioChunk,
@@ -22,6 +21,7 @@ from fleet.lab.measure.answer_timing import (
     simulate_playback,
     time_answer,
 )
+from fleet.lab.measure.comparison import compare
 from fleet.lab.measure.hop import HopResult
 from fleet.lab.measure.load import LoadPhase
 from fleet.lab.measure.reference import ReferenceAnswer, ReferenceResult, ReferenceWork

@@ -2,22 +2,20 @@
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from fleet.lab.measure.main import run
-from fleet.lab.measure.report import BenchFile
-from fleet.lab.measure.training_result import CapturedRounds, TrainingCosts
+from fleet.lab.measure.training import CapturedRounds, TrainingCosts
+from tests.bench_reports import run_bench
 
 
 @pytest.mark.one_in(5, "benchmarks")
 @pytest.mark.timeout(300)
 def test_small_measurement_reports_captures_and_exchanges(tmp_path: Path) -> None:
-    out, config = tmp_path / "training.json", tmp_path / "fleet.yaml"
+    config = tmp_path / "fleet.yaml"
     config.write_text(f"{{data_dir: {tmp_path / 'data'}, checkpoint: tiny}}\n")
-    assert run(["--training", "--small", "--config", str(config), "--json", str(out)]) == 0
-    result = msgspec.json.decode(out.read_bytes(), type=BenchFile).report.training
-    assert result is not None and [one.trains for one in result.rounds] == [False, True]
+    arguments = ("--training", "--small", "--config", str(config))
+    result = run_bench(tmp_path, TrainingCosts, "training", *arguments)
+    assert [one.trains for one in result.rounds] == [False, True]
     assert all(one.captures and len(one.plain) == len(one.captured) == 1 for one in result.rounds)
     assert result.undisturbed_s and result.exchanging_s and result.exchanges == 3
 

@@ -21,6 +21,7 @@ from fleet.lab.client.errors import ApiError
 from fleet.lab.measure.barge_in import BargeIn, BargeInResult, measure_barge_in
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.options import parse
+from fleet.lab.measure.voice import MEASUREMENT as VOICE
 from fleet.lab.measure.voice import (
     SILENCE_MS,
     SpokenQuestion,
@@ -227,8 +228,8 @@ def test_voice_target_excludes_end_of_turn_silence() -> None:
 
 def test_recorded_questions_imply_the_voice_benchmark() -> None:
     options = parse(["--wav", "a.wav", "--wav", "b.wav"])
-    assert options.voice and options.wavs == (Path("a.wav"), Path("b.wav"))
-    assert not parse(["--barge-in", "--wav", "a.wav"]).voice
+    assert options.chosen == (VOICE,) and options.wavs == [Path("a.wav"), Path("b.wav")]
+    assert VOICE not in parse(["--barge-in", "--wav", "a.wav"]).chosen
 
 
 class InterruptibleServer:

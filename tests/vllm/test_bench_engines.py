@@ -4,13 +4,11 @@ target.
 
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from fleet.lab.measure import engines
-from fleet.lab.measure.engines import ON_VLLM, TORCH, VLLM
-from fleet.lab.measure.main import run
-from fleet.lab.measure.report import BenchFile
+from fleet.lab.measure.engines import ON_VLLM, TORCH, VLLM, EngineComparison
+from tests.bench_reports import run_bench
 from tests.support import set_options
 
 
@@ -26,26 +24,13 @@ def test_engine_benchmark_reports_every_engine_at_every_batch(
     }.items():
         monkeypatch.setattr(engines, name, value)
     settings = set_options("graph=text", "device=cpu", f"data_dir={tmp_path}")
-    assert (
-        run(
-            [
-                "--engines",
-                *settings,
-                "--json",
-                str(tmp_path / "out.json"),
-                "--png",
-                str(tmp_path / "out.png"),
-            ]
-        )
-        == 0
-    )
-    file = msgspec.json.decode((tmp_path / "out.json").read_bytes(), type=BenchFile)
-    found = file.report.engines
-    assert found is not None and found.num_equal == found.num_answers == 8
+    picture = ("--png", str(tmp_path / "out.png"))
+    found = run_bench(tmp_path, EngineComparison, "engines", "--engines", *settings, *picture)
+    assert found.num_equal == found.num_answers == 8
     measured = {(speed.name, speed.batch): speed for speed in found.speeds}
     assert measured.keys() == {(TORCH, 1), (TORCH, 3), (VLLM, 1), (VLLM, 3), (ON_VLLM, 3)}
     assert all(
         speed.num_tokens == 8 * speed.batch and len(speed.seconds) == 1
         for speed in measured.values()
     )
-    assert len(file.met) == 3
+    assert len(found.targets()) == 3

@@ -7,6 +7,6 @@ voice sessions.
     messages=(ChatMessage(role="user", content="hello"),))).text)
 
 Blocking: a thread per request costs a measured machine less than an event loop, and raw bytes are
-timed before they are decoded. It stands on `http.client`, because httpx closes a connection whose
-read timed out, which a gateway takes for a client that left. Knows no stage.
+timed before they are decoded. The client stands on `http.client`, because httpx closes a connection
+whose read timed out, which a gateway takes for a client that left. Knows no stage.
 """

@@ -31,8 +31,8 @@ class _ModelList(msgspec.Struct, frozen=True):
 
 
 class WorkerState(msgspec.Struct, frozen=True):
-    """One worker, or a gateway (without a role). `pages_kept`: those of its KV pages that only hold
-    cached prefixes.
+    """A worker, or a gateway (without a role). `pages_kept`: KV pages that only hold cached
+    prefixes.
     """
 
     role: str
@@ -66,7 +66,7 @@ class TracedTask(msgspec.Struct, frozen=True):
 
 
 class TracedRequest(msgspec.Struct, frozen=True):
-    """The fields of a request's trace that are read. `ended_us`: None while it runs."""
+    """The fields of a request's trace that are read. `ended_us` is None while it runs."""
 
     id: str
     state: str
@@ -88,7 +88,7 @@ class _Transcript(msgspec.Struct, frozen=True):
 
 
 class ApiClient:
-    """One gateway. Thread-safe: each call is a connection of its own.
+    """Client of a gateway. Thread-safe: each call is a connection of its own.
 
     Raises: ApiError in one line when the gateway cannot be reached, refuses, or stops before the
     end.
@@ -209,8 +209,8 @@ class ApiClient:
         return f"{self._transport.websocket_url}/v1/realtime?{query}"
 
     def resumed_realtime_url(self, session_id: str, response_id: str, samples: int) -> str:
-        """Return the address at which a voice session continues, of whose response so many samples
-        were received.
+        """Return the address at which a voice session continues, of whose response `samples`
+        samples were received.
         """
         query = {"session": session_id, "fleet": "1"} | (
             {"response": response_id, "samples": samples} if response_id else {}

@@ -21,7 +21,7 @@ SERIAL_BYTES = 8
 
 
 class LatencyPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One part of the wait for an answer, as the fleet reports it (`fleet.timing`)."""
+    """A part of the wait for an answer, as the fleet reports it (`fleet.timing`)."""
 
     name: str
     ms: float
@@ -122,7 +122,7 @@ def update_audio_input(**settings: object) -> str:
 
 
 class RealtimeSession:
-    """One voice session on a blocking WebSocket. Raises: ApiError for an error event."""
+    """A voice session on a blocking WebSocket. Raises: ApiError for an error event."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self._socket = socket

@@ -1,7 +1,7 @@
-"""`fleet bench`: a fleet measured through its API, and compared with the reference implementation
-on the same machine.
+"""`fleet bench`: measurements of a fleet, of its parts and of a GPU.
 
-`main` is the command. The result of each measurement declares its tables, panels and targets (see
-`result`), and `report` collects them. `answer_timing`, `playback` and `split` are pure. Knows no
-model: stages and media come from the graph.
+A measurement is a module of this package or of `fleet.lab.studies` that declares a
+`Measurement` named `MEASUREMENT`: its options, its text in `--help`, and the function that
+measures. Nothing else names it. Its result, a `fleet.lab.report.result.Result`, gives the tables,
+the panels of the picture, the targets and the part of the JSON report.
 """

@@ -20,7 +20,7 @@ class AudioChunk(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AnswerTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer as it arrived. `sent_s` counts from the start of the phase; `text` holds the
+    """An answer as it arrived. `sent_s` counts from the start of the phase; `text` holds the
     arrival of each text chunk.
     """
 
@@ -40,7 +40,7 @@ class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
     the next chunk.
 
     `viability` is the share of chunks that arrived before the buffer was empty; the first chunk
-    counts as one of them.
+    is always in time.
     """
 
     viability: float
@@ -48,7 +48,7 @@ class PlaybackSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
-    """The metrics of one answer. Those of audio are None without audio, `first_text_s` without
+    """The metrics of one answer. Audio metrics are None without audio, `first_text_s` without
     text.
 
     `rtf`: seconds from the request to the last sample per second of audio; below 1 is faster than
@@ -69,8 +69,8 @@ class AnswerMetrics(msgspec.Struct, frozen=True, kw_only=True):
 def time_answer(
     prompt: int, recording: StreamRecording, phase_began_s: float = 0.0
 ) -> AnswerTiming:
-    """Decode a recorded stream. `phase_began_s`: on the clock of `recording.sent_s`. Raises:
-    StreamError.
+    """Decode a recorded stream. `phase_began_s`: beginning of the phase on the clock of
+    `recording.sent_s`. Raises: StreamError.
     """
     answer = read_stream(recording.pieces)
     num_samples = [len(pcm) // BYTES_PER_SAMPLE for _, pcm in answer.audio]

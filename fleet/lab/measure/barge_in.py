@@ -18,8 +18,17 @@ from rich.console import Group
 from fleet.lab.client.client import ApiClient, ResourcesInUse
 from fleet.lab.client.errors import ApiError
 from fleet.lab.client.realtime import BLOCK_BYTES, RealtimeSession, encode_event, update_audio_input
+from fleet.lab.measure.deployment import target_fleet
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.voice import TIMEOUT_S, EventReader, Samples, SpokenQuestion
+from fleet.lab.measure.load import with_background_load
+from fleet.lab.measure.measurement import Context, Measurement
+from fleet.lab.measure.voice import (
+    TIMEOUT_S,
+    EventReader,
+    Samples,
+    SpokenQuestion,
+    questions_of,
+)
 from fleet.lab.report.result import Result
 from fleet.lab.report.stats import Ratio, Summary, at_most, summarise
 from fleet.lab.report.tables import summary_table
@@ -42,7 +51,7 @@ DETECTION = {
 
 
 class BargeIn(msgspec.Struct, frozen=True, kw_only=True):
-    """One interruption: times until speech was reported, the answer cancelled, all its tasks ended,
+    """An interruption: times until speech was reported, the answer cancelled, all its tasks ended,
     and its memory free.
     """
 
@@ -87,9 +96,6 @@ class BargeInResult(Result, frozen=True, kw_only=True):
             ("cancelled to memory free, p50", self.summary("freed_ms"), FREED_TARGET_P50_MS),
         )
         return [at_most(name, part.p50, target, "ms") for name, part, target in parts if part]
-
-    def background_loads(self) -> list[float | None]:
-        return [self.others_cores]
 
 
 @dataclass(slots=True)
@@ -207,3 +213,27 @@ def _from_first_voiced(samples: Samples) -> Samples:
     """Cut silence and breath before the first voiced sample."""
     level = np.abs(samples.astype(np.int32))
     return samples[int(np.argmax(level > VOICED * int(level.max(initial=0)))) :]
+
+
+def _measure(context: Context) -> BargeInResult:
+    options, count = context.options, context.options.requests
+    with target_fleet(context) as target:
+        question = questions_of(context, target.api, 1)[0]
+        step = context.steps("interruptions", count + 1)
+        return with_background_load(
+            options.up, lambda: measure_barge_in(target.api, question, count, step)
+        )
+
+
+MEASUREMENT = Measurement(
+    place=142,
+    key="barge_in",
+    run=_measure,
+    option="--barge-in",
+    help="measure --requests interruptions over the Realtime WebSocket",
+    of_gateway=True,
+    about={
+        "--barge-in": "speech into --requests answers: from its first voiced sample until the "
+        "answer has ended, all stages are idle, and their memory is free"
+    },
+)

@@ -19,6 +19,7 @@ from fleet.config.settings import read_settings
 from fleet.lab.client.client import ApiClient
 from fleet.lab.measure import processes
 from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.measurement import Context
 from fleet.process.private import make_private_folder
 
 RESOLVED_NAME = "resolved.yaml"
@@ -27,6 +28,7 @@ LOG_NAME = "up.log"
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints that `checkpoint: auto` makes, in the data folder."""
 READY = re.compile(r"fleet: ready at (http://\S+)")
+DEFAULT_PORT = 8000
 START_S = 600.0
 STOP_S = 20.0
 POLL_S = 0.1
@@ -66,6 +68,28 @@ def running_fleet(url: str, port: int, config: FleetConfig) -> TargetFleet:
         if resolved.web.port == port and resolved.graph == config.graph:
             return TargetFleet(url=url, config=resolved)
     return TargetFleet(url=url, config=config)
+
+
+@contextmanager
+def target_fleet(context: Context, *own: str) -> Iterator[TargetFleet]:
+    """Run the fleet that the options start, or use the one that they name. Raises: BenchError."""
+    options = context.options
+    if options.up:
+        with started_fleet(context, "starting the fleet", *options.overrides, *own) as target:
+            yield target
+        return
+    config = context.resolve(*own)
+    url = options.url or f"{config.web.scheme}://127.0.0.1:{config.web.port or DEFAULT_PORT}"
+    yield running_fleet(url, ApiClient(url).port, config)
+
+
+@contextmanager
+def started_fleet(context: Context, label: str, *overrides: str) -> Iterator[TargetFleet]:
+    """Run a fleet with these overrides, and show its start as progress. Raises: BenchError."""
+    done = context.steps(label)
+    with own_fleet(context.options.config, overrides) as target:
+        done()
+        yield target
 
 
 @contextmanager

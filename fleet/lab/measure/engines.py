@@ -5,12 +5,9 @@ One model, the same prompts and answers of one length: what differs is the engin
 adds to it. Knows stages only as declared.
 """
 
-import tempfile
 from itertools import islice
-from pathlib import Path
 
 import msgspec
-import yaml
 from rich.console import Group
 
 from fleet.config import FleetConfig
@@ -18,13 +15,13 @@ from fleet.core.ids import StageName
 from fleet.core.request import RequestSpec
 from fleet.engine.vllm.start import installed_version
 from fleet.lab.client.chat import StageBounds
-from fleet.lab.measure.deployment import TargetFleet, own_fleet, resolve_config
+from fleet.lab.measure.deployment import TargetFleet, own_fleet
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.load import Advance, run_phase
-from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.load import run_phase
+from fleet.lab.measure.measurement import BenchOptions, Context, Measurement
 from fleet.lab.measure.prompts import pick
-from fleet.lab.measure.reference import ReferenceResult, ReferenceWork, run_in_subprocess
-from fleet.lab.measure.serving import Steps, encode_call, prepare
+from fleet.lab.measure.reference import ReferenceResult, ReferenceWork, run_reference
+from fleet.lab.measure.serving import encode_call, prepare
 from fleet.lab.measure.split import with_checkpoint
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
@@ -35,7 +32,6 @@ from fleet.lab.report.tables import figure, table_of, titled
 TORCH, VLLM, ON_VLLM = "torch engine", "LLM.generate", "fleet on vLLM"
 COLORS = {TORCH: TWIN, VLLM: OTHER, ON_VLLM: FLEET}
 ENGINES = {TORCH: "torch", VLLM: "vllm"}
-MODULE = "fleet.lab.measure.engines_run"
 BATCHES, FLEET_BATCHES = (1, 8, 32), (8, 32)
 NUM_TOKENS = 128
 NUM_RUNS = 4
@@ -82,7 +78,7 @@ class EngineComparison(Result, frozen=True, kw_only=True):
         )
 
     def relative(self, name: str, batch: int) -> float | None:
-        """Return the speed relative to that of `LLM.generate`."""
+        """Return the speed relative to `LLM.generate`."""
         own, other = self.tokens_per_s(name, batch), self.tokens_per_s(VLLM, batch)
         return own / other if own and other else None
 
@@ -133,14 +129,14 @@ class EngineComparison(Result, frozen=True, kw_only=True):
         axes.legend()
 
 
-def measure_engines(options: BenchOptions, steps: Steps) -> EngineComparison:
+def measure_engines(context: Context) -> EngineComparison:
     """Measure the fleet, then each engine while no fleet runs.
 
     Raises: ConfigError if vLLM is not installed; BenchError if the graph is not one stage that vLLM
     serves.
     """
     installed_version()
-    config = resolve_config(options.config, options.overrides)
+    options, config = context.options, context.resolve()
     stage = _only_stage(config)
     own = (
         "engine=vllm",
@@ -150,19 +146,23 @@ def measure_engines(options: BenchOptions, steps: Steps) -> EngineComparison:
         f"stages.{stage}.vllm.kv_mib=256",
     )
     with own_fleet(options.config, (*own, *with_checkpoint(config, options.overrides))) as target:
-        speeds = [_measure_fleet(target, stage, batch, steps) for batch in FLEET_BATCHES]
+        speeds = [_measure_fleet(target, stage, batch, context) for batch in FLEET_BATCHES]
     work = _work(target, options, stage)
-    results: dict[str, ReferenceResult] = {}
+    (num_threads,) = work.num_threads
+    runs = [batch for batch in BATCHES for _ in range(NUM_RUNS)]
+    results: list[ReferenceResult] = []
     for name, engine in ENGINES.items():
-        results[name] = _run_engine(
-            target.config, engine, work, steps(name, len(BATCHES) * NUM_RUNS)
+        results.append(
+            run_reference(
+                "fleet.lab.measure.engines_run:run",
+                *(target.config, engine, runs, work),
+                advance=context.steps(name, len(runs)),
+                num_threads=num_threads,
+            )
         )
-        speeds += _speeds_of(name, results[name])
-    same = [
-        a.answer_ids == b.answer_ids
-        for a, b in zip(results[TORCH].answers, results[VLLM].answers, strict=True)
-    ]
-    num_threads = work.num_threads[0]
+        speeds += _speeds_of(name, results[-1])
+    torch, vllm = (result.answers for result in results)
+    same = [a.answer_ids == b.answer_ids for a, b in zip(torch, vllm, strict=True)]
     return EngineComparison(
         speeds=tuple(speeds), num_equal=sum(same), num_answers=len(same), num_threads=num_threads
     )
@@ -180,16 +180,18 @@ def _only_stage(config: FleetConfig) -> StageName:
 
 
 def _prompts(batch: int, run: int) -> list[str]:
-    """Return the prompts of one run, which differ from those of all others in their first words."""
+    """Return the prompts of one run, which differ from all others in their first words."""
     return [f"{batch}.{run}.{number} {prompt}" for number, prompt in enumerate(pick(batch))]
 
 
-def _measure_fleet(target: TargetFleet, stage: StageName, batch: int, steps: Steps) -> EngineSpeed:
+def _measure_fleet(
+    target: TargetFleet, stage: StageName, batch: int, context: Context
+) -> EngineSpeed:
     api, model = target.api, target.api.model()
     bounds: StageBounds = {
         stage: {"max_tokens": NUM_TOKENS, "temperature": 0.0, "ignore_eos": True}
     }
-    step, seconds = steps(f"{ON_VLLM}, {batch} at a time", batch * NUM_RUNS), list[float]()
+    step, seconds = context.steps(f"{ON_VLLM}, {batch} at a time", batch * NUM_RUNS), list[float]()
     background_load = BackgroundLoad()
     for run in range(NUM_RUNS):
         bodies = [
@@ -227,18 +229,6 @@ def _of_one_length(spec: RequestSpec) -> RequestSpec:
     return replace(spec, sampling=sampling)
 
 
-def _run_engine(
-    config: FleetConfig, engine: str, work: ReferenceWork, advance: Advance
-) -> ReferenceResult:
-    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
-        resolved = Path(folder, "resolved.yaml")
-        resolved.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-        runs = ",".join(str(batch) for batch in BATCHES for _ in range(NUM_RUNS))
-        return run_in_subprocess(
-            MODULE, ["--config", str(resolved), "--engine", engine, "--runs", runs], work, advance
-        )
-
-
 def _speeds_of(name: str, result: ReferenceResult) -> list[EngineSpeed]:
     """Return the speed at each batch; every answer of a run has the run's time."""
     answers, speeds = iter(result.answers), list[EngineSpeed]()
@@ -254,3 +244,17 @@ def _speeds_of(name: str, result: ReferenceResult) -> list[EngineSpeed]:
             )
         )
     return speeds
+
+
+MEASUREMENT = Measurement(
+    place=60,
+    key="engines",
+    run=measure_engines,
+    option="--engines",
+    help="compare the torch engine, vLLM, and a fleet on vLLM",
+    about={
+        "--engines": "tokens per second of the torch engine and of vLLM's LLM.generate, each in "
+        "one process, at batch 1, 8 and 32, and of a fleet on vLLM at 8 and 32: greedy answers of "
+        "128 tokens. Needs vLLM, and a graph that it serves"
+    },
+)

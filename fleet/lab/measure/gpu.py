@@ -1,323 +1,232 @@
 """`fleet bench --gpu`: the torch engine on this machine's device, with a model of the published
 size and random weights.
 
-Needs no fleet, no checkpoint and no network. Knows no model: the graph declares the builder, and
-the builder what is expected.
+Needs no fleet, no checkpoint and no network. Knows no model.
 """
 
-import resource
-import sys
-import time
-from dataclasses import dataclass
-from importlib import import_module
+from collections.abc import Sequence
 
 import msgspec
-import torch
-from rich.console import Console
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from fleet.core.request import RequestSpec
-from fleet.graphs import DEFAULT_GRAPH, Graph, get_graph
-from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.gpu_measures import (
-    DeviceClock,
-    RecordedAnswers,
-    answer,
-    measure_copies,
-    measure_prefill,
-    measure_steps,
-)
-from fleet.lab.measure.gpu_result import (
-    GpuResult,
-    MemoryUse,
-    Prefill,
-    PublishedRate,
-    SpeechRun,
-    StageSteps,
-)
-from fleet.lab.measure.options import BenchOptions
-from fleet.lab.report.files import write_json
-from fleet.lab.report.machine import Machine, describe_machine
-from fleet.lab.report.progress import Meter, meter
-from fleet.lab.report.result import machine_line
-from fleet.lab.report.stats import Ratio, at_least, at_most
-from fleet.lab.report.tables import print_line, ratio_table
-from fleet.stages.full_size import Expected, FullSizeBuilder, FullSizeModel, FullSizeOptions
+from fleet.core.ids import StageName
+from fleet.lab.measure.measurement import BenchOptions, Measurement
+from fleet.lab.report.result import MS, Result
+from fleet.lab.report.stats import Ratio, median
+from fleet.lab.report.tables import NONE, figure, table_of, titled
 
-BATCHES = (1, 8, 32)
-MAX_BATCH = max(BATCHES)
-KV_PAGES = 512
-PREFILL_CHUNK = 2048
+GIB, MIB, GIGA = 2**30, 2**20, 1e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Amounts of work. Units: `copy_bytes` per copy; `num_frames` of speech and `num_tokens` of
-    text an answer.
+class StageSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps of one stage for a batch in which every request decodes, each from the call to the end
+    of the device's work.
+
+    `served_s`: durations as a worker runs them; `eager_s`: durations without a graph, empty where a
+    worker uses none. `weight_bytes`: weights that a step reads, as often as it reads them;
+    `kv_bytes`: KV pages of all requests; 0 for a stage without pages.
     """
 
-    copy_bytes: int
-    num_singles: int
-    num_prompt_rows: int
-    num_tokens: int
-    num_frames: int
-    num_steps: int
-    prefill_rows: tuple[int, ...]
-    num_prefills: int
+    stage: StageName
+    batch: int
+    served_s: tuple[float, ...]
+    eager_s: tuple[float, ...]
+    weight_bytes: int
+    kv_bytes: int
+
+    @property
+    def served_ms(self) -> float:
+        return median(self.served_s) * MS
+
+    @property
+    def eager_ms(self) -> float | None:
+        return median(self.eager_s) * MS if self.eager_s else None
+
+    @property
+    def graph_gain(self) -> float | None:
+        return self.eager_ms / self.served_ms if self.eager_ms else None
+
+    def bytes_time(self, copy_bytes_per_s: float) -> float | None:
+        """Return the duration of a step over the time in which as many bytes are copied."""
+        num_bytes = self.weight_bytes + self.kv_bytes
+        return self.served_ms / (num_bytes / copy_bytes_per_s * MS) if num_bytes else None
 
 
-FULL = Plan(
-    copy_bytes=1 << 30,
-    num_singles=5,
-    num_prompt_rows=64,
-    num_tokens=40,
-    num_frames=125,
-    num_steps=24,
-    prefill_rows=(32, 64, 128, 256),
-    num_prefills=7,
-)
-"""Ten seconds of speech, and a text of about that length. More than four windows of speech, so that
-whole ones remain to be measured.
-"""
-SMALL = Plan(
-    copy_bytes=1 << 24,
-    num_singles=2,
-    num_prompt_rows=32,
-    num_tokens=12,
-    num_frames=101,
-    num_steps=4,
-    prefill_rows=(32, 64),
-    num_prefills=4,
-)
+class Prefill(msgspec.Struct, frozen=True, kw_only=True):
+    """First steps of one request: all rows of its prompt, and the draw of its first token."""
+
+    rows: int
+    step_s: tuple[float, ...]
 
 
-class GpuReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One run. `command`: its arguments; `began`: local time, ISO 8601."""
-
-    began: str
-    command: tuple[str, ...]
-    machine: Machine
-    gpu: GpuResult
-
-
-class GpuFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The JSON file of a report. `met`: by name of the target."""
-
-    met: dict[str, bool]
-    report: GpuReport
-
-
-def perform(options: BenchOptions, args: list[str]) -> bool:
-    """Measure, show and write the report; return True if no target was missed.
-
-    Raises: BenchError without a GPU that can hold the model, unless the small size was requested.
+class SpeechRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers that were started together, with all stages in one process. `first_audio_s`: time
+    from the start, by answer.
     """
-    if not options.small and not torch.cuda.is_available():
-        raise BenchError(
-            "--gpu: no CUDA device is available here; --small runs the same on the CPU at a "
-            "small size",
-            param="--gpu",
+
+    concurrency: int
+    first_audio_s: tuple[float, ...]
+    seconds: float
+    audio_s: float
+
+    @property
+    def audio_s_per_s(self) -> float:
+        return self.audio_s / self.seconds
+
+
+class PublishedRate(msgspec.Struct, frozen=True, kw_only=True):
+    concurrency: int
+    audio_s_per_s: float
+
+
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """`peak_bytes`: reserved on the device if `is_device`, with what graphs hold; else resident in
+    the process.
+    """
+
+    weight_bytes: dict[StageName, int]
+    peak_bytes: int
+    is_device: bool
+
+
+class GpuResult(Result, frozen=True, kw_only=True):
+    """Units: `copy_bytes_per_s` counts bytes read and bytes written. `dtype`: weight type.
+    `ratios`: numbers with a target.
+    """
+
+    model: str
+    small: bool
+    device: str
+    dtype: str
+    build_s: float
+    warm_up_s: float
+    copy_bytes_per_s: float
+    steps: tuple[StageSteps, ...]
+    prefills: tuple[Prefill, ...]
+    singles: tuple[SpeechRun, ...]
+    together: SpeechRun
+    published: tuple[PublishedRate, ...]
+    published_source: str
+    memory: MemoryUse
+    ratios: tuple[Ratio, ...] = ()
+
+    @property
+    def first_audio_ms(self) -> float:
+        """The median over single answers."""
+        return median([run.first_audio_s[0] for run in self.singles]) * MS
+
+    def steps_of(self, stage: StageName) -> dict[int, StageSteps]:
+        """Return a stage's steps by batch, in ascending order."""
+        return {
+            each.batch: each
+            for each in sorted(self.steps, key=lambda each: each.batch)
+            if each.stage == stage
+        }
+
+    def tables(self) -> list[RenderableType]:
+        size = "a small size of " if self.small else ""
+        head = (
+            f"{size}{self.model}, random weights, {self.dtype}, on {self.device}; built in "
+            f"{self.build_s:.0f} s, "
         )
-    began, machine = time.strftime("%Y-%m-%dT%H:%M:%S%z"), describe_machine()
-    device = torch.device("cpu" if options.small else "cuda")
-    try:
-        with meter("fleet bench") as progress:
-            result = measure(device, progress, small=options.small)
-    except torch.OutOfMemoryError as error:
-        reason = str(error).partition("\n")[0]
-        raise BenchError(
-            f"--gpu: the model does not fit into the device's memory ({reason}); it needs 80 GB"
-        ) from error
-    report = GpuReport(began=began, command=tuple(args), machine=machine, gpu=result)
-    show(report, Console())
-    if options.json:
-        write_json(
-            GpuFile(met={ratio.name: ratio.met for ratio in result.ratios}, report=report),
-            options.json,
-        )
-    return all(ratio.met for ratio in result.ratios)
-
-
-def show(report: GpuReport, console: Console) -> None:
-    print_line(console, machine_line(report.machine))
-    for table in report.gpu.tables():
-        console.print(table, highlight=False)
-    if report.gpu.ratios:
-        console.print(ratio_table(report.gpu.ratios))
-
-
-def measure(device: torch.device, progress: Meter, *, small: bool) -> GpuResult:
-    """Measure everything. Raises: BenchError."""
-    graph, plan, clock = get_graph(DEFAULT_GRAPH), SMALL if small else FULL, DeviceClock(device)
-    copy_bytes_per_s = measure_copies(clock, plan.copy_bytes)
-    clock.release_memory()
-    began_s = time.perf_counter()
-    model = _build(graph, device, progress, small=small)
-    clock.synchronize()
-    build_s = time.perf_counter() - began_s
-    run = _GpuRun(model, graph, clock, plan)
-    warm_up_s = run.warm_up(progress)
-    singles = run.single_answers(progress)
-    together, recording = run.answers_together(progress)
-    result = GpuResult(
-        model=model.name,
-        small=small,
-        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU",
-        dtype=_dtype(device),
-        build_s=build_s,
-        warm_up_s=warm_up_s,
-        copy_bytes_per_s=copy_bytes_per_s,
-        singles=singles,
-        together=together,
-        steps=run.steps(recording, progress),
-        prefills=run.prefills(progress),
-        published=tuple(
-            PublishedRate(concurrency=n, audio_s_per_s=v)
-            for n, v in model.published.audio_s_per_s.items()
-        ),
-        published_source=model.published.source,
-        memory=_memory(model, device),
-    )
-    return (
-        result
-        if small
-        else msgspec.structs.replace(result, ratios=ratios_of(result, model.expected))
-    )
-
-
-def _dtype(device: torch.device) -> str:
-    return "bfloat16" if device.type == "cuda" else "float32"
-
-
-def _build(graph: Graph, device: torch.device, progress: Meter, *, small: bool) -> FullSizeModel:
-    """Build the model of the graph. Raises: BenchError if the graph declares no full size."""
-    if graph.full_size is None:
-        raise BenchError(f"--gpu: graph {graph.name} declares no full size")
-    module, _, function = graph.full_size.partition(":")
-    builder: FullSizeBuilder = getattr(import_module(module), function)
-    return builder(
-        FullSizeOptions(
-            device=device.type,
-            dtype=_dtype(device),
-            small=small,
-            max_batch=MAX_BATCH,
-            kv_pages=KV_PAGES,
-            prefill_chunk_tokens=PREFILL_CHUNK,
-            on_built=progress.steps("stages with random weights", len(graph.stages)),
-        )
-    )
-
-
-class _GpuRun:
-    """The measurements of a built model, in the order of the methods."""
-
-    def __init__(self, model: FullSizeModel, graph: Graph, clock: DeviceClock, plan: Plan) -> None:
-        self._model, self._graph, self._clock, self._plan = model, graph, clock, plan
-
-    def warm_up(self, progress: Meter) -> float:
-        """Answer as later on, unmeasured: memory is allocated, kernels are chosen and graphs are
-        captured. Return the seconds.
-        """
-        done, began_s = progress.steps("warm-up", 2), time.perf_counter()
-        for batch in (1, MAX_BATCH):
-            self._answer(batch)
-            done()
-        return time.perf_counter() - began_s
-
-    def single_answers(self, progress: Meter) -> tuple[SpeechRun, ...]:
-        done = progress.steps("answers, one at a time", self._plan.num_singles)
-        runs: list[SpeechRun] = []
-        for _ in range(self._plan.num_singles):
-            runs.append(self._answer(1)[0])
-            done()
-        return tuple(runs)
-
-    def answers_together(self, progress: Meter) -> tuple[SpeechRun, RecordedAnswers]:
-        done = progress.steps(f"{MAX_BATCH} answers together", 1)
-        measured = self._answer(MAX_BATCH)
-        done()
-        return measured
-
-    def steps(self, recording: RecordedAnswers, progress: Meter) -> tuple[StageSteps, ...]:
-        done = progress.steps("steps of each stage", len(self._graph.stages) * len(BATCHES))
-        measured: list[StageSteps] = []
-        for stage in self._graph.stages:
-            for batch in BATCHES:
-                num_steps = self._plan.num_steps
-                measured.append(
-                    measure_steps(
-                        self._model,
-                        self._graph,
-                        self._clock,
-                        stage.name,
-                        recording,
-                        batch,
-                        num_steps,
-                    )
-                )
-                done()
-        return tuple(measured)
-
-    def prefills(self, progress: Meter) -> tuple[Prefill, ...]:
-        done = progress.steps("prefill", len(self._plan.prefill_rows))
-        main = next(stage.name for stage in self._graph.stages if stage.main)
-        measured: list[Prefill] = []
-        for rows in self._plan.prefill_rows:
-            specs = self._requests(self._plan.num_prefills, rows)
-            measured.append(
-                measure_prefill(self._model.built[main], self._graph, main, self._clock, specs)
-            )
-            done()
-        return tuple(measured)
-
-    def _answer(self, batch: int) -> tuple[SpeechRun, RecordedAnswers]:
-        specs = self._requests(batch, self._plan.num_prompt_rows)
-        return answer(self._model, self._graph, self._clock, specs)
-
-    def _requests(self, count: int, num_prompt_rows: int) -> list[RequestSpec]:
-        plan = self._plan
         return [
-            self._model.request(
-                number,
-                num_prompt_rows=num_prompt_rows,
-                num_tokens=plan.num_tokens,
-                num_frames=plan.num_frames,
-            )
-            for number in range(count)
+            Text(
+                f"{head}warm after {self.warm_up_s:.0f} s; copies "
+                f"{self.copy_bytes_per_s / GIGA:.0f} GB/s (read + written)"
+            ),
+            self._steps_table(),
+            self._prefill_table(),
+            self._speech_table(),
+            self._memory_table(),
         ]
 
+    def targets(self) -> Sequence[Ratio]:
+        return self.ratios
 
-def _memory(model: FullSizeModel, device: torch.device) -> MemoryUse:
-    if device.type == "cuda":
-        peak_bytes = torch.cuda.max_memory_reserved(device)
-    else:
-        peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-            1 if sys.platform == "darwin" else 1024
+    def _steps_table(self) -> Group:
+        columns = ("requests", "ms", "eager ms", "gain", "MB read", "copy ms", "step/copy")
+        table = table_of("stage", *columns)
+        for each in self.steps:
+            num_bytes = each.weight_bytes + each.kv_bytes
+            copied_ms = num_bytes / self.copy_bytes_per_s * MS if num_bytes else None
+            table.add_row(
+                each.stage,
+                str(each.batch),
+                figure(each.served_ms),
+                figure(each.eager_ms),
+                figure(each.graph_gain),
+                figure(num_bytes / MIB if num_bytes else None),
+                figure(copied_ms),
+                figure(each.bytes_time(self.copy_bytes_per_s)),
+            )
+        return titled(
+            "decode steps: as served and without a graph (medians), beside a copy of the bytes "
+            "they read",
+            table,
         )
-    weight_bytes = {name: reader.num_bytes for name, reader in model.weights.items()}
-    return MemoryUse(
-        weight_bytes=weight_bytes, peak_bytes=peak_bytes, is_device=device.type == "cuda"
-    )
+
+    def _prefill_table(self) -> Group:
+        table = table_of("rows of the prompt", *(str(each.rows) for each in self.prefills))
+        table.add_row(
+            "ms to the first token",
+            *(figure(median(each.step_s) * MS) for each in self.prefills),
+        )
+        return titled("prefill of one request (medians)", table)
+
+    def _speech_table(self) -> Group:
+        table = table_of("answers together", "first audio, ms", "audio s per s", "best published")
+        published = {each.concurrency: each.audio_s_per_s for each in self.published}
+        for run in (self.singles[-1], self.together):
+            audio_ms = (
+                self.first_audio_ms if run.concurrency == 1 else median(run.first_audio_s) * MS
+            )
+            best = NONE if self.small else figure(published.get(run.concurrency))
+            table.add_row(
+                str(run.concurrency), figure(audio_ms), figure(self._rate(run.concurrency)), best
+            )
+        return titled(
+            f"speech, all stages in one process (best published: {self.published_source})", table
+        )
+
+    def _rate(self, concurrency: int) -> float:
+        runs = self.singles if concurrency == 1 else (self.together,)
+        return median([run.audio_s_per_s for run in runs])
+
+    def _memory_table(self) -> Group:
+        table = table_of("GiB", *self.memory.weight_bytes, "all weights", "peak")
+        weights = self.memory.weight_bytes.values()
+        values = (*weights, sum(weights), self.memory.peak_bytes)
+        table.add_row(
+            "device" if self.memory.is_device else "process",
+            *(figure(value / GIB) for value in values),
+        )
+        return titled("memory", table)
 
 
-def ratios_of(result: GpuResult, expected: Expected) -> tuple[Ratio, ...]:
-    """Return the numbers that have an expectation."""
-    ratios: list[Ratio] = []
-    for name, target in expected.graph_gain.items():
-        gain = result.steps_of(name)[1].graph_gain
-        if gain is not None:
-            ratios.append(at_least(f"{name}, 1 request: eager / graph", gain, target))
-    for name, target in expected.batch_cost.items():
-        by_batch = result.steps_of(name)
-        cost = by_batch[MAX_BATCH].served_ms / by_batch[1].served_ms
-        ratios.append(at_most(f"{name}, {MAX_BATCH} requests / 1", cost, target))
-    for name, target in expected.bytes_time.items():
-        for batch, each in result.steps_of(name).items():
-            times = each.bytes_time(result.copy_bytes_per_s)
-            if times is not None:
-                row = f"{name}, {batch} request{'s' if batch > 1 else ''}: step / copy of its bytes"
-                ratios.append(at_most(row, times, target))
-    audio_ms = result.first_audio_ms
-    return (
-        *ratios,
-        at_most("first audio", audio_ms, expected.first_audio_ms, "ms"),
-    )
+def _conflict(options: BenchOptions) -> str:
+    own = options.config or options.overrides or options.png
+    if MEASUREMENT in options.chosen and (own or len(options.chosen) > 1):
+        return (
+            "--gpu measures a device without a fleet and without a picture: give it alone, or "
+            "with --small, --json, --check"
+        )
+    return ""
+
+
+MEASUREMENT = Measurement(
+    place=145,
+    key="gpu",
+    run="fleet.lab.measure.gpu_run:measure_device",
+    option="--gpu",
+    help="measure the torch engine on this machine's GPU, without a fleet",
+    has_small=True,
+    conflict=_conflict,
+    about={
+        "--gpu": "the torch engine on this machine's GPU, without a fleet: the published size of "
+        "the model with random weights, all stages in one process. Steps of each stage as a graph "
+        "and without it at 1, 8 and 32 requests, beside the time that copying the bytes they read "
+        "takes; first audio; audio per second; memory. With --small the same on the CPU at a small "
+        "size"
+    },
+)

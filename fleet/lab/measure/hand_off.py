@@ -1,7 +1,7 @@
 """Hand-off benchmark: the time between a prefill worker and a decode worker, part by part. Knows
 stages only as declared.
 
-Real processes and one request at a time, so that nothing queues. The timestamps are those of the
+Real processes and one request at a time, so that nothing queues. The timestamps come from the
 requests' traces, as the workers reported them.
 """
 
@@ -14,17 +14,18 @@ from rich.console import Group
 from fleet.core.hand_off import HandOff
 from fleet.core.ids import StageName
 from fleet.lab.client.client import ApiClient
-from fleet.lab.measure.deployment import own_fleet, resolve_config
+from fleet.lab.measure.deployment import started_fleet
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.measurement import Context, Measurement, argument, whole_number
+from fleet.lab.measure.page_reads import PageReads
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
+from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.measure.split import split_stages, splitting_overrides, with_checkpoint
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.result import PLAYED, Result
-from fleet.lab.report.stats import Ratio, Summary, at_least, at_most, median, summarise
-from fleet.lab.report.tables import cells, cells_and_high, figure, table_of, titled
+from fleet.lab.report.stats import Ratio, Summary, at_least, at_most, summarise
+from fleet.lab.report.tables import cells_and_high, figure, table_of, titled
 
 PARTS = (
     ("blocks copied or shared, task released", "prefilled_us", "handed_us"),
@@ -44,7 +45,7 @@ TARGET_P50_MS, PAGES_TARGET = 5.0, 0.5
 
 
 class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
-    """The hand-offs of one stage. `first`: that of the first request, whose workers had no
+    """The hand-offs of one stage. `first`: hand-off of the first request, whose workers had no
     connection to each other yet.
     """
 
@@ -108,44 +109,8 @@ class StageHandOffs(msgspec.Struct, frozen=True, kw_only=True):
         axes.legend(fontsize=7, loc="lower right")
 
 
-class PageReads(msgspec.Struct, frozen=True, kw_only=True):
-    """Durations of three ways to move the same KV rows, measured in turns.
-
-    Units: microseconds. `blocks_us`: block by block, from the search for free pages to all rows in
-    place. `plain_us`: one read of as many contiguous bytes. `copied_us`: copied out of the pool
-    into the arena, read, checked, and written into the pool.
-    """
-
-    num_bytes: int
-    num_blocks: int
-    blocks_us: tuple[float, ...]
-    plain_us: tuple[float, ...]
-    copied_us: tuple[float, ...]
-
-    @property
-    def ratio(self) -> float:
-        """Speed of the reads by block relative to the plain read."""
-        return median(self.plain_us) / median(self.blocks_us)
-
-    def table(self) -> Group:
-        table = table_of("", "p50 us", "p95 us", "GB/s")
-        rows = (
-            ("block by block", self.blocks_us),
-            ("one plain read", self.plain_us),
-            ("checked copy", self.copied_us),
-        )
-        for name, durations_us in rows:
-            summary = summarise(durations_us)
-            speed = self.num_bytes / summary.p50 / 1000 if summary else None
-            table.add_row(name, *cells(summary), figure(speed))
-        return titled(
-            f"{self.num_bytes} bytes of KV rows, {self.num_blocks} blocks, between two processes",
-            table,
-        )
-
-
 class HandOffResult(Result, frozen=True, kw_only=True):
-    """`others_cores`: background load. `pages`: None where it was not measured."""
+    """`others_cores`: background load. `pages` is None where it was not measured."""
 
     stages: tuple[StageHandOffs, ...]
     others_cores: float
@@ -172,42 +137,41 @@ class HandOffResult(Result, frozen=True, kw_only=True):
             ratios.append(at_least("KV blocks / plain read", self.pages.ratio, PAGES_TARGET))
         return ratios
 
-    def background_loads(self) -> list[float]:
-        return [self.others_cores]
 
-
-def measure_hand_offs(options: BenchOptions, steps: Steps) -> HandOffResult:
-    """Start a split fleet and send `options.hand_offs` requests; each split stage hands each of
-    them off once.
+def measure_hand_offs(context: Context) -> HandOffResult:
+    """Start a split fleet and send `--hand-offs` requests; each split stage hands each of them off
+    once. The KV blocks are measured before, since the fleet's processes would slow them.
 
     Raises: ApiError if a request fails, BenchError if its trace lacks a hand-off.
     """
-    plain = resolve_config(options.config, options.overrides)
-    overrides = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
-    started = steps("starting a split fleet", 1)
-    with own_fleet(options.config, overrides) as target:
-        started()
+    # Imported here: it needs torch.
+    from fleet.lab.measure.kv_pages import measure_pages
+
+    done = context.steps("reads of keys and values")
+    pages = measure_pages()
+    done()
+    plain, count = context.resolve(), context.options.hand_offs
+    given = with_checkpoint(plain, context.options.overrides)
+    overrides = (*given, *splitting_overrides(plain))
+    with started_fleet(context, "starting a split fleet", *overrides) as target:
         api = target.api
         model, bounds = api.model(), stage_bounds(target.config, MAX_TOKENS, FRAMES)
         bodies = [encode_call(model, prompt, target.config, bounds) for prompt in PROMPTS]
         stages = split_stages(target.config)
-        warm_up = _hand_offs(api, bodies, WARM_UP, stages, steps("hand-offs, warm-up", WARM_UP))
-        background_load = BackgroundLoad()
-        measured = _hand_offs(
-            api, bodies, options.hand_offs, stages, steps("hand-offs", options.hand_offs)
-        )
+        step = context.steps("hand-offs, warm-up", WARM_UP)
+        warm_up = _hand_offs(api, bodies, WARM_UP, stages, step)
+        background_load, step = BackgroundLoad(), context.steps("hand-offs", count)
+        measured = _hand_offs(api, bodies, count, stages, step)
         others_cores = background_load.cores()
-    return HandOffResult(
-        stages=tuple(
-            StageHandOffs(
-                stage=stage,
-                hand_offs=tuple(of_stage[stage] for of_stage in measured),
-                first=warm_up[0][stage],
-            )
-            for stage in stages
-        ),
-        others_cores=others_cores,
+    found = tuple(
+        StageHandOffs(
+            stage=stage,
+            hand_offs=tuple(of_stage[stage] for of_stage in measured),
+            first=warm_up[0][stage],
+        )
+        for stage in stages
     )
+    return HandOffResult(stages=found, others_cores=others_cores, pages=pages)
 
 
 def _hand_offs(
@@ -236,3 +200,26 @@ def _ms(hand_off: HandOff, begin: str, end: str) -> float | None:
     """Return the time between two timestamps, or None if one is missing."""
     began_us, ended_us = getattr(hand_off, begin), getattr(hand_off, end)
     return None if began_us is None or ended_us is None else (ended_us - began_us) / 1000
+
+
+MEASUREMENT = Measurement(
+    place=40,
+    key="hand_offs",
+    run=measure_hand_offs,
+    option="--hand-off",
+    help="measure hand-offs from prefill to decode workers",
+    about={
+        "--hand-off": "prefill and decode in separate workers: from the last step of one to the "
+        "first step of the next, part by part; and KV rows read block by block, compared with one "
+        "plain read of as many bytes"
+    },
+    arguments=(
+        argument(
+            "--hand-offs",
+            type=whole_number(),
+            default=60,
+            metavar="N",
+            help="number of hand-offs of each split stage (60)",
+        ),
+    ),
+)

@@ -6,31 +6,28 @@ the consumer waits again, in the worker's own blocking read, so that chunks neve
 """
 
 import math
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import IO
 
-import msgspec
 from rich.console import Group
 
 from fleet.control import scripts
 from fleet.control.connect import Reply, connect, run
 from fleet.control.notices import ChunkNotice
-from fleet.core.chunk import Chunk, WireTensor
-from fleet.core.clock import now_us
+from fleet.core.chunk import WireTensor
 from fleet.core.ids import Epoch, RequestId, RoleName
+from fleet.lab.measure.calls import Caller, ProcessCall
 from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.measurement import Measurement, argument, whole_number
 from fleet.lab.measure.pair import (
     BLOCK_MS,
     CONSUMER,
-    EDGE,
     PRODUCER,
     WORKERS,
+    ack_of,
+    append_of,
     bare_redis,
     ok,
     open_requests,
@@ -39,7 +36,6 @@ from fleet.lab.report.plot import Axes, Panel
 from fleet.lab.report.result import FLEET, OTHER, PLAYED, Result
 from fleet.lab.report.stats import Ratio, at_most, median, summarise
 from fleet.lab.report.tables import table_of, titled
-from fleet.process.parent_death import signalled_with_parent
 from fleet.worker.process.redis_link import RedisLink, TurnResult
 
 PAYLOAD_CODES = 16
@@ -48,8 +44,8 @@ PAUSE_S = 0.001
 """From the consumer's confirmation of a chunk to the next append: by then the consumer waits in
 Redis.
 """
-READY = b"\n"
-"""The consumer's confirmation, on the producer's standard input."""
+READY = "ready"
+"""The consumer's confirmation to the producer."""
 WARM_UP = 50
 ACK_STRIDE = 8
 FREE_SLOTS = 8
@@ -111,47 +107,23 @@ class HopResult(Result, frozen=True, kw_only=True):
         axes.legend(fontsize=8)
 
 
-class _ProducerTask(msgspec.Struct, frozen=True, kw_only=True):
-    """The arguments of the producing process: the first line of its standard input."""
-
-    redis_url: str
-    request: RequestId
-    epoch: Epoch
-    count: int
-
-
 def measure_hops(count: int, advance: Callable[[int], None]) -> HopResult:
     """Measure `count` hops through a Redis that is started for it, with a fleet's settings.
 
     Raises: BenchError if a chunk never arrives; ConfigError if there is no Redis to start.
     """
-    with bare_redis() as server:
-        client = connect(server.url, one_connection=True)
+    with bare_redis() as server, connect(server.url, one_connection=True) as client:
         ping_us = tuple(_duration_us(client.ping) for _ in range(NUM_PINGS))
         links = {
             stage: RedisLink(client, worker, RoleName(stage)) for stage, worker in WORKERS.items()
         }
         ((request, epochs),) = open_requests(partial(run, client), links, 1)
-        task = _ProducerTask(
-            redis_url=server.url, request=request, epoch=epochs[PRODUCER], count=count + WARM_UP
-        )
-        command = [sys.executable, "-m", "fleet.lab.measure.hop"]
-        with subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            preexec_fn=signalled_with_parent(signal.SIGKILL),
-        ) as producer:
-            assert producer.stdin is not None and producer.stdout is not None
-            try:
-                producer.stdin.write(msgspec.json.encode(task) + b"\n")
-                delivery_us = _consume(
-                    links[CONSUMER], task, epochs[CONSUMER], producer.stdin, advance
-                )
-                append_us = msgspec.json.decode(producer.stdout.read(), type=tuple[float, ...])
-            finally:
-                producer.kill()
-                client.close()
+        num_chunks = count + WARM_UP
+        arguments = (server.url, request, epochs[PRODUCER], num_chunks)
+        with ProcessCall("fleet.lab.measure.hop:produce", *arguments, name="hop") as producer:
+            consumer = _Consumer(links[CONSUMER], request, epochs[CONSUMER], producer)
+            delivery_us = consumer.receive(num_chunks, advance)
+            append_us = producer.receive(tuple[float, ...])
     return HopResult(
         delivery_us=tuple(delivery_us[WARM_UP:]), append_us=append_us[WARM_UP:], ping_us=ping_us
     )
@@ -164,53 +136,42 @@ def _duration_us(call: Callable[[], Reply]) -> float:
     return (time.perf_counter() - began_s) * 1e6
 
 
-def _consume(
-    link: RedisLink,
-    task: _ProducerTask,
-    epoch: Epoch,
-    producer: IO[bytes],
-    advance: Callable[[int], None],
-) -> list[float]:
-    """Wait for every chunk as a worker does, acknowledging in strides, and return the age of each
-    on arrival.
-    """
-    ages_us: list[float] = []
-    acked = 0
-    deadline = time.monotonic() + TIMEOUT_S
-    _confirm(producer)
-    while len(ages_us) < task.count:
-        due = len(ages_us) - acked >= ACK_STRIDE
-        acked = len(ages_us) if due else acked
-        ack = scripts.Ack(
-            request=task.request,
-            stage=CONSUMER,
-            epoch=epoch,
-            edge=EDGE,
-            consumed=acked,
-            producer=PRODUCER,
-        )
-        result = link.exchange(
-            [scripts.ack([ack])] if due else [], free_slots=FREE_SLOTS, block_ms=BLOCK_MS
-        )
-        arrived_us = time.time_ns() / 1000
-        ages_us += _ages(result, arrived_us)
-        if result.notices:
-            if len(ages_us) > WARM_UP:
-                advance(1)
-            _confirm(producer)
-            deadline = time.monotonic() + TIMEOUT_S
-        elif time.monotonic() > deadline:
-            raise BenchError(
-                f"hop: chunk {len(ages_us)} of {task.count} did not arrive; did the producer die?"
-            )
-    return ages_us
+@dataclass(frozen=True, slots=True)
+class _Consumer:
+    """The consuming worker, which lets the producer send each chunk."""
 
+    link: RedisLink
+    request: RequestId
+    epoch: Epoch
+    producer: ProcessCall
 
-def _confirm(producer: IO[bytes]) -> None:
-    """Let the producer send the next chunk; it may have ended after its last one."""
-    with suppress(BrokenPipeError):
-        producer.write(READY)
-        producer.flush()
+    def receive(self, num_chunks: int, advance: Callable[[int], None]) -> list[float]:
+        """Wait for every chunk as a worker does, acknowledging in strides, and return the age of
+        each on arrival.
+        """
+        ages_us: list[float] = []
+        acked = 0
+        deadline = time.monotonic() + TIMEOUT_S
+        self.producer.send(READY)
+        while len(ages_us) < num_chunks:
+            due = len(ages_us) - acked >= ACK_STRIDE
+            acked = len(ages_us) if due else acked
+            calls = [scripts.ack([ack_of(self.request, self.epoch, acked)])] if due else []
+            result = self.link.exchange(calls, free_slots=FREE_SLOTS, block_ms=BLOCK_MS)
+            arrived_us = time.time_ns() / 1000
+            ages_us += _ages(result, arrived_us)
+            if result.notices:
+                if len(ages_us) > WARM_UP:
+                    advance(1)
+                if len(ages_us) < num_chunks:
+                    self.producer.send(READY)
+                deadline = time.monotonic() + TIMEOUT_S
+            elif time.monotonic() > deadline:
+                raise BenchError(
+                    f"hop: chunk {len(ages_us)} of {num_chunks} did not arrive; did the producer "
+                    "die?"
+                )
+        return ages_us
 
 
 def _ages(result: TurnResult, arrived_us: float) -> list[float]:
@@ -221,46 +182,36 @@ def _ages(result: TurnResult, arrived_us: float) -> list[float]:
     ]
 
 
-def _produce(task: _ProducerTask) -> list[float]:
-    """Append one chunk after another, each stamped just before it is sent; return the duration of
+def produce(redis_url: str, request: RequestId, epoch: Epoch, count: int, caller: Caller) -> None:
+    """Append one chunk after another, each stamped just before it is sent, and send the duration of
     each call.
     """
-    client = connect(task.redis_url, one_connection=True)
-    data = bytes(4 * PAYLOAD_CODES)
     took_us: list[float] = []
-    for index in range(task.count):
-        sys.stdin.buffer.read(len(READY))
-        time.sleep(PAUSE_S)
-        chunk = Chunk(
-            request=task.request,
-            edge=EDGE,
-            index=index,
-            epoch=task.epoch,
-            tensors={"codes": WireTensor("int32", (1, PAYLOAD_CODES), data)},
-            produced_us=now_us(),
-        )
-        item = scripts.Append(
-            stage=PRODUCER,
-            consumer=CONSUMER,
-            chunk=chunk,
-            location={},
-            event=None,
-            finish=False,
-            num_items=1,
-        )
-        began_s = time.perf_counter()
-        reply = run(client, scripts.append([item]))
-        took_us.append((time.perf_counter() - began_s) * 1e6)
-        ok(reply)
-    client.close()
-    return took_us
+    tensors = {"codes": WireTensor("int32", (1, PAYLOAD_CODES), bytes(4 * PAYLOAD_CODES))}
+    with connect(redis_url, one_connection=True) as client:
+        for index in range(count):
+            caller.receive(str)
+            time.sleep(PAUSE_S)
+            item = append_of(request, epoch, index, tensors)
+            began_s = time.perf_counter()
+            reply = run(client, scripts.append([item]))
+            took_us.append((time.perf_counter() - began_s) * 1e6)
+            ok(reply)
+    caller.send(took_us)
 
 
-def main() -> None:
-    """Run the producing process: its task on standard input, its durations on standard output."""
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=_ProducerTask)
-    sys.stdout.buffer.write(msgspec.json.encode(_produce(job)))
-
-
-if __name__ == "__main__":
-    main()
+MEASUREMENT = Measurement(
+    place=10,
+    key="hops",
+    run=lambda context: measure_hops(
+        count := context.options.hops, context.progress.counted("hops", count)
+    ),
+    option="--hop",
+    help="measure append to delivery through a Redis started for it",
+    about={"--hop": "one chunk from append to delivery through real Redis"},
+    arguments=(
+        argument(
+            "--hops", type=whole_number(), default=1000, metavar="N", help="number of hops (1000)"
+        ),
+    ),
+)

@@ -18,11 +18,11 @@ from rich.console import Group
 
 from fleet.lab.client.chat import StreamRecording
 from fleet.lab.measure.answer_timing import AnswerTiming, time_answer
-from fleet.lab.measure.deployment import TargetFleet, own_fleet, resolve_config
+from fleet.lab.measure.deployment import TargetFleet, resolve_config, started_fleet
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.measurement import Context, Measurement, argument, whole_number
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
+from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.measure.split import (
     joining_overrides,
     num_workers,
@@ -62,7 +62,7 @@ class Gap(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LongPrompt(msgspec.Struct, frozen=True, array_like=True):
-    """One long prompt: the time since the load began at which it was sent, and the time until its
+    """A long prompt: the time since the load began at which it was sent, and the time until its
     first text.
     """
 
@@ -116,8 +116,8 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Interference(Result, frozen=True, kw_only=True):
-    """Both results. `interval_s`: from one long prompt to the next; `num_tokens`: length of each
-    long prompt.
+    """Results of two fleets. `interval_s`: time from one long prompt to the next; `num_tokens`:
+    length of each long prompt.
     """
 
     num_streams: int
@@ -201,44 +201,43 @@ class _LongPrompts(msgspec.Struct, frozen=True, kw_only=True):
     interval_s: float
 
 
-def measure_interference(options: BenchOptions, steps: Steps) -> Interference:
+def measure_interference(context: Context) -> Interference:
     """Measure both fleets. Raises: BenchError if their numbers of workers differ, ApiError if a
     request fails.
     """
-    plain = resolve_config(options.config, options.overrides)
+    options, plain = context.options, context.resolve()
     split = (*with_checkpoint(plain, options.overrides), *splitting_overrides(plain))
-    together = (*split, *joining_overrides(resolve_config(options.config, split)))
-    if num_workers(resolve_config(options.config, together)) != num_workers(
-        resolve_config(options.config, split)
-    ):
+    whole = (*split, *joining_overrides(resolve_config(options.config, split)))
+    counts = {num_workers(resolve_config(options.config, given)) for given in (whole, split)}
+    if len(counts) > 1:
         raise BenchError(
             "the two fleets would not have as many workers; give `replicas` in one place only",
             param="--set",
         )
     prompts: _LongPrompts | None = None
-    sides: dict[str, Side] = {}
-    for name, overrides in ((TOGETHER, together), (SPLIT, split)):
-        started = steps(f"starting a fleet, prefill and decode {name}", 1)
-        with own_fleet(options.config, overrides) as target:
-            started()
-            load = _InterferenceLoad(target, options)
+    sides: list[Side] = []
+    for name, overrides in ((TOGETHER, whole), (SPLIT, split)):
+        label = f"starting a fleet, prefill and decode {name}"
+        with started_fleet(context, label, *overrides) as target:
+            load = _InterferenceLoad(target, context)
             prompts = prompts or load.calibrate()
-            sides[name] = load.run(name, prompts, steps)
+            sides.append(load.run(name, prompts))
     assert prompts is not None
     return Interference(
         num_streams=options.concurrency,
-        num_tokens=max(prompt.num_tokens for prompt in sides[TOGETHER].long_prompts),
+        num_tokens=max(prompt.num_tokens for prompt in sides[0].long_prompts),
         interval_s=prompts.interval_s,
-        together=sides[TOGETHER],
-        split=sides[SPLIT],
+        together=sides[0],
+        split=sides[1],
     )
 
 
 class _InterferenceLoad:
     """The load on one fleet."""
 
-    def __init__(self, target: TargetFleet, options: BenchOptions) -> None:
-        self._target, self._options = target, options
+    def __init__(self, target: TargetFleet, context: Context) -> None:
+        self._target, self._options = target, context.options
+        self._steps = context.steps
         self._api = target.api
         self._model = self._api.model()
         self._steady = [self._body(prompt, STEADY_TOKENS) for prompt in PROMPTS]
@@ -263,11 +262,11 @@ class _InterferenceLoad:
             characters=characters, interval_s=INTERVAL_FACTOR * sorted(took_s)[NUM_ALONE // 2]
         )
 
-    def run(self, name: str, prompts: _LongPrompts, steps: Steps) -> Side:
+    def run(self, name: str, prompts: _LongPrompts) -> Side:
         """Stream answers all the time; send the long prompts after `UNDISTURBED_S`."""
         count, stop = self._options.concurrency, threading.Event()
         self._api.record_chat(self._long(0, prompts.characters))
-        undisturbed = steps(f"{count} answers at a time, {name}", 1)
+        undisturbed = self._steps(f"{count} answers at a time, {name}")
         background_load = BackgroundLoad()
         self._began_s = time.perf_counter()
         with ThreadPoolExecutor(max_workers=count) as pool:
@@ -277,7 +276,7 @@ class _InterferenceLoad:
                 undisturbed()
                 begins_s = time.perf_counter() - self._began_s
                 long_prompts = self._send_long_prompts(
-                    prompts, streams, steps(f"long prompts, {name}", self._options.requests)
+                    prompts, streams, self._steps(f"long prompts, {name}", self._options.requests)
                 )
                 ends_s = time.perf_counter() - self._began_s
             finally:
@@ -340,8 +339,8 @@ class _InterferenceLoad:
         return time_answer(0, recording, self._began_s)
 
     def _long(self, number: int, characters: int) -> bytes:
-        """Make a prompt of so many characters; no two share a prefix, so that none is served from a
-        cached prefix.
+        """Make a prompt of `characters` characters; no two share a prefix, so that none is served
+        from a cached prefix.
         """
         text = " ".join(PROMPTS)
         return self._body(
@@ -366,3 +365,26 @@ def _sleep_until(moment_s: float, streams: Sequence["Future[list[StreamRecording
         if ended is not None:
             ended.result()
         time.sleep(min(left_s, 0.1))
+
+
+MEASUREMENT = Measurement(
+    place=50,
+    key="interference",
+    run=measure_interference,
+    option="--interference",
+    help="measure the delay that long prompts cause to running answers",
+    about={
+        "--interference": "gaps between the chunks of running answers while long prompts arrive: "
+        "prefill and decode together, then split, with as many workers. --concurrency answers run "
+        "all the time; --requests long prompts arrive"
+    },
+    arguments=(
+        argument(
+            "--prompt-tokens",
+            type=whole_number(),
+            default=4000,
+            metavar="N",
+            help="length of a long prompt (4000)",
+        ),
+    ),
+)

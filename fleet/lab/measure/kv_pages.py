@@ -19,7 +19,7 @@ from fleet.core.ids import RequestId, WorkerId
 from fleet.core.pages import Memory, PagesRef, Span, spans_between
 from fleet.engine.torch.kv_pool import KVPool, KVShape, PageTable
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.hand_off import PageReads
+from fleet.lab.measure.page_reads import PageReads
 from fleet.lab.measure.reads import peer_process
 from fleet.transfer.base import BlockRead, Pull, Transfer
 from fleet.transfer.factory import open_transfer
@@ -49,8 +49,8 @@ class _Copy(msgspec.Struct, frozen=True):
 
 
 class _Endpoint:
-    """One process's pool, with every other page in use, and a contiguous region of as many bytes;
-    both registered.
+    """The pool of a process, with every other page in use, and a contiguous region of as many
+    bytes; both registered.
     """
 
     def __init__(self, worker: WorkerId) -> None:

@@ -19,10 +19,10 @@ from fleet.lab.measure.answer_timing import (
     measure_answer,
     time_answer,
 )
+from fleet.lab.measure.measurement import Advance
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.stats import Summary, summarise
 
-Advance = Callable[[], None]
 Measured = TypeVar("Measured", bound=msgspec.Struct)
 
 

@@ -1,12 +1,15 @@
-"""`fleet bench`: parses its arguments, and runs either the measurements of a fleet or that of this
-machine's device.
-"""
+"""`fleet bench`: parses its arguments, runs the measurements that they request, and reports."""
 
 import sys
 
+from rich.console import Console
+
 from fleet.core.errors import FleetError
-from fleet.lab.measure.options import BenchOptions, parse
+from fleet.lab.measure.measurement import BenchOptions, Context
+from fleet.lab.measure.options import measurements, parse
 from fleet.lab.report.files import check_report_folders
+from fleet.lab.report.progress import meter
+from fleet.lab.report.result import Report
 from fleet.process.interrupts import interrupted_by_sigterm
 
 INTERRUPTED = 130
@@ -32,15 +35,15 @@ def run(args: list[str]) -> int:
 
 
 def _perform(options: BenchOptions, args: list[str]) -> bool:
-    """Measure and report; return True if no target was missed.
-
-    Each side is imported only when it is measured: a fleet needs Redis and NIXL, the device does
-    not, but torch.
-    """
-    if options.gpu:
-        from fleet.lab.measure import gpu
-
-        return gpu.perform(options, args)
-    from fleet.lab.measure import fleet_measures
-
-    return fleet_measures.perform(options, args)
+    """Measure, show and write the report; return True if no target was missed."""
+    report = Report(command=tuple(args))
+    with meter("fleet bench") as progress:
+        context = Context(options, progress)
+        for measurement in options.chosen:
+            report.results[measurement.key] = measurement.measure(context)
+    report.show(Console())
+    if options.json:
+        report.write(options.json, [each.key for each in measurements()])
+    if options.png:
+        report.draw(options.png)
+    return not report.missed

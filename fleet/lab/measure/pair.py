@@ -17,6 +17,8 @@ from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.control.embedded import embedded_url
 from fleet.control.server import ServerOptions, find_server, server_command
+from fleet.core.chunk import Chunk, WireTensor
+from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, Epoch, RequestId, RoleName, StageName, WorkerId, new_request_id
 from fleet.core.request import RequestSpec
 from fleet.process.parent_death import signalled_with_parent
@@ -96,3 +98,43 @@ def ok(reply: Reply) -> None:
     """Raise AssertionError unless the first word of every answer of a script is "ok"."""
     status = text(cast("list[Reply]", reply)[0])
     assert status == "ok", f"a script refused: {status}"
+
+
+def append_of(
+    request: RequestId,
+    epoch: Epoch,
+    index: int,
+    tensors: Mapping[str, WireTensor],
+    first_row: int = 0,
+) -> scripts.Append:
+    """Return the append of one chunk, stamped now."""
+    chunk = Chunk(
+        request=request,
+        edge=EDGE,
+        index=index,
+        epoch=epoch,
+        tensors=dict(tensors),
+        produced_us=now_us(),
+        first_row=first_row,
+    )
+    return scripts.Append(
+        stage=PRODUCER,
+        consumer=CONSUMER,
+        chunk=chunk,
+        location={},
+        event=None,
+        finish=False,
+        num_items=1,
+    )
+
+
+def ack_of(request: RequestId, epoch: Epoch, consumed: int) -> scripts.Ack:
+    """Return the acknowledgement of the first `consumed` chunks."""
+    return scripts.Ack(
+        request=request,
+        stage=CONSUMER,
+        epoch=epoch,
+        edge=EDGE,
+        consumed=consumed,
+        producer=PRODUCER,
+    )

@@ -11,8 +11,8 @@ page.
 class PlaybackClock:
     """Playback of one answer. Units: seconds of any one clock.
 
-    `underruns`: how often the buffer was empty before more audio arrived. `late_s`: for each piece
-    but the first, its arrival after the moment at which it was due; negative if it was early.
+    `underruns`: how often the buffer was empty before more audio arrived. `late_s`: delay of each
+    piece but the first: its arrival after the moment at which it was due; negative if it was early.
     """
 
     def __init__(self, rate_hz: int) -> None:

@@ -1,33 +1,16 @@
-"""The reference implementation, or the twin, run in a process of its own.
+"""Requests for the reference implementation, the twin or an engine, and their answers.
 
-Both read one work file and write one result file. Knows no model: the requests are the fleet's own,
-stage by stage.
+Each runs in a process of its own. Knows no model: the requests are the fleet's own, stage by stage.
 """
 
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Callable
 
 import msgspec
 
 from fleet.core.request import RequestSpec
-from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.calls import ProcessSettings, call
 from fleet.lab.report.background_load import BackgroundLoad
 from fleet.lab.report.stats import Summary, summarise
-from fleet.process.parent_death import signalled_with_parent
-
-ResultT = TypeVar("ResultT")
-TAIL_LINES = 8
-PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Waiting OpenMP threads sleep: next to one busy process, two spinning ones slowed a small model
-tenfold (measured).
-"""
 
 
 class ReferenceWork(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +80,8 @@ class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def summary(self, field: str) -> Summary | None:
-        """Summarise one field of `AnswerMetrics`; None for those of which a reference knows
-        nothing.
+        """Summarise one field of `AnswerMetrics`; None for a field that a reference
+        does not know.
         """
         match field:
             case "first_audio_s":
@@ -116,71 +99,18 @@ class ReferenceResult(msgspec.Struct, frozen=True, kw_only=True):
                 return None
 
 
-def run_in_subprocess(
-    module: str, options: Sequence[str], work: ReferenceWork, advance: Callable[[], None]
-) -> ReferenceResult:
-    """Run `python -m MODULE OPTIONS --requests FILE --out FILE`; each line it prints is one request
-    done.
-
-    Raises: BenchError with the end of what it wrote to stderr.
-    """
-    result, others_cores = run_script(
-        module, options, msgspec.json.encode(work), ReferenceResult, advance
-    )
-    return msgspec.structs.replace(result, others_cores=others_cores)
-
-
-def run_script(
-    module: str,
-    options: Sequence[str],
-    work: bytes,
-    answers: type[ResultT],
+def run_reference(
+    function: str,
+    *arguments: object,
     advance: Callable[[], None],
-) -> tuple[ResultT, float | None]:
-    """Run `python -m MODULE OPTIONS --requests FILE --out FILE`, which reads `work`; `advance` is
-    called at each line it prints.
+    num_threads: int | None = None,
+) -> ReferenceResult:
+    """Return the result of a function `module:function` in a process of its own; each line that it
+    prints is one request done.
 
-    Return its result, JSON of the type `answers`, and the background load. Raises: BenchError with
-    the end of its stderr.
+    `num_threads`: threads of OpenMP, which it reads when torch is imported. Raises: BenchError.
     """
-    with tempfile.TemporaryDirectory(prefix="fleet-bench-") as folder:
-        work_file, result_file, log = (
-            Path(folder, "requests.json"),
-            Path(folder, "result.json"),
-            Path(folder, "stderr"),
-        )
-        work_file.write_bytes(work)
-        command = [
-            sys.executable,
-            "-m",
-            module,
-            *options,
-            "--requests",
-            str(work_file),
-            "--out",
-            str(result_file),
-        ]
-        background_load = BackgroundLoad()
-        with log.open("w") as stderr:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env={**os.environ, **PASSIVE_WAIT},
-                preexec_fn=signalled_with_parent(signal.SIGKILL),
-            )
-        with process, ExitStack() as stack:
-            # for an interruption; no effect on a process that has ended
-            stack.callback(process.terminate)
-            assert process.stdout is not None
-            for _line in process.stdout:
-                advance()
-            process.wait()
-        if process.returncode != 0 or not result_file.is_file():
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-TAIL_LINES:])
-            raise BenchError(
-                f"{module} ended with status {process.returncode}: {tail or 'it printed nothing'}"
-            )
-        return msgspec.json.decode(result_file.read_bytes(), type=answers), background_load.cores()
+    background_load = BackgroundLoad()
+    settings = ProcessSettings(num_threads=num_threads)
+    result = call(function, *arguments, kind=ReferenceResult, advance=advance, settings=settings)
+    return msgspec.structs.replace(result, others_cores=background_load.cores())

@@ -11,7 +11,7 @@ the fleet's.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from fleet.config import FleetConfig
@@ -20,6 +20,13 @@ from fleet.control.client import FleetClient
 from fleet.core.ids import new_request_id
 from fleet.core.request import RequestSpec, Sampling
 from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.measurement import (
+    BenchOptions,
+    Context,
+    Measurement,
+    argument,
+    whole_number,
+)
 from fleet.lab.measure.scale_costs import measure_costs
 from fleet.lab.measure.scale_expected import expected_content
 from fleet.lab.measure.scale_fleet import ScaleFleet, scale_fleet
@@ -27,6 +34,7 @@ from fleet.lab.measure.scale_load import StreamLoad, spread_s
 from fleet.lab.measure.scale_result import Joined, ScalePhase, ScaleResult
 from fleet.process.gc_freeze import freeze_gc
 
+STREAMS = (10, 300)
 STEP_MS = 80
 STEP_KEY = "step_ms"
 PROMPT_IDS = tuple(range(16))
@@ -45,23 +53,22 @@ the first workers.
 """
 
 
-def measure_scale(
-    base: FleetConfig, counts: Sequence[int], seconds: int, step: Callable[[], None]
-) -> ScaleResult:
+def measure_scale(context: Context) -> ScaleResult:
     """Measure each count of streams on one fleet, then a second worker on another, whose first role
-    has half of the slots.
+    has half of the slots, then costs without workers.
 
-    Each window lasts `seconds`, and two leases at least, since workers report the ages of chunks
-    once per lease. `step` is called after each phase, `len(counts) + 2` times: the last one
-    measures costs without workers.
+    Each window lasts `--scale-seconds`, and two leases at least, since workers report the ages of
+    chunks once per lease.
     Raises: BenchError if a process or a stream fails; ConfigError if there is no Redis to start.
     """
+    base, counts = context.resolve(), counts_of(context.options)
     most = max(counts)
-    seconds = max(seconds, math.ceil(2 * base.lease.worker_ttl_s))
+    seconds = max(context.options.scale_seconds, math.ceil(2 * base.lease.worker_ttl_s))
+    step = context.steps("streams", len(counts) + 2)
     freeze_gc()
     phases: list[ScalePhase] = []
     with scale_fleet(paced(base, most)) as fleet:
-        for count in sorted(counts):
+        for count in counts:
             phases.append(asyncio.run(_phase(fleet, count, seconds)))
             step()
     role, slots = base.roles()[0], math.ceil(most / 2)
@@ -81,9 +88,14 @@ def measure_scale(
     )
 
 
+def counts_of(options: BenchOptions) -> list[int]:
+    """Return the counts of streams, in ascending order."""
+    return sorted(set(options.streams or STREAMS))
+
+
 def paced(base: FleetConfig, streams: int, *, step_ms: int = STEP_MS) -> FleetConfig:
-    """Return `base` with the fake engine, slots for so many streams, and the pace described in the
-    module's docstring.
+    """Return `base` with the fake engine, slots for `streams` streams, and the pace described in
+    the module's docstring.
     """
     graph = base.graph_declaration()
     policy = PolicyConfig(
@@ -227,3 +239,41 @@ def _broken(config: FleetConfig, load: StreamLoad) -> tuple[str, ...]:
         for s in load.streams
     )
     return tuple(f"{request}: {fault}" for request, fault in faults if fault)
+
+
+def _counts(text: str) -> list[int]:
+    return [whole_number()(part) for part in text.split(",")]
+
+
+MEASUREMENT = Measurement(
+    place=30,
+    key="scale",
+    run=measure_scale,
+    option="--scale",
+    help="load the control plane alone, on the fake engine",
+    about={
+        "--scale": "real-time streams on the fake engine, 12.5 chunks a second each, on a fleet "
+        "started for it: how late chunks arrive, and the CPU per chunk, for each count of "
+        "--streams; then a role with slots for half of the streams, and a second worker that joins "
+        "it. Every answer is compared with the expected one. Then without workers: the CPU of "
+        "Redis and its append-only file per chunk; submissions with up to 1,000 workers; how soon "
+        "3,000 answers move; a turn of the conductor with 15,000 waiting grants; fewer with less "
+        "than 300 streams"
+    },
+    arguments=(
+        argument(
+            "--streams",
+            type=_counts,
+            action="extend",
+            metavar="N,N",
+            help="concurrent streams; repeatable (10,300)",
+        ),
+        argument(
+            "--scale-seconds",
+            type=whole_number(),
+            default=10,
+            metavar="S",
+            help="length of each measured window (10)",
+        ),
+    ),
+)

@@ -126,8 +126,8 @@ def _mean_submit_us(config: FleetConfig, info: Callable[[str], Any], call: RunSc
 
 
 async def _moves(config: FleetConfig, count: int) -> tuple[float, float, int]:
-    """Fence a gateway with `count` answers, then let another one resume them; return both times,
-    and the lapsed leases.
+    """Fence a gateway with `count` answers, then let a second gateway resume them; return both
+    times, and the lapsed leases.
     """
     with bare_redis() as server, connect(server.url) as client:
         _register(partial(run, client), _roles(config), 0)

@@ -24,8 +24,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of many streams, made by one process. Units: per chunk.
 
     `payload_bytes`: the chunk as it is appended, its tensors included; `tensor_bytes` without its
-    header. `redis_us`: CPU time of Redis. `append_only_bytes`: of all that Redis logged,
-    acknowledgements included. `commands`: that Redis ran, those of its scripts included.
+    header. `redis_us`: CPU time of Redis. `append_only_bytes`: size of all that Redis logged,
+    acknowledgements included. `commands`: commands that Redis ran, also in its scripts.
     """
 
     streams: int
@@ -68,10 +68,10 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 class ScaleCosts(Result, frozen=True, kw_only=True):
     """`submit_us`: Redis's time for a submission with few and with many registered workers.
-    `rejoin_s`: from the fencing of a gateway until it has all its answers again; `take_over_s`:
-    until 16 clients, each with one answer after another, have resumed them at another gateway.
-    `lapsed_leases`: looks at which the lease of a gateway had lapsed meanwhile. `watch_ms`: the
-    longest turn of the conductor while it looks at all waiting grants.
+    `rejoin_s`: time from the fencing of a gateway until it has all its answers again;
+    `take_over_s`: until 16 clients, each with one answer after another, have resumed them at
+    another gateway. `lapsed_leases`: looks at which the lease of a gateway had lapsed meanwhile.
+    `watch_ms`: the longest turn of the conductor while it looks at all waiting grants.
     """
 
     sizes: Sizes

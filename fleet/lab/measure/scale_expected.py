@@ -15,7 +15,7 @@ Content = dict[EdgeName, bytes]
 
 
 def expected_content(config: FleetConfig, specs: Iterable[RequestSpec]) -> dict[RequestId, Content]:
-    """Return the digest of each client edge of each request. `config`: its engines must take no
+    """Return the digest of each client edge of each request. The engines of `config` must take no
     time for a step.
     """
     from fleet.worker.main import build_stage

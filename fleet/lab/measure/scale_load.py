@@ -2,8 +2,8 @@
 and records the chunks' ages.
 
 It joins through `FleetClient` and acknowledges as `web` does, but without HTTP: the control plane
-is measured, and one Python HTTP server does not serve 3,750 chunks a second. It runs in this
-process, whose CPU is not counted as the fleet's.
+is measured, and one Python HTTP server does not serve 3,750 chunks a second. The generator runs in
+this process, whose CPU is not counted as the fleet's.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ def spread_s(num_streams: int) -> float:
 
 @dataclass(slots=True)
 class Stream:
-    """One answer as it arrives. `fault`: the first fault, or ""."""
+    """An answer as it arrives. `fault`: the first fault, or ""."""
 
     spec: RequestSpec
     num_chunks: dict[EdgeName, int] = field(default_factory=dict[EdgeName, int])

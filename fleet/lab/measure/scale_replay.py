@@ -13,16 +13,16 @@ from typing import Any
 from fleet.control import scripts
 from fleet.control.connect import connect, run
 from fleet.control.notices import ChunkNotice
-from fleet.core.chunk import Chunk, WireTensor, encode_chunk
-from fleet.core.clock import now_us
+from fleet.core.chunk import WireTensor, encode_chunk
 from fleet.core.ids import Epoch, RequestId, RoleName, StageName
 from fleet.lab.measure.pair import (
     CONSUMER,
-    EDGE,
     PRODUCER,
     WORKERS,
     BareRedis,
     RunScript,
+    ack_of,
+    append_of,
     bare_redis,
     ok,
     open_requests,
@@ -72,10 +72,14 @@ def _replay(
         0,
         0,
     )
+    tensors = {"data": WireTensor("uint8", (size,), bytes(size))}
     for index in range(steps):
         for first in range(0, len(opened), GROUP):
             group = opened[first : first + GROUP]
-            items = [_append(request, epochs[PRODUCER], index, size) for request, epochs in group]
+            items = [
+                append_of(request, epochs[PRODUCER], index, tensors, first_row=index * size)
+                for request, epochs in group
+            ]
             payload += sum(len(encode_chunk(item.chunk)) for item in items)
             ok(call(scripts.append(items)))
             received += _receive(links, group, index)
@@ -95,14 +99,7 @@ def _replay(
 def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) -> int:
     """Read what arrived as the consumer, acknowledging in strides; return the number of chunks."""
     acks = [
-        scripts.Ack(
-            request=request,
-            stage=CONSUMER,
-            epoch=epochs[CONSUMER],
-            edge=EDGE,
-            consumed=index,
-            producer=PRODUCER,
-        )
+        ack_of(request, epochs[CONSUMER], index)
         for request, epochs in group
         if index and index % ACK_STRIDE == 0
     ]
@@ -110,27 +107,6 @@ def _receive(links: Mapping[StageName, RedisLink], group: Opened, index: int) ->
     if acks:
         links[PRODUCER].exchange((), free_slots=0, block_ms=0)
     return sum(isinstance(notice, ChunkNotice) for notice in turn.notices)
-
-
-def _append(request: RequestId, epoch: Epoch, index: int, size: int) -> scripts.Append:
-    chunk = Chunk(
-        request=request,
-        edge=EDGE,
-        index=index,
-        epoch=epoch,
-        tensors={"data": WireTensor("uint8", (size,), bytes(size))},
-        produced_us=now_us(),
-        first_row=index * size,
-    )
-    return scripts.Append(
-        stage=PRODUCER,
-        consumer=CONSUMER,
-        chunk=chunk,
-        location={},
-        event=None,
-        finish=False,
-        num_items=1,
-    )
 
 
 def _logged_bytes(info: Callable[[str], Any]) -> int:
@@ -142,7 +118,7 @@ def _logged_bytes(info: Callable[[str], Any]) -> int:
 
 
 def _num_commands(info: Callable[[str], Any]) -> int:
-    """Return the commands that Redis has run, those of scripts included, without these
+    """Return the commands that Redis has run, also in scripts, without these
     questions.
     """
     stats = info("commandstats")

@@ -29,11 +29,11 @@ class Ages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured window, during all of which every stream ran.
+    """A measured window, during all of which every stream ran.
 
     `chunks`: appended on all edges together. `between_workers`: counted by the workers and reported
-    when they renew their leases, so its window is up to 1.5 s earlier. `cpu_s`: by process name.
-    `generator_cores`: CPU of the load generator.
+    when they renew their leases, so its window is up to 1.5 s earlier. `cpu_s`: CPU seconds by
+    process name. `generator_cores`: CPU of the load generator.
     """
 
     seconds: float
@@ -62,7 +62,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScalePhase(msgspec.Struct, frozen=True, kw_only=True):
-    """One count of concurrent streams. `broken`: the fault of each stream that was not complete, in
+    """A count of concurrent streams. `broken`: the fault of each stream that was not complete, in
     order and as expected.
     """
 
@@ -78,7 +78,7 @@ class ScalePhase(msgspec.Struct, frozen=True, kw_only=True):
 class Joined(msgspec.Struct, frozen=True, kw_only=True):
     """A role with slots for half of the streams, before and after the start of a second worker.
 
-    `start_s`: from the start of its process to the first chunk of the last stream.
+    `start_s`: time from the start of its process to the first chunk of the last stream.
     """
 
     role: str

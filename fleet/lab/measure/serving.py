@@ -2,7 +2,7 @@
 stages only as declared.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -15,16 +15,13 @@ from fleet.lab.client.chat import ChatCall, ChatMessage, ChatStreamOptions, Outp
 from fleet.lab.client.client import ApiClient
 from fleet.lab.measure.deployment import TargetFleet
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.load import Advance, LoadPhase, run_phase, with_background_load
-from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.load import LoadPhase, run_phase, with_background_load
+from fleet.lab.measure.measurement import BenchOptions, Context
 from fleet.lab.measure.prompts import pick
 from fleet.lab.measure.reference import ReferenceWork
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
 
 SINGLE, CONCURRENT = "single stream", "concurrent"
-
-Steps = Callable[[str, int], Advance]
-"""Begin a progress bar (label, total); the returned function advances it by one step."""
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,44 +48,36 @@ def stage_bounds(config: FleetConfig, max_tokens: int, frames: int) -> StageBoun
     }
 
 
-def measure_serving(
-    api: ApiClient, config: FleetConfig, options: BenchOptions, steps: Steps
-) -> Serving:
+def measure_serving(target: TargetFleet, context: Context) -> Serving:
     """Warm up, then send one request at a time, then `concurrency` at a time. Raises: ApiError,
     BenchError.
     """
+    api, config, options = target.api, target.config, context.options
     model = api.model()
     _check_stages(api, config)
     bounds = stage_bounds(config, options.max_tokens, options.frames)
     prompts = pick(max(options.requests, options.concurrency))
     bodies = [encode_call(model, prompt, config, bounds) for prompt in prompts]
-    alone, warm_up = (
-        bodies[: options.requests],
-        [bodies[index % len(bodies)] for index in range(options.warm_up)],
-    )
-    if warm_up:
-        run_phase("warm-up", api, warm_up, 1, steps("warm-up", len(warm_up)))
-        run_phase(
-            "warm-up",
-            api,
-            warm_up * 2,
-            options.concurrency,
-            steps("warm-up, concurrent", len(warm_up) * 2),
+
+    def measure(name: str, label: str, sent: Sequence[bytes], concurrency: int) -> LoadPhase:
+        step = context.steps(label, len(sent))
+        return with_background_load(
+            options.up, lambda: run_phase(name, api, sent, concurrency, step)
         )
-    step = steps("one at a time", len(alone))
-    single = with_background_load(options.up, lambda: run_phase(SINGLE, api, alone, 1, step))
-    together = steps(f"{options.concurrency} at a time", len(bodies))
-    concurrent = with_background_load(
-        options.up, lambda: run_phase(CONCURRENT, api, bodies, options.concurrency, together)
-    )
+
+    warm_up = [bodies[index % len(bodies)] for index in range(options.warm_up)]
+    if warm_up:
+        measure("warm-up", "warm-up", warm_up, 1)
+        measure("warm-up", "warm-up, concurrent", warm_up * 2, options.concurrency)
+    many = f"{options.concurrency} at a time"
     return Serving(
         url=api.url,
         model=model,
         graph=config.graph,
         bounds=bounds,
         prompts=tuple(prompts),
-        single=single,
-        concurrent=concurrent,
+        single=measure(SINGLE, "one at a time", bodies[: options.requests], 1),
+        concurrent=measure(CONCURRENT, many, bodies, options.concurrency),
     )
 
 

@@ -105,7 +105,7 @@ def serving_panels(
 
 
 def against_baseline(serving: Serving, baseline: ReferenceResult) -> list[Ratio]:
-    """Compare medians of the same requests one at a time, and concurrent throughput with that of
+    """Compare medians of the same requests one at a time, and concurrent throughput with
     the sequential baseline.
     """
     first, last = serving.single.summary("first_audio_s"), serving.single.summary("last_sample_s")

@@ -16,29 +16,157 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
-import yaml
+from rich.console import Group
 
 from fleet.config import FleetConfig
-from fleet.lab.measure.deployment import resolve_config
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.options import BenchOptions
-from fleet.lab.measure.serving import Steps
+from fleet.lab.measure.measurement import Context, Measurement
 from fleet.lab.measure.spans_process import SpanGroup, SpanProcess, span_group
 from fleet.lab.measure.spans_protocol import Answer, Compute, SpanReply
-from fleet.lab.measure.spans_result import (
-    CEILINGS,
-    FORWARD,
-    ONE,
-    REVERSE,
-    SpanHops,
-    SpansResult,
-    SpanWork,
-)
 from fleet.lab.report.background_load import BackgroundLoad
+from fleet.lab.report.plot import Axes, Panel, finish_bars
+from fleet.lab.report.result import FLEET, MANY, MS, OTHER, PLAYED, TWIN, Result
+from fleet.lab.report.stats import Ratio, at_least, at_most, differing, median, percentile
+from fleet.lab.report.tables import figure, table_of, titled
 
 GRAPH = "text"
 KV_PAGES, MAX_BATCH = 1024, 32
 WARM_UP_PROMPT, WARM_UP_TOKENS = 300, 4
+
+
+ONE, FORWARD, REVERSE = "one process", "forward", "reverse"
+CEILINGS = {FORWARD: "forward, computation only", REVERSE: "reverse, computation only"}
+COLORS = {
+    ONE: PLAYED,
+    FORWARD: FLEET,
+    REVERSE: MANY,
+    CEILINGS[FORWARD]: OTHER,
+    CEILINGS[REVERSE]: TWIN,
+}
+GAIN_TARGET, SHARE_TARGET, SINGLE_TARGET, HOP_TARGET_MS = 1.5, 0.85, 1.05, 0.3
+
+
+class SpanWork(msgspec.Struct, frozen=True, kw_only=True):
+    """A kind of work, by name of the arrangement of processes: tokens per second in each round.
+
+    `is_prefill`: prompts are computed, else one token at a time of `num_requests` together.
+    """
+
+    name: str
+    is_prefill: bool
+    num_requests: int
+    tokens_per_s: dict[str, tuple[float, ...]]
+
+    def median(self, arrangement: str) -> float:
+        return median(self.tokens_per_s[arrangement])
+
+    def relative(self, arrangement: str, other: str) -> float:
+        """Return the median over the rounds of a speed relative to another arrangement in
+        the same round.
+        """
+        pairs = zip(self.tokens_per_s[arrangement], self.tokens_per_s[other], strict=True)
+        return median([own / others for own, others in pairs])
+
+    def gain(self, arrangement: str) -> float:
+        """Return the speed relative to one process."""
+        return self.relative(arrangement, ONE)
+
+    def share(self, arrangement: str) -> float:
+        """Return the share of the ceiling that is reached."""
+        return self.relative(arrangement, CEILINGS[arrangement])
+
+
+class SpanHops(msgspec.Struct, frozen=True, kw_only=True):
+    """Passes of one request through `num_workers` span workers, each from its sending to its
+    result, without the computation.
+
+    `rounds_s`: times of each round. The round with the lowest median counts: other processes only
+    add to it.
+    """
+
+    num_workers: int
+    rounds_s: tuple[tuple[float, ...], ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.num_workers} span worker{'s' if self.num_workers > 1 else ''}"
+
+    def hop_ms(self, percent: float) -> float:
+        quietest_s = min(self.rounds_s, key=median)
+        return percentile(quietest_s, percent) / self.num_workers * MS
+
+
+class SpansResult(Result, frozen=True, kw_only=True):
+    """`num_equal` of `num_answers` answers are the same as with one process. `others_cores`:
+    background load.
+    """
+
+    model: str
+    spans: str
+    works: tuple[SpanWork, ...]
+    hops: tuple[SpanHops, ...]
+    num_equal: int
+    num_answers: int
+    others_cores: float | None
+
+    def tables(self) -> list[Group]:
+        table = table_of("tokens/s", *(work.name for work in self.works))
+        for name in COLORS:
+            table.add_row(name, *(figure(work.median(name)) for work in self.works))
+        same = f"{self.num_equal} of {self.num_answers} answers are those of one process"
+        speeds = titled(f"{self.model}; {self.spans}; a core per process, medians; {same}", table)
+        return [speeds, self._hop_table()] if self.hops else [speeds]
+
+    def _hop_table(self) -> Group:
+        table = table_of("ms per hop", "p50", "p95", "passes")
+        for each in self.hops:
+            table.add_row(
+                each.name,
+                figure(each.hop_ms(50)),
+                figure(each.hop_ms(95)),
+                f"{len(each.rounds_s)} x {len(each.rounds_s[0])}",
+            )
+        return titled("passes of a tiny model beyond its computation, the quietest round", table)
+
+    def panels(self) -> list[Panel]:
+        return [self._draw]
+
+    def targets(self) -> list[Ratio]:
+        ratios = [
+            ratio
+            for work in self.works
+            for direction in CEILINGS
+            for ratio in _ratios(work, direction)
+        ]
+        hops = [
+            at_most(f"hop, {each.name}, p50", each.hop_ms(50), HOP_TARGET_MS, "ms")
+            for each in self.hops
+        ]
+        return [*ratios, *hops, differing(self.num_equal, self.num_answers)]
+
+    def _draw(self, axes: Axes) -> None:
+        width = 0.8 / len(COLORS)
+        for number, (name, color) in enumerate(COLORS.items()):
+            places = [
+                place + (number - len(COLORS) / 2) * width for place in range(len(self.works))
+            ]
+            speeds = [work.relative(name, ONE) for work in self.works]
+            axes.bar(places, speeds, width, color=color, label=name, align="edge")
+        axes.set_xticks(range(len(self.works)), [work.name for work in self.works])
+        axes.set(ylabel="speed relative to one process", title=f"layer spans: {self.spans}")
+        axes.legend(fontsize=7)
+        finish_bars(axes)
+
+
+def _ratios(work: SpanWork, direction: str) -> list[Ratio]:
+    if work.num_requests == 1 and not work.is_prefill:
+        name = f"{work.name}, {direction}: time / one process"
+        return [at_most(name, 1 / work.gain(direction), SINGLE_TARGET)]
+    share = at_least(f"{work.name}, {direction} / ceiling", work.share(direction), SHARE_TARGET)
+    if not work.is_prefill:
+        return [share]
+    name = f"{work.name}, {direction} / one process"
+    return [at_least(name, work.gain(direction), GAIN_TARGET), share]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,16 +220,16 @@ SMALL = SpansPlan(
 )
 
 
-def measure_spans(options: BenchOptions, steps: Steps) -> SpansResult:
+def measure_spans(context: Context) -> SpansResult:
     """Measure the configured checkpoint, or else a random one that is written for the run. Raises:
     BenchError, ConfigError.
     """
-    plan = SMALL if options.small else FULL
+    plan = SMALL if context.options.small else FULL
     with tempfile.TemporaryDirectory(prefix="fleet-bench-spans-") as folder:
-        bench = _SpansBench(Path(folder), options, plan)
+        bench = _SpansBench(Path(folder), context, plan)
         background_load = BackgroundLoad()
-        hops = tuple(bench.measure_hops(number, steps) for number in plan.num_workers)
-        works, equal = bench.measure_works(steps)
+        hops = tuple(bench.measure_hops(number) for number in plan.num_workers)
+        works, equal = bench.measure_works()
         return SpansResult(
             model=bench.model,
             spans=bench.spans,
@@ -114,13 +242,13 @@ def measure_spans(options: BenchOptions, steps: Steps) -> SpansResult:
 
 
 class _SpansBench:
-    """One run: its folder, checkpoints and processes."""
+    """A run: its folder, checkpoints and processes."""
 
-    def __init__(self, folder: Path, options: BenchOptions, plan: SpansPlan) -> None:
+    def __init__(self, folder: Path, context: Context, plan: SpansPlan) -> None:
         """Raises: ConfigError; BenchError for a graph whose layers cannot be divided."""
-        self._folder, self._options, self._plan = folder, options, plan
+        self._folder, self._plan, self._steps = folder, plan, context.steps
         self._cores = usable_cores()
-        self._base = divisible_config(options)
+        self._base = divisible_config(context)
         self._stage = self._base.graph_declaration().stages[0].name
         self._is_random = self._base.checkpoint == "auto"
         checkpoint, num_layers = self._checkpoint(), plan.size.layers
@@ -128,10 +256,10 @@ class _SpansBench:
             num_layers = num_layers_of(checkpoint)
         first, second = halves(num_layers)
         self.spans = f"{first} and {second}"
-        self._files = {
-            ONE: self._write(ONE, checkpoint, None),
-            FORWARD: self._write(FORWARD, checkpoint, (first, (second,))),
-            REVERSE: self._write(REVERSE, checkpoint, (second, (first,))),
+        self._configs = {
+            ONE: arranged(self._base, checkpoint),
+            FORWARD: arranged(self._base, checkpoint, first, second),
+            REVERSE: arranged(self._base, checkpoint, second, first),
         }
 
     def _checkpoint(self) -> Path:
@@ -144,20 +272,14 @@ class _SpansBench:
         self.model = f"{num_parameters / 1e6:.0f} million random parameters"
         return checkpoint
 
-    def _write(
-        self, name: str, checkpoint: Path, spans: tuple[str, tuple[str, ...]] | None
-    ) -> Path:
-        """Write the resolved configuration of an arrangement."""
-        return write_config(self._folder / f"{name}.yaml", self._base, checkpoint, spans)
-
-    def measure_works(self, steps: Steps) -> tuple[tuple[SpanWork, ...], list[bool]]:
+    def measure_works(self) -> tuple[tuple[SpanWork, ...], list[bool]]:
         """Measure prefill and decode; return them, and for each answer to a single request if it is
         that of one process.
         """
         measured: list[SpanWork] = []
         equal: list[bool] = []
         with self._arrangements() as groups:
-            step = steps(
+            step = self._steps(
                 "rounds of prefill and decode",
                 sum(1 + num_rounds for _, num_rounds in self._plan.works),
             )
@@ -185,34 +307,34 @@ class _SpansBench:
     def _arrangements(self) -> Iterator[dict[str, SpanGroup]]:
         with ExitStack() as stack:
             yield {
-                name: stack.enter_context(span_group(name, file, int(name != ONE), self._cores))
-                for name, file in self._files.items()
+                name: stack.enter_context(span_group(name, config, int(name != ONE), self._cores))
+                for name, config in self._configs.items()
             }
 
-    def measure_hops(self, num_workers: int, steps: Steps) -> SpanHops:
+    def measure_hops(self, num_workers: int) -> SpanHops:
         """Measure passes of a tiny model with a layer in each process."""
-        step = steps(f"hops of {num_workers} workers", self._plan.num_hop_rounds)
+        step = self._steps(f"hops of {num_workers} workers", self._plan.num_hop_rounds)
         tiny = self._folder / f"tiny-{num_workers}"
         write_random(tiny, replace(SMALL.size, layers=num_workers + 1))
         workers = tuple(
             f"{number}:{'output' if number == num_workers else number}"
             for number in range(1, num_workers + 1)
         )
-        file = self._write(f"hops-{num_workers}", tiny, ("0:0", workers))
-        with span_group(f"hops-{num_workers}", file, num_workers, self._cores) as group:
+        config = arranged(self._base, tiny, "0:0", *workers)
+        with span_group(f"hops-{num_workers}", config, num_workers, self._cores) as group:
             work = Answer(num_requests=1, num_prompt=1, num_tokens=self._plan.num_hops)
-            group.anchor.ask(work)
+            group.anchor.run(work)
             rounds: list[tuple[float, ...]] = []
             for _ in range(self._plan.num_hop_rounds):
-                rounds.append(group.anchor.ask(work).hop_s)
+                rounds.append(group.anchor.run(work).hop_s)
                 step()
         return SpanHops(num_workers=num_workers, rounds_s=tuple(rounds))
 
 
 @dataclass(frozen=True, slots=True)
 class RoundSpeeds:
-    """Tokens per second by arrangement, ceilings included. `same`: for each divided arrangement, if
-    its answers are the same.
+    """Tokens per second by arrangement, ceilings included. `same`: True for a divided arrangement
+    if its answers are the same.
     """
 
     speeds: dict[str, float]
@@ -220,7 +342,7 @@ class RoundSpeeds:
 
 
 class Round:
-    """One piece of work, done by each arrangement in turn."""
+    """A piece of work, done by each arrangement in turn."""
 
     def __init__(
         self, groups: dict[str, SpanGroup], work: Answer, step: Callable[[], None]
@@ -228,7 +350,7 @@ class Round:
         self._groups, self._work, self._step = groups, work, step
 
     def measured(self) -> RoundSpeeds:
-        replies = {name: group.anchor.ask(self._work) for name, group in self._groups.items()}
+        replies = {name: group.anchor.run(self._work) for name, group in self._groups.items()}
         speeds = {name: self._speed(reply) for name, reply in replies.items()}
         for name, ceiling in CEILINGS.items():
             speeds[ceiling] = self._ceiling(self._groups[name], replies[name])
@@ -247,7 +369,7 @@ class Round:
         return reply.num_decoded / (reply.seconds - reply.prefill_s)
 
     def _ceiling(self, group: SpanGroup, reply: SpanReply) -> float:
-        """Compute the passes of prefill, or those of decode, in all processes: at the same time, if
+        """Compute the passes of prefill or of decode in all processes: at the same time, if
         passes overlap.
         """
         chosen = [
@@ -264,13 +386,13 @@ class Round:
         processes = [group.anchor, *group.workers]
         if self._is_prefill or self._work.num_requests > 1:
             return num_rows / max(_seconds_together(processes, command))
-        return num_rows / sum(process.ask(command).seconds for process in processes)
+        return num_rows / sum(process.run(command).seconds for process in processes)
 
 
 def _seconds_together(processes: Sequence[SpanProcess], command: Compute) -> list[float]:
     for process in processes:
         process.send(command)
-    return [process.receive().seconds for process in processes]
+    return [process.receive(SpanReply).seconds for process in processes]
 
 
 def shortened(work: Answer) -> Answer:
@@ -295,48 +417,39 @@ def halves(num_layers: int) -> tuple[str, str]:
     return f"0:{middle - 1}", f"{middle}:output"
 
 
-def divisible_config(options: BenchOptions, *own: str) -> FleetConfig:
-    """Return the configuration of the options, then of `own` ones; without a graph, that of a
+def divisible_config(context: Context, *own: str) -> FleetConfig:
+    """Return the configuration of the options, then of `own` overrides; without a graph, of a
     language model.
 
     Raises: ConfigError, BenchError.
     """
-    overrides = (*options.overrides, *own)
-    if options.config is None and not any(text.startswith("graph=") for text in overrides):
-        overrides = (f"graph={GRAPH}", *overrides)
-    config = resolve_config(options.config, overrides)
+    given = (*context.options.overrides, *own)
+    if context.options.config is None and not any(text.startswith("graph=") for text in given):
+        own = (*own, f"graph={GRAPH}")
+    config = context.resolve(*own)
     stages = config.graph_declaration().stages
     if len(stages) != 1 or not stages[0].span_builder:
         raise BenchError(
             "--spans needs a graph of one stage whose layers can be divided, and "
-            f"{config.graph} is none; "
-            f"add --set graph={GRAPH}",
+            f"{config.graph} is none; add --set graph={GRAPH}",
             param="--spans",
         )
     return config
 
 
-def write_config(
-    file: Path,
-    base: FleetConfig,
-    checkpoint: Path,
-    spans: tuple[str, tuple[str, ...]] | None,
-    kv_pages: int = KV_PAGES,
-) -> Path:
-    """Write a configuration for one thread of each process. `spans`: the anchor's and the workers',
-    None: not divided.
+def arranged(
+    base: FleetConfig, checkpoint: Path, *spans: str, kv_pages: int = KV_PAGES
+) -> FleetConfig:
+    """Return a configuration for one thread of each process. `spans`: the anchor's and the
+    workers'; none if the model is not divided.
     """
     stage = base.graph_declaration().stages[0].name
-    divided = {"anchor": spans[0], "workers": list(spans[1])} if spans is not None else None
     own = base.stage(stage).model_dump(mode="json")
-    own |= {"spans": divided, "threads": 1, "max_batch": MAX_BATCH, "kv_pages": kv_pages}
-    resolved = {
-        **base.model_dump(mode="json"),
-        "checkpoint": str(checkpoint),
-        "stages": {stage: own},
-    }
-    file.write_text(yaml.safe_dump(resolved, sort_keys=False))
-    return file
+    own |= {"spans": None, "threads": 1, "max_batch": MAX_BATCH, "kv_pages": kv_pages}
+    if spans:
+        own["spans"] = {"anchor": spans[0], "workers": list(spans[1:])}
+    resolved = {"checkpoint": str(checkpoint), "stages": {stage: own}}
+    return FleetConfig.model_validate({**base.model_dump(mode="json"), **resolved})
 
 
 def write_random(folder: Path, size: SpanModelSize) -> int:
@@ -360,3 +473,20 @@ def num_layers_of(checkpoint: Path) -> int:
     from fleet.models.causal_lm.load import read_config
 
     return int(read_config(checkpoint).num_hidden_layers)
+
+
+MEASUREMENT = Measurement(
+    place=70,
+    key="spans",
+    run=measure_spans,
+    option="--spans",
+    help="measure a model whose layers are divided between processes",
+    has_small=True,
+    about={
+        "--spans": "one model in one process, and its layers divided between two, in either "
+        "direction: tokens per second of a long prompt, and of decode at 1 and 32 requests, beside "
+        "what both compute without any transfer. A core and a thread per process; without Redis. "
+        "Then passes of a tiny model through 1 and 3 span workers. The model is a random one of "
+        "254 million parameters unless --set checkpoint= names another; with --small it is tiny"
+    },
+)

@@ -1,12 +1,10 @@
-"""Messages between the measurement of layer spans and the processes that it starts: a line of JSON
-each.
+"""Messages between the measurement of layer spans and the processes that it starts.
 
 Loads no tensor library, nor does the measurement itself.
 """
 
 import msgspec
 
-LOOPBACK = "127.0.0.1"
 Extents = tuple[tuple[int, int, int], ...]
 """Rows of a pass: for each request the number of its table, the first position and the one after
 the last.
@@ -15,24 +13,6 @@ the last.
 
 class SpanCommand(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Base of the commands, each of which is answered by one `SpanReply`."""
-
-
-class Begin(SpanCommand, frozen=True, kw_only=True):
-    """The first command. `config`: file of the resolved configuration; `hosts_spans`: the process
-    is a span worker.
-
-    `key`: of the connections, hexadecimal. `host`: address at which a span worker listens. `core`:
-    the only one to run on.
-    `data_limit_bytes`: of the process's private writable memory (RLIMIT_DATA).
-    """
-
-    config: str
-    hosts_spans: bool
-    name: str
-    key: str
-    host: str = LOOPBACK
-    core: int | None = None
-    data_limit_bytes: int | None = None
 
 
 class Connect(SpanCommand, frozen=True, kw_only=True):
@@ -68,14 +48,14 @@ class ReadMemory(SpanCommand, frozen=True, kw_only=True):
     """Read every weight of a span once, and report the memory."""
 
 
-AnyCommand = Begin | Connect | Answer | Compute | ReadMemory
+AnyCommand = Connect | Answer | Compute | ReadMemory
 
 
 class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes. `peak`: of what was resident. Resident now: `anonymous` of no file, and `weight_files`
-    of the checkpoint's files.
+    """Bytes. `peak`: the most that was resident. Resident now: `anonymous` of no file, and
+    `weight_files` of the checkpoint's files.
 
-    `data`: what counts for the limit. `weights`: of a span, as loaded.
+    `data`: what counts for the limit. `weights`: size of a span, as loaded.
     """
 
     peak: int
@@ -86,13 +66,13 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`error`: the command failed. `seconds`: of `Compute`, or from the start to the last token of
-    `Answer`.
+    """`error`: the command failed. `seconds`: duration of `Compute`, or from the start to the last
+    token of `Answer`.
 
-    `prefill_s`: until every request has its first token; `num_decoded` tokens follow it. `hop_s`:
-    for each pass of an anchor, the time from its sending to its result, without the computation of
-    the span workers; `sent_s`: when each was sent, by a clock of the anchor. `passes`, `draws`:
-    those it formed, of rows of `row_width`.
+    `prefill_s`: time until every request has its first token; `num_decoded` tokens follow it.
+    `hop_s`: for each pass of an anchor, the time from its sending to its result, without the
+    computation of the span workers; `sent_s`: when each was sent, by a clock of the anchor.
+    `passes`, `draws`: passes that it formed, of rows of `row_width`.
     """
 
     seconds: float = 0.0

@@ -18,7 +18,7 @@ class RecordingChain(DelegatingChain):
     """
 
     def __init__(self, chain: SpanChain, item_bytes: int) -> None:
-        """`item_bytes`: of a number in a row."""
+        """`item_bytes`: size of a number in a hidden state."""
         super().__init__(chain)
         self._item_bytes = item_bytes
         self.row_width = 0

@@ -1,66 +1,73 @@
-"""A process of the measurement of layer spans, as a script: one process with all layers, an anchor,
-or a span worker.
+"""The processes of the measurement of layer spans: all layers in one, an anchor, or a span worker.
+Knows no model.
 
-Its commands are lines on standard input, its replies lines on standard output. Knows no model.
+Legend: N rows of a pass, H hidden size.
 """
 
-import os
 import queue
-import resource
-import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import cast
 
-import msgspec
+import torch
 
-from fleet.config import load_config
-from fleet.core.errors import FleetError
-from fleet.core.ids import WorkerId
+from fleet.config import FleetConfig
+from fleet.core.ids import RequestId, WorkerId
+from fleet.core.request import RequestSpec, Sampling
+from fleet.engine.base import TOKEN, await_ready
+from fleet.engine.torch.build import DTYPES, open_device
+from fleet.engine.torch.kv_pool import KVPool, PageTable
+from fleet.engine.torch.layout import Extent
+from fleet.engine.torch.lm_engine import LMEngine
+from fleet.engine.torch.program import ProgramTask
+from fleet.lab.measure.calls import Caller
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.spans_protocol import (
     Answer,
     AnyCommand,
-    Begin,
     Compute,
     Connect,
+    ProcessMemory,
     ReadMemory,
     SpanReply,
 )
+from fleet.lab.measure.spans_recording import RecordingChain
 from fleet.process.gc_freeze import freeze_gc
+from fleet.spans.anchor.passes import SpanProgram
+from fleet.spans.host.hosting import SpanHosting
+from fleet.spans.host.loaded import LoadedSpans
 from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
 from fleet.spans.protocol.layers import LayerSpan
 from fleet.spans.route.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
-
-if TYPE_CHECKING:
-    from fleet.stages.base import BuiltSpan
+from fleet.spans.torch.model import SpanComputer, SpanLayers, last_rows
+from fleet.stages.base import BuiltSpan
+from fleet.stages.builders import build_options, span_builder
+from fleet.stages.options import BuildOptions
+from fleet.worker.main import build_stage
 
 DIAL_S = 5.0
 GENERATION = 1
-WAIT_S = 0.2
-DECODER = msgspec.json.Decoder(AnyCommand)
-FAILURES = (FleetError, RuntimeError, ValueError, MemoryError, OSError)
-"""Errors of a command that are its reply."""
+TAKE_S, WAIT_S = 0.2, 1.0
+KIB = 1024
+FIRST_ID, NUM_IDS = 100, 200
+"""Range of the ids of prompts, which every vocabulary has."""
 
 
 class MeasuredStage:
-    """One process with all layers of the stage, or an anchor."""
+    """A process with all layers of the stage, or an anchor."""
 
-    def __init__(self, begin: Begin) -> None:
-        self._begin, self._config = begin, load_config(Path(begin.config))
-        from fleet.lab.measure.spans_compute import EngineRuns
-        from fleet.stages.builders import build_options
-        from fleet.worker.main import build_stage
-
-        self._stage = self._config.graph_declaration().stages[0].name
-        checkpoint = Path(self._config.checkpoint)
-        self._options = build_options(self._config, self._stage, checkpoint)
-        self._runs = EngineRuns(
-            build_stage(self._config, self._stage, checkpoint), self._stage, self._options
-        )
+    def __init__(self, config: FleetConfig, name: str, key: str) -> None:
+        self._config, self._name, self._key = config, name, bytes.fromhex(key)
+        self._stage = config.graph_declaration().stages[0].name
+        self._checkpoint = Path(config.checkpoint)
+        self._options = build_options(config, self._stage, self._checkpoint)
+        self._built = build_stage(config, self._stage, self._checkpoint)
+        self._num_requests = 0
+        self._chain: RecordingChain | None = None
         freeze_gc()
 
     def reply(self, command: AnyCommand) -> SpanReply:
@@ -69,34 +76,30 @@ class MeasuredStage:
                 self._connect(addresses)
                 return SpanReply()
             case Answer():
-                return self._runs.answer(command)
+                return self.answer(command)
             case Compute():
-                return self._runs.compute(command)
+                assert self._layers is not None, "not an anchor"
+                return compute_passes(self._layers, command, self._options)
             case ReadMemory():
-                return self._runs.read_memory(Path(self._config.checkpoint))
-            case Begin():
-                raise BenchError("the process has begun")
+                return measure_memory(self._checkpoint, self._layers)
+
+    @property
+    def _layers(self) -> SpanLayers | None:
+        """The span of an anchor."""
+        if self._options.anchor is None:
+            return None
+        engine = cast("LMEngine[ProgramTask]", self._built.engine)
+        return cast("SpanProgram[ProgramTask]", engine.program).layers
 
     def _connect(self, addresses: Mapping[str, tuple[str, int]]) -> None:
         """Give each worker its place in a route, and leave the chain for the engine. Raises:
         BenchError.
         """
-        from fleet.engine.torch.build import DTYPES
-        from fleet.lab.measure.spans_recording import RecordingChain
-
-        spans, anchor, slot = (
-            self._config.stage(self._stage).spans,
-            self._options.anchor,
-            self._runs.route,
-        )
-        assert spans is not None and anchor is not None, "not an anchor"
+        spans, anchor = self._config.stage(self._stage).spans, self._options.anchor
+        slot = self._built.route
+        assert spans is not None and anchor is not None and slot is not None, "not an anchor"
         hops = [
-            RouteHop(
-                worker=WorkerId(name),
-                address=address,
-                key=bytes.fromhex(self._begin.key),
-                span=str(span),
-            )
+            RouteHop(worker=WorkerId(name), address=address, key=self._key, span=str(span))
             for (name, address), span in zip(addresses.items(), spans.worker_spans, strict=True)
         ]
         terms = RouteTerms(
@@ -109,11 +112,60 @@ class MeasuredStage:
             keep_bytes=anchor.keep_bytes,
         )
         try:
-            chain = set_up_route(WorkerId(self._begin.name), hops, terms)
+            chain = set_up_route(WorkerId(self._name), hops, terms)
         except RouteFailure as failure:
             raise BenchError(str(failure)) from failure
-        self._runs.chain = RecordingChain(chain, DTYPES[anchor.wire_dtype].itemsize)
-        slot.offer(self._runs.chain)
+        self._chain = RecordingChain(chain, DTYPES[anchor.wire_dtype].itemsize)
+        slot.offer(self._chain)
+
+    def answer(self, command: Answer) -> SpanReply:
+        """Answer requests as a worker's loop does. Raises: FleetError if one fails."""
+        engine, answers = self._built.engine, dict[RequestId, list[int]]()
+        if self._chain is not None:
+            self._chain.clear()
+        began_s = time.perf_counter()
+        for number in range(command.num_requests):
+            spec = self._request(command, number)
+            answers[spec.id] = []
+            request, pieces = self._built.adapter(spec, None).open()
+            engine.submit(request)
+            for piece in pieces:
+                engine.feed(spec.id, piece)
+        num_open, prefill_s, num_early = command.num_requests, 0.0, 0
+        while num_open:
+            if not await_ready(engine, WAIT_S):
+                continue
+            for output in engine.step():
+                if output.error is not None:
+                    raise output.error
+                answers[output.request_id] += output.arrays[TOKEN].tolist()
+                num_open -= output.final
+            if not prefill_s and all(answers.values()):
+                prefill_s, num_early = (
+                    time.perf_counter() - began_s,
+                    sum(map(len, answers.values())),
+                )
+        seconds = time.perf_counter() - began_s
+        reply = SpanReply(
+            seconds=seconds,
+            prefill_s=prefill_s,
+            num_decoded=sum(map(len, answers.values())) - num_early,
+            answers=tuple(tuple(ids) for ids in answers.values()),
+        )
+        return reply if self._chain is None else self._chain.recorded(reply)
+
+    def _request(self, command: Answer, number: int) -> RequestSpec:
+        self._num_requests += 1
+        ids = tuple(
+            FIRST_ID + (number + 7 * position) % NUM_IDS for position in range(command.num_prompt)
+        )
+        sampling = Sampling(max_tokens=command.num_tokens, ignore_eos=True)
+        return RequestSpec(
+            id=RequestId(f"r{self._num_requests}"),
+            graph="",
+            prompt_ids=ids,
+            sampling={self._stage: sampling},
+        )
 
 
 class NamedNeighbours:
@@ -138,22 +190,14 @@ class NamedNeighbours:
 class MeasuredSpanWorker:
     """A span worker: handles what arrives on its connections, and commands in between."""
 
-    def __init__(self, begin: Begin) -> None:
-        from fleet.engine.torch.build import open_device
-        from fleet.spans.host.hosting import SpanHosting
-        from fleet.spans.host.loaded import LoadedSpans
-        from fleet.stages.builders import build_options, span_builder
-
-        config, key = load_config(Path(begin.config)), bytes.fromhex(begin.key)
-        self._checkpoint = Path(config.checkpoint)
+    def __init__(self, config: FleetConfig, name: str, key: str, host: str) -> None:
+        self._checkpoint, secret = Path(config.checkpoint), bytes.fromhex(key)
         graph = config.graph_declaration()
-        self._options = build_options(config, graph.stages[0].name, self._checkpoint)
+        options = self._options = build_options(config, graph.stages[0].name, self._checkpoint)
         self._build = span_builder(graph, graph.stages[0].name)
         self._loaded: BuiltSpan | None = None
         self._arrivals = SpanArrivals()
-        self._commands: queue.SimpleQueue[AnyCommand | None] = queue.SimpleQueue()
-        self._neighbours = NamedNeighbours(key, begin.name, self._arrivals)
-        options = self._options
+        self._neighbours = NamedNeighbours(secret, name, self._arrivals)
         where = open_device(
             device=options.device,
             dtype=options.dtype,
@@ -161,38 +205,37 @@ class MeasuredSpanWorker:
             threads=options.own.threads,
         )
         self._hosting = SpanHosting(where, LoadedSpans(self._load), self._neighbours, lambda: None)
-        self.listener = SpanListener(
-            begin.host, arrivals=self._arrivals, key=key, own_name=begin.name
-        )
+        self.listener = SpanListener(host, arrivals=self._arrivals, key=secret, own_name=name)
 
-    def _load(self, span: LayerSpan) -> "BuiltSpan":
+    def _load(self, span: LayerSpan) -> BuiltSpan:
         self._loaded = self._build(self._options, span)
         freeze_gc()
         return self._loaded
 
-    def serve(self) -> None:
+    def serve(self, caller: Caller) -> None:
         """Handle arrivals and commands until the input ends."""
-        threading.Thread(target=self._read, name="commands", daemon=True).start()
+        commands: queue.SimpleQueue[AnyCommand | None] = queue.SimpleQueue()
+        threading.Thread(
+            target=self._receive, args=(caller, commands), name="commands", daemon=True
+        ).start()
         while True:
-            for arrival in self._arrivals.take(WAIT_S):
+            for arrival in self._arrivals.take(TAKE_S):
                 self._hosting.handle(arrival)
-            while not self._commands.empty():
-                command = self._commands.get()
+            while not commands.empty():
+                command = commands.get()
                 if command is None:
                     self._hosting.close()
                     return
-                write_reply(lambda command=command: self._reply(command))
+                caller.send(self._reply(command))
 
-    def _read(self) -> None:
-        for line in sys.stdin.buffer:
-            self._commands.put(DECODER.decode(line))
+    def _receive(self, caller: Caller, commands: "queue.SimpleQueue[AnyCommand | None]") -> None:
+        for command in caller.messages(AnyCommand):
+            commands.put(command)
             self._arrivals.wake()
-        self._commands.put(None)
+        commands.put(None)
         self._arrivals.wake()
 
     def _reply(self, command: AnyCommand) -> SpanReply:
-        from fleet.lab.measure.spans_compute import compute_passes, measure_memory
-
         if isinstance(command, Connect):
             self._neighbours.addresses = command.addresses
             return SpanReply()
@@ -201,51 +244,91 @@ class MeasuredSpanWorker:
         if isinstance(command, Compute):
             return compute_passes(self._loaded.layers, command, self._options)
         if isinstance(command, ReadMemory):
-            return SpanReply(memory=measure_memory(self._checkpoint, self._loaded.layers))
+            return measure_memory(self._checkpoint, self._loaded.layers)
         raise BenchError(f"a span worker has no command {type(command).__name__}")
 
 
-def write_reply(work: Callable[[], SpanReply]) -> None:
-    """Write the reply of a command; an error is one."""
-    try:
-        reply = work()
-    except FAILURES as error:
-        reply = SpanReply(error=" ".join(str(error).split()) or type(error).__name__)
-    sys.stdout.buffer.write(msgspec.json.encode(reply) + b"\n")
-    sys.stdout.buffer.flush()
+def host_stage(config: FleetConfig, name: str, key: str, host: str, caller: Caller) -> None:
+    """Reply to the commands for one process with all layers, or for an anchor; `host` is of no
+    use to it.
+    """
+    stage = MeasuredStage(config, name, key)
+    caller.send(SpanReply())
+    for command in caller.messages(AnyCommand):
+        caller.send(stage.reply(command))
 
 
-def _limit(begin: Begin) -> None:
-    """Apply the limits of the process, before its libraries are loaded."""
-    if begin.core is not None and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {begin.core})
-    if begin.data_limit_bytes is not None:
-        resource.setrlimit(resource.RLIMIT_DATA, (begin.data_limit_bytes, begin.data_limit_bytes))
+def host_span(config: FleetConfig, name: str, key: str, host: str, caller: Caller) -> None:
+    """Serve a span on the address `host`, and reply to commands; the first reply has its port."""
+    worker = MeasuredSpanWorker(config, name, key, host)
+    assert not isinstance(worker.listener.address, Path), "a measurement of TCP"
+    caller.send(SpanReply(address=worker.listener.address))
+    worker.serve(caller)
 
 
-def main() -> None:
-    began = DECODER.decode(sys.stdin.buffer.readline())
-    assert isinstance(began, Begin), began
-    _limit(began)
-    made: list[MeasuredStage | MeasuredSpanWorker] = []
+@torch.inference_mode()
+def compute_passes(layers: SpanLayers, command: Compute, options: BuildOptions) -> SpanReply:
+    """Compute passes of random rows in a pool of their own."""
+    dtype, width = DTYPES[options.dtype], command.row_width
+    tables: dict[int, PageTable] = {}
+    pool = KVPool(
+        layers.kv_shape,
+        num_pages=options.kv_pages,
+        page_size=options.own.page_size_tokens,
+        dtype=dtype,
+        device=torch.device(options.device),
+    )
+    computer = SpanComputer(layers, pool, tiled=options.config.numerics == "invariant")
+    stops: dict[int, int] = {}
+    for extents in command.passes:
+        stops |= {table: max(stop, stops.get(table, 0)) for table, _, stop in extents}
+    for number, stop in stops.items():
+        tables[number] = pool.open_table()
+        assert pool.grow(tables[number], stop), "the pool holds what the engine's held"
+    most = max(sum(stop - start for _, start, stop in extents) for extents in command.passes)
+    all_rows_NH = torch.randn(most, width, dtype=dtype, device=pool.data.device)
+    began_s = time.perf_counter()
+    for extents, draws in zip(command.passes, command.draws, strict=True):
+        places = [
+            Extent(table=tables[table], start=start, stop=stop) for table, start, stop in extents
+        ]
+        done = computer.run(all_rows_NH[: sum(place.num_rows for place in places)], places)
+        if layers.span.has_output and any(draws):
+            computer.head(last_rows(done.rows_NH, places, draws))
+    return SpanReply(seconds=time.perf_counter() - began_s)
 
-    def make() -> SpanReply:
-        made.append(MeasuredSpanWorker(began) if began.hosts_spans else MeasuredStage(began))
-        process = made[0]
-        address = process.listener.address if isinstance(process, MeasuredSpanWorker) else None
-        assert not isinstance(address, Path), "a measurement of TCP"
-        return SpanReply(address=address)
 
-    write_reply(make)
-    if not made:
-        return
-    process = made[0]
-    if isinstance(process, MeasuredSpanWorker):
-        process.serve()
-        return
-    for line in sys.stdin.buffer:
-        write_reply(lambda line=line: process.reply(DECODER.decode(line)))
+def measure_memory(checkpoint: Path, layers: SpanLayers | None) -> SpanReply:
+    """Return the process's memory, after every weight of a span was read."""
+    weights = layers.weights() if layers is not None else {}
+    for weight in weights.values():
+        weight.sum()
+    status = _fields(Path("/proc/self/status").read_text())
+    memory = ProcessMemory(
+        peak=status["VmHWM"],
+        anonymous=status["RssAnon"],
+        data=status["VmData"],
+        weight_files=_resident_of_files(checkpoint.resolve()),
+        weights=sum({weight.data_ptr(): weight.nbytes for weight in weights.values()}.values()),
+    )
+    return SpanReply(memory=memory)
 
 
-if __name__ == "__main__":
-    main()
+def _fields(text: str) -> dict[str, int]:
+    """Return the sizes of a file of /proc, in bytes, by their names."""
+    parts = (line.split() for line in text.splitlines())
+    return {
+        words[0].removesuffix(":"): int(words[1]) * KIB for words in parts if words[2:] == ["kB"]
+    }
+
+
+def _resident_of_files(folder: Path) -> int:
+    """Return how much is resident of the files of a folder that this process has mapped."""
+    total, is_of_folder = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        words = line.split()
+        if not words[0].endswith(":"):
+            is_of_folder = len(words) > 5 and Path(words[5]).is_relative_to(folder)
+        elif words[0] == "Rss:" and is_of_folder:
+            total += int(words[1]) * KIB
+    return total

@@ -2,40 +2,209 @@
 round by round.
 
 Before, a draft head is trained on answers to other questions, and the table of served answers is
-filled with them. Each numerics has a process of its own.
+filled with them. A numerics has a process of its own.
 """
 
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-import yaml
+from rich.console import Group
 
 from fleet.config import FleetConfig
 from fleet.config.values import AUTO
 from fleet.core.ids import new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.drafts.figures.speculation import EAGLE3
+from fleet.drafts.figures.speculation import EAGLE3, NGRAM, OFF, SUFFIX
 from fleet.graphs import Stage
-from fleet.lab.measure.deployment import resolve_config
+from fleet.lab.measure.calls import call
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.options import BenchOptions
-from fleet.lab.measure.reference import run_script
-from fleet.lab.measure.serving import Steps, local_checkpoint
-from fleet.lab.measure.speculation_result import (
-    DraftedRuns,
-    HeadWork,
-    SpeculationResult,
-    SpeculationWork,
-    TrainedHead,
-)
+from fleet.lab.measure.measurement import Context, Measurement
+from fleet.lab.measure.serving import local_checkpoint
 from fleet.lab.pocket.corpus.dialogue import Split
 from fleet.lab.pocket.corpus.generate import dialogues
+from fleet.lab.report.background_load import BackgroundLoad
+from fleet.lab.report.plot import Axes, Panel
+from fleet.lab.report.result import FLEET, MANY, OTHER, PLAYED, Result
+from fleet.lab.report.stats import Ratio, at_least, differing, median
+from fleet.lab.report.tables import figure, table_of, titled
 from fleet.processing import ChatRequest, Frontend, Message, TextPart, load_frontend
 
-MODULE, HEAD_MODULE = "fleet.lab.measure.speculation_run", "fleet.lab.measure.speculation_head"
+HEAD = "fleet.lab.measure.speculation_head:train"
+RUNS = "fleet.lab.measure.speculation_run:measure"
+COLORS = {OFF: PLAYED, NGRAM: OTHER, SUFFIX: FLEET, EAGLE3: MANY}
+LOSS_TARGET = 0.97
+"""Tokens/s relative to those without speculation, below which no batch with it may be."""
+
+
+SPEEDS = {"fast": 1.3, "invariant": 1.5}
+"""Least tokens/s of one answer with the trained head, relative to those without speculation, by
+numerics.
+"""
+LEAST_ACCEPTANCE = 2.5
+"""Least mean tokens of one answer in one pass with the trained head."""
+
+
+class HeadWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Training of the head: `taught` are answered and trained on, for `seconds`; `held_out`
+    are not trained on.
+    """
+
+    taught: tuple[RequestSpec, ...]
+    held_out: tuple[RequestSpec, ...]
+    seconds: float
+
+
+class TrainedHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The head that was trained. `held_out`: drafts in a row that are right, on samples that were
+    not trained on.
+    """
+
+    windows: int
+    samples: int
+    refused: int
+    seconds: float
+    held_out: float
+
+
+class SpeculationWork(msgspec.Struct, frozen=True, kw_only=True):
+    """Work of one process: `taught` are answered first, as earlier traffic, then `asked` by each
+    drafter in each round.
+
+    `num_rounds`: number of rounds with a batch of 1.
+    """
+
+    taught: tuple[RequestSpec, ...]
+    asked: tuple[RequestSpec, ...]
+    batches: tuple[int, ...]
+    num_rounds: int
+
+    def rounds_of(self, batch: int) -> int:
+        """Return the number of rounds with a batch: those with larger ones are shorter, so that
+        more are needed.
+        """
+        return self.num_rounds * min(batch, 3)
+
+
+class DraftedRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of one drafter, `batch` at a time. `tokens_per_s` of each round; `acceptance_length`:
+    tokens of a request per pass.
+
+    `shares`: accepted share of the drafts at each position. `num_equal` answers are those
+    without speculation.
+    """
+
+    numerics: str
+    drafter: str
+    batch: int
+    tokens_per_s: tuple[float, ...]
+    acceptance_length: float
+    shares: tuple[float, ...]
+    num_equal: int
+    num_answers: int
+
+
+class SpeculationResult(Result, frozen=True, kw_only=True):
+    """`others_cores`: background load."""
+
+    model: str
+    head: TrainedHead
+    runs: tuple[DraftedRuns, ...]
+    others_cores: tuple[float | None, ...]
+
+    def gain(self, run: DraftedRuns) -> float:
+        """Return the speed relative to that without speculation: the median over the rounds, in
+        each of which both ran.
+        """
+        plain = next(
+            one
+            for one in self.runs
+            if (one.numerics, one.batch, one.drafter) == (run.numerics, run.batch, OFF)
+        )
+        return median(
+            mine / other for mine, other in zip(run.tokens_per_s, plain.tokens_per_s, strict=True)
+        )
+
+    @property
+    def _compared(self) -> tuple[int, int]:
+        """Return how many answers are those without speculation, and the number of all answers."""
+        return sum(run.num_equal for run in self.runs), sum(run.num_answers for run in self.runs)
+
+    def tables(self) -> list[Group]:
+        table = table_of(
+            "numerics",
+            "batch",
+            "drafter",
+            "tokens/s",
+            "of off",
+            "tokens per pass",
+            "accepted by position",
+        )
+        for run in self.runs:
+            table.add_row(
+                run.numerics,
+                f"{run.batch}",
+                run.drafter,
+                figure(median(run.tokens_per_s)),
+                figure(self.gain(run)),
+                figure(run.acceptance_length),
+                " ".join(f"{share:.2f}" for share in run.shares),
+            )
+        num_equal, num_answers = self._compared
+        same = f"{num_equal} of {num_answers} answers are those without speculation"
+        head = (
+            f"the head of eagle3 was trained for {self.head.seconds / 60:.1f} min on "
+            f"{self.head.samples} answers, "
+            f"{self.head.windows} windows; held out: {self.head.held_out:.2f} right guesses in "
+            "a row"
+        )
+        rounds = sorted({len(run.tokens_per_s) for run in self.runs})
+        return [
+            titled(
+                f"{self.model}; medians of {' or '.join(map(str, rounds))} rounds; {same}\n{head}",
+                table,
+            )
+        ]
+
+    def panels(self) -> list[Panel]:
+        return [self._draw]
+
+    def targets(self) -> list[Ratio]:
+        drafted = [run for run in self.runs if run.drafter != OFF]
+        trained = [run for run in drafted if (run.drafter, run.batch) == (EAGLE3, 1)]
+        ratios = [
+            at_least(
+                f"{run.drafter} / {OFF}, {run.numerics}, batch {run.batch}",
+                self.gain(run),
+                SPEEDS[run.numerics] if run in trained else LOSS_TARGET,
+            )
+            for run in drafted
+        ]
+        for run in trained:
+            name = f"tokens per pass, {run.drafter}, {run.numerics}"
+            ratios.append(at_least(name, run.acceptance_length, LEAST_ACCEPTANCE))
+        return [*ratios, differing(*self._compared)]
+
+    def _draw(self, axes: Axes) -> None:
+        for numerics, style in (("fast", "o-"), ("invariant", "s--")):
+            for drafter, color in COLORS.items():
+                points = [
+                    (run.batch, self.gain(run))
+                    for run in self.runs
+                    if (run.numerics, run.drafter) == (numerics, drafter)
+                ]
+                if points:
+                    axes.plot(
+                        *zip(*points, strict=True),
+                        style,
+                        color=color,
+                        label=f"{drafter}, {numerics}",
+                    )
+        axes.set(xscale="log", xlabel="batch", ylabel="tokens/s of off", title="speculation")
+        axes.legend()
+
+
 SEED, NUM_LINES = 1, 100
 TRAINING = (
     "engine=torch",
@@ -49,7 +218,9 @@ TRAINING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationPlan:
-    """Amounts of work. `num_tokens`: the most of an answer. `train_s`: for the draft head."""
+    """Amounts of work. `num_tokens`: the most of an answer. `train_s`: training time of the draft
+    head.
+    """
 
     train_s: float
     num_taught: int
@@ -80,14 +251,14 @@ SMALL = SpeculationPlan(
 )
 
 
-def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResult:
+def measure_speculation(context: Context) -> SpeculationResult:
     """Measure the stage that verifies drafts of the deployment; the checkpoint may be any that it
     serves.
 
     Raises: ConfigError; BenchError for a graph without such a stage.
     """
-    plan = SMALL if options.small else FULL
-    config = resolve_config(options.config, options.overrides)
+    plan = SMALL if context.options.small else FULL
+    config = context.resolve()
     graph = config.graph_declaration()
     stage = next((stage for stage in graph.stages if stage.verifies_drafts), None)
     if stage is None:
@@ -108,44 +279,37 @@ def measure_speculation(options: BenchOptions, steps: Steps) -> SpeculationResul
     )
     loads = list[float | None]()
     with tempfile.TemporaryDirectory(prefix="fleet-bench-") as name:
-        folder, own = Path(name), (*options.overrides, f"checkpoint={checkpoint}")
-        training = (*own, *TRAINING, f"training.folder={folder / 'training'}")
-        given = _resolved(options.config, training, folder / "training.yaml")
+        folder, checkpoint_own = Path(name), f"checkpoint={checkpoint}"
+        training = (checkpoint_own, *TRAINING, f"training.folder={folder / 'training'}")
         head = HeadWork(taught=work.taught, held_out=work.asked, seconds=plan.train_s)
-        step = steps("training of a draft head", NUM_LINES)
-        trained, load = run_script(
-            HEAD_MODULE,
-            [*given, "--head", str(folder / "head")],
-            msgspec.json.encode(head),
-            TrainedHead,
-            step,
+        background_load = BackgroundLoad()
+        trained = call(
+            HEAD,
+            *(context.resolve(*training), head, folder / "head"),
+            kind=TrainedHead,
+            advance=context.steps("training of a draft head", NUM_LINES),
         )
-        loads.append(load)
+        loads.append(background_load.cores())
         runs = list[DraftedRuns]()
         for numerics in plan.numerics:
-            step = steps(f"speculation, {numerics}", 1 + sum(map(work.rounds_of, work.batches)))
             drafting = (
-                *own,
+                checkpoint_own,
                 f"numerics={numerics}",
                 f"stages.{stage.name}.speculation.head={folder / 'head'}",
                 f"stages.{stage.name}.speculation.drafter={EAGLE3}",
             )
-            given = _resolved(options.config, drafting, folder / f"{numerics}.yaml")
-            result, load = run_script(
-                MODULE, given, msgspec.json.encode(work), tuple[DraftedRuns, ...], step
+            num_rounds = 1 + sum(map(work.rounds_of, work.batches))
+            background_load = BackgroundLoad()
+            runs += call(
+                RUNS,
+                *(context.resolve(*drafting), work),
+                kind=tuple[DraftedRuns, ...],
+                advance=context.steps(f"speculation, {numerics}", num_rounds),
             )
-            runs += result
-            loads.append(load)
+            loads.append(background_load.cores())
     return SpeculationResult(
         model=checkpoint.name, head=trained, runs=tuple(runs), others_cores=tuple(loads)
     )
-
-
-def _resolved(config_file: Path | None, overrides: Sequence[str], file: Path) -> list[str]:
-    """Write the resolved configuration; return the options that name it."""
-    config = resolve_config(config_file, overrides)
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
-    return ["--config", str(file)]
 
 
 def _requests(
@@ -178,3 +342,21 @@ def _requests(
         )
         specs.append(frontend.prepare(chat)[0])
     return tuple(specs)
+
+
+MEASUREMENT = Measurement(
+    place=110,
+    key="speculation",
+    run=measure_speculation,
+    option="--speculation",
+    help="measure answers with each drafter",
+    has_small=True,
+    about={
+        "--speculation": "one stage in one process, which answers held-out questions of Pocket's "
+        "corpus with each drafter and without, at batch 1, 4, 8 and 16, in fast and in invariant "
+        "numerics: tokens per second, tokens of a request per pass, and the share of accepted "
+        "drafts by position. `suffix` has served 3,000 other questions before, and the head of "
+        "`eagle3` is trained on their answers for 16 minutes. With --set graph=text "
+        "--set checkpoint=DIR a model of your own, with --small a few questions"
+    },
+)

@@ -1,15 +1,13 @@
-"""Training of a draft head in one process, as a script: from the answers of the stage that is
+"""Training of a draft head in one process,: from the answers of the stage that is
 measured. Knows no model.
 
 The stage answers and captures in one thread while the trainer fits in another, as long as the time
 lasts.
 """
 
-import argparse
 import contextlib
 import itertools
 import queue
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from fleet.config import FleetConfig, load_config
+from fleet.config import FleetConfig
 from fleet.core.errors import SampleRefused
 from fleet.core.request import RequestSpec
 from fleet.drafts.eagle3.files import save_head
@@ -29,7 +27,7 @@ from fleet.drafts.trainer.trainer import Trainer
 from fleet.engine.base import EngineOutput
 from fleet.graphs.training import TRAINED, TRAINER
 from fleet.lab.measure.engine_answers import answer
-from fleet.lab.measure.speculation_result import HeadWork, TrainedHead
+from fleet.lab.measure.speculation import HeadWork, TrainedHead
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
 
@@ -133,7 +131,7 @@ class _Progress:
         share = (time.monotonic() - self._began_s) / self._seconds
         while self._num_lines < min(1.0, share) * LINES:
             self._num_lines += 1
-            print(f"trained for {self._num_lines / LINES:.0%} of the time", flush=True)
+            print(f"trained for {self._num_lines / LINES:.0%} of the time")
         return share >= 1
 
 
@@ -167,31 +165,3 @@ def _outputs(built: BuiltStage) -> Iterator[EngineOutput]:
             yield output
             if output.final:
                 return
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Train a draft head from answers, for a given time."
-    )
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="resolved configuration"
-    )
-    parser.add_argument(
-        "--head", type=Path, required=True, metavar="FOLDER", help="the folder to write"
-    )
-    parser.add_argument(
-        "--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and seconds"
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="JSON: windows, samples, acceptance"
-    )
-    options = parser.parse_args()
-    work = msgspec.json.decode(options.requests.read_bytes(), type=HeadWork)
-    options.out.write_bytes(
-        msgspec.json.encode(train(load_config(options.config), work, options.head))
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

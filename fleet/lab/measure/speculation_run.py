@@ -1,18 +1,16 @@
-"""One stage in one process, as a script: answers the same requests with each drafter, and times
+"""A stage in one process: answers the same requests with each drafter, and times
 each run. Knows no model.
 """
 
-import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 import torch
 
-from fleet.config import FleetConfig, load_config
+from fleet.config import FleetConfig
 from fleet.core.request import RequestSpec
 from fleet.drafts.drafters import (
     NUM_PROMPT_IDS,
@@ -27,7 +25,7 @@ from fleet.drafts.figures.speculation import EAGLE3, NGRAM, OFF, SUFFIX, Specula
 from fleet.drafts.speculation import Speculation
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.lab.measure.engine_answers import Answers, answer
-from fleet.lab.measure.speculation_result import DraftedRuns, SpeculationWork
+from fleet.lab.measure.speculation import DraftedRuns, SpeculationWork
 from fleet.stages.base import BuiltStage
 from fleet.worker.main import build_stage
 
@@ -55,7 +53,8 @@ class _Runs:
     figures: list[SpeculationFigures] = field(default_factory=list[SpeculationFigures])
 
 
-def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]:
+def measure(config: FleetConfig, work: SpeculationWork) -> list[DraftedRuns]:
+    """Answer the requests with each drafter at each batch, round by round."""
     stage = next(stage for stage in config.graph_declaration().stages if stage.verifies_drafts)
     torch.set_num_threads(config.stage(stage.name).threads)
     built, table = (
@@ -65,13 +64,14 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
     assert isinstance(built.engine, LMEngine), "the engine torch"
     for spec, its in zip(work.taught, answer(built, work.taught, max(work.batches)), strict=True):
         table.add([*spec.prompt_ids[-NUM_PROMPT_IDS:], *its])
-    print("taught", flush=True)
+    print("taught")
     assert isinstance(built.engine.speculation, Speculation), "a stage that verifies drafts"
     head = built.engine.speculation.drafter_of(EAGLE3)
     assert head is not None, "a configured head"
     drafters: dict[str, Drafter] = {NGRAM: NgramDrafter(), SUFFIX: ReadDrafter(table), EAGLE3: head}
     speculation = Speculation(drafters, OFF, config.stage(stage.name).speculation.num_drafts)
     built.engine.speculation = speculation
+    reported: list[DraftedRuns] = []
     for batch in work.batches:
         runs = {name: _Runs() for name in (OFF, *drafters)}
         speculation.use(OFF)
@@ -82,9 +82,10 @@ def measure(config: FleetConfig, work: SpeculationWork) -> Iterator[DraftedRuns]
         for number in range(work.rounds_of(batch)):
             in_turn = dict(reversed(runs.items())) if number % 2 else runs
             _run_round(built, speculation, work.asked, batch, in_turn, expected)
-            print(f"batch {batch}", flush=True)
+            print(f"batch {batch}")
         for name, one in runs.items():
-            yield _reported(config.numerics, name, batch, one)
+            reported.append(_reported(config.numerics, name, batch, one))
+    return reported
 
 
 def _run_round(
@@ -123,30 +124,3 @@ def _reported(numerics: str, drafter: str, batch: int, runs: _Runs) -> DraftedRu
         num_equal=runs.num_equal,
         num_answers=runs.num_answers,
     )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Answer requests with each drafter, and time the runs."
-    )
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="resolved configuration"
-    )
-    parser.add_argument(
-        "--requests", type=Path, required=True, metavar="FILE", help="JSON: requests and batches"
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="JSON: speeds and counts of each drafter and batch",
-    )
-    options = parser.parse_args()
-    work = msgspec.json.decode(options.requests.read_bytes(), type=SpeculationWork)
-    options.out.write_bytes(msgspec.json.encode(tuple(measure(load_config(options.config), work))))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

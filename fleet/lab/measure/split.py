@@ -12,7 +12,7 @@ TINY = "checkpoint=tiny"
 
 
 def with_checkpoint(config: FleetConfig, overrides: Sequence[str]) -> tuple[str, ...]:
-    """Add random weights where no checkpoint is named: their speed is that of trained weights of
+    """Add random weights where no checkpoint is named: they are as fast as trained weights of
     the same size.
     """
     return (*overrides, TINY) if config.checkpoint == "auto" else tuple(overrides)

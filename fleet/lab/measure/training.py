@@ -18,21 +18,25 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import msgspec
+from rich.console import Group
 
 from fleet.control.client import FleetClient
 from fleet.control.embedded import embedded_url
 from fleet.drafts.figures.speculation import EAGLE3
 from fleet.lab.measure import processes
 from fleet.lab.measure.answer_timing import time_answer
-from fleet.lab.measure.deployment import RESOLVED_NAME, TargetFleet, own_fleet, resolve_config
+from fleet.lab.measure.deployment import RESOLVED_NAME, TargetFleet, started_fleet
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.interference import Gap, gaps_of
 from fleet.lab.measure.load import run_phase
-from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.measurement import Context, Measurement
 from fleet.lab.measure.prompts import PROMPTS
-from fleet.lab.measure.serving import Steps, encode_call, stage_bounds
-from fleet.lab.measure.training_result import CapturedRounds, TrainingCosts
+from fleet.lab.measure.serving import encode_call, stage_bounds
 from fleet.lab.report.background_load import BackgroundLoad
+from fleet.lab.report.plot import Axes, Panel
+from fleet.lab.report.result import FLEET, MS, OTHER, PLAYED, Result
+from fleet.lab.report.stats import Ratio, at_least, at_most, median, percentile
+from fleet.lab.report.tables import figure, table_of, titled
 
 T = TypeVar("T")
 TOKENS, LONG_TOKENS, FRAMES = 32, 256, 2
@@ -41,10 +45,135 @@ TRAIN_S, CAPTURES_S = 120.0, 60.0
 NUM_SAMPLES = 8
 
 
+CAPTURE_TARGET = 0.95
+"""Tokens/s of answers while a share of them is captured, relative to those without captures, with
+an idle trainer.
+"""
+GAP_TARGET_MS = 50.0
+"""The most that exchanges of the draft head add to the 99th percentile of the gaps of answers."""
+
+
+class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Rounds of answers, in turn without and with captures: tokens/s. `captures`: captures that
+    were acknowledged, each round's before the next began; `shed`: answers that were drawn for a
+    capture and left out under load; `trains`: windows were computed meanwhile, on the cores of the
+    answers.
+    """
+
+    trains: bool
+    plain: tuple[float, ...]
+    captured: tuple[float, ...]
+    captures: int
+    shed: int
+
+    @property
+    def ratio(self) -> float:
+        return median(mine / other for mine, other in zip(self.captured, self.plain, strict=True))
+
+
+class TrainingCosts(Result, frozen=True, kw_only=True):
+    """`undisturbed_s`, `exchanging_s`: gaps between the text chunks of answers, in the latter with
+    `exchanges` of the head.
+
+    `others_cores`: background load.
+    """
+
+    share: float
+    concurrency: int
+    rounds: tuple[CapturedRounds, ...]
+    undisturbed_s: tuple[float, ...]
+    exchanging_s: tuple[float, ...]
+    exchanges: int
+    others_cores: tuple[float | None, ...]
+
+    @property
+    def added_gap_ms(self) -> float:
+        return MS * (percentile(self.exchanging_s, 99) - percentile(self.undisturbed_s, 99))
+
+    def tables(self) -> list[Group]:
+        captures = table_of(
+            "trainer", "tokens/s without captures", "with", "ratio", "captures", "shed"
+        )
+        for one in self.rounds:
+            captures.add_row(
+                "trains" if one.trains else "idle",
+                figure(median(one.plain)),
+                figure(median(one.captured)),
+                figure(one.ratio),
+                f"{one.captures}",
+                f"{one.shed}",
+            )
+        gaps = table_of("gaps of answers, ms", "p50", "p95", "p99", "max")
+        for name, samples in (
+            ("undisturbed", self.undisturbed_s),
+            (f"{self.exchanges} exchanges of the head", self.exchanging_s),
+        ):
+            gaps.add_row(
+                name, *(figure(MS * percentile(samples, percent)) for percent in (50, 95, 99, 100))
+            )
+        title = (
+            f"{self.share:.0%} of answers captured, {self.concurrency} at a time; medians "
+            f"of {len(self.rounds[0].plain)} rounds"
+        )
+        return [titled(title, captures), titled("exchanges of the draft head under load", gaps)]
+
+    def panels(self) -> list[Panel]:
+        return [self._draw_rounds, self._draw_gaps]
+
+    def targets(self) -> list[Ratio]:
+        idle = next(one for one in self.rounds if not one.trains)
+        return [
+            at_least("captures / none, trainer idle", idle.ratio, CAPTURE_TARGET),
+            at_most("p99 of gaps, added by exchanges", self.added_gap_ms, GAP_TARGET_MS, "ms"),
+        ]
+
+    def _draw_rounds(self, axes: Axes) -> None:
+        for one, style in zip(self.rounds, ("o-", "s--"), strict=False):
+            trainer = "trainer trains" if one.trains else "trainer idle"
+            axes.plot(
+                range(1, len(one.plain) + 1),
+                one.plain,
+                style,
+                color=PLAYED,
+                label=f"without captures, {trainer}",
+            )
+            axes.plot(
+                range(1, len(one.captured) + 1),
+                one.captured,
+                style,
+                color=FLEET,
+                label=f"with captures, {trainer}",
+            )
+        axes.set(xlabel="round", ylabel="tokens/s", title="answers beside captures")
+        axes.set_ylim(bottom=0)
+        axes.legend()
+
+    def _draw_gaps(self, axes: Axes) -> None:
+        for samples, color, name in (
+            (self.undisturbed_s, PLAYED, "undisturbed"),
+            (self.exchanging_s, OTHER, "exchanges"),
+        ):
+            lengths = sorted(MS * sample for sample in samples)
+            axes.step(
+                lengths,
+                [1 - place / len(lengths) for place in range(len(lengths))],
+                color=color,
+                label=name,
+            )
+        axes.set(
+            xscale="log",
+            yscale="log",
+            xlabel="ms",
+            ylabel="share of longer gaps",
+            title="gaps of answers",
+        )
+        axes.legend()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """Amounts of work. `num_answers`: of a round; `exchanges`: one each second. `share`: of the
-    answers, for captures.
+    """Amounts of work. `num_answers`: answers of a round; `exchanges`: one each second. `share`:
+    part of the answers that is captured.
     """
 
     num_rounds: int
@@ -57,12 +186,13 @@ FULL = TrainingPlan(num_rounds=8, num_answers=96, exchanges=20, share=0.25)
 SMALL = TrainingPlan(num_rounds=1, num_answers=8, exchanges=3, share=1.0)
 
 
-def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
+def measure_training(context: Context) -> TrainingCosts:
     """Measure two fleets that are started for it. Raises: BenchError, ConfigError, ApiError if a
     request fails.
     """
+    options = context.options
     plan = SMALL if options.small else FULL
-    main = resolve_config(options.config, options.overrides).graph_declaration().main_stage.name
+    main = context.resolve().graph_declaration().main_stage.name
     common = (
         *options.overrides,
         "training.enabled=true",
@@ -72,20 +202,17 @@ def measure_training(options: BenchOptions, steps: Steps) -> TrainingCosts:
     rounds, loads = list[CapturedRounds](), list[float | None]()
     undisturbed, exchanging = list[float](), list[float]()
     for own in (IDLE, TRAINING):
-        started = steps(
-            f"starting a fleet whose trainer {'is idle' if own is IDLE else 'trains'}", 1
-        )
-        with own_fleet(options.config, (*common, *own)) as target:
-            started()
+        label = f"starting a fleet whose trainer {'is idle' if own is IDLE else 'trains'}"
+        with started_fleet(context, label, *common, *own) as target:
             load, background = _AnswerLoad(target, options.concurrency), BackgroundLoad()
-            step = steps(
+            step = context.steps(
                 "answers, in turn without captures and with them",
                 2 * plan.num_rounds * plan.num_answers,
             )
             rounds.append(load.capture_rounds(plan, step, trains=own is TRAINING))
             if own is TRAINING:
                 undisturbed, exchanging = load.exchange(
-                    plan, steps("exchanges of the head", plan.exchanges)
+                    plan, context.steps("exchanges of the head", plan.exchanges)
                 )
             loads.append(background.cores())
     return TrainingCosts(
@@ -253,3 +380,19 @@ def _fleet_client(target: TargetFleet) -> Iterator[RunCall]:
             yield run
         finally:
             runner.run(client.stop())
+
+
+MEASUREMENT = Measurement(
+    place=120,
+    key="training",
+    run=measure_training,
+    option="--training",
+    help="measure answers beside captures, and exchanges of the draft head",
+    has_small=True,
+    about={
+        "--training": "answers of a fleet while a quarter of them is captured, and without "
+        "captures, in turn: tokens per second, with a trainer that computes nothing, and with one "
+        "that trains on the same cores. Then two versions of the draft head are exchanged each "
+        "second, under load: gaps of answers. With --small a few answers"
+    },
+)

@@ -1,9 +1,10 @@
-"""Transfer benchmark: tensor reads between two processes, from a few rows to those of a long
+"""Transfer benchmark: tensor reads between two processes, from a few rows to a long
 prompt.
 """
 
 from rich.console import Group
 
+from fleet.lab.measure.measurement import Context, Measurement
 from fleet.lab.measure.reads import ReadSpeed, measure_reads
 from fleet.lab.report.result import Result
 from fleet.lab.report.tables import table_of, titled
@@ -23,6 +24,19 @@ class TransferResult(Result, frozen=True, kw_only=True):
         return [titled("tensor reads between two processes", table)]
 
 
-def measure_transfer() -> TransferResult:
+def measure_transfer(context: Context) -> TransferResult:
     """Raises: ConfigError where NIXL does not start, TransferError if a read fails."""
-    return TransferResult(reads=tuple(measure_reads(SIZES_BYTES)))
+    done = context.steps("tensor reads")
+    reads = measure_reads(SIZES_BYTES)
+    done()
+    return TransferResult(reads=tuple(reads))
+
+
+MEASUREMENT = Measurement(
+    place=20,
+    key="transfer",
+    run=measure_transfer,
+    option="--transfer",
+    help="measure tensor reads between two processes",
+    about={"--transfer": "tensor reads between two processes"},
+)

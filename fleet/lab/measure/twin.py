@@ -1,7 +1,7 @@
 """The slow twin of the fleet: the same stages in one process, without Redis or transfers.
 
-The fleet's answers are compared with the twin's. It only moves items from stage to stage, as the
-graph says.
+The fleet's answers are compared with the twin's. The twin only moves items from stage to stage, as
+the graph says.
 """
 
 import math
@@ -29,7 +29,9 @@ def declared_policy(edge: Edge) -> ChunkPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TwinChunk:
-    """A chunk that a stage released. `walk`: its consumer's. Units: `at_s` since the run began."""
+    """A chunk that a stage released. `walk`: walk of the consumer. Units: `at_s` since the run
+    began.
+    """
 
     at_s: float
     request: RequestId
@@ -41,7 +43,7 @@ class TwinChunk:
 
 @dataclass(slots=True, kw_only=True)
 class _Chunker:
-    """One edge of one request: groups items by policy, never across a change of the consumer's
+    """An edge of a request: groups items by policy, never across a change of the consumer's
     walk.
     """
 
@@ -90,7 +92,7 @@ class _TwinRun:
 class SlowTwin:
     """`built` may lack the last stages of the graph; the run then ends at their input edges.
 
-    `errors`: by request that failed; the other requests continue.
+    `errors`: errors by request; the other requests continue.
     """
 
     def __init__(

@@ -1,36 +1,25 @@
-"""The slow twin as a script: the fleet's stages in one process, one request at a time, timed. Knows
-no model.
+"""The stages of a fleet in one process, one request at a time, timed. Knows no model.
 
 The difference to the fleet's times is the cost of separate processes.
 """
 
-import argparse
-import os
-import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from fleet.config import FleetConfig, load_config
+from fleet.config import FleetConfig
 from fleet.core.request import RequestSpec
 from fleet.lab.measure.reference import ReferenceAnswer, ReferenceResult, ReferenceWork
-
-if TYPE_CHECKING:
-    from fleet.lab.measure.twin import SlowTwin
+from fleet.lab.measure.twin import SlowTwin
+from fleet.stages.builders import build_options
+from fleet.worker.main import build_stage
 
 AUDIO, TEXT = "audio", "text"
 
 
 def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
     """Build every stage in this process, warm up, then run the requests one at a time."""
-    # OpenMP reads this once, when torch is first imported.
-    os.environ["OMP_NUM_THREADS"] = str(work.num_threads[0])
-    from fleet.lab.measure.twin import SlowTwin
-    from fleet.stages.builders import build_options
-    from fleet.worker.main import build_stage
-
     graph = config.graph_declaration()
     began_s = time.perf_counter()
     checkpoint = Path(config.checkpoint)
@@ -47,7 +36,7 @@ def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
     answers: list[ReferenceAnswer] = []
     for spec in work.requests:
         answers.append(_answer(twin, config, spec, rate_hz=work.sample_rate_hz))
-        print(f"{len(answers)}/{len(work.requests)}", flush=True)
+        print(f"{len(answers)}/{len(work.requests)}")
     options = build_options(config, graph.stages[0].name, checkpoint)
     return ReferenceResult(
         answers=tuple(answers),
@@ -59,7 +48,7 @@ def run(config: FleetConfig, work: ReferenceWork) -> ReferenceResult:
 
 
 def _answer(
-    twin: "SlowTwin", config: FleetConfig, spec: RequestSpec, *, rate_hz: int
+    twin: SlowTwin, config: FleetConfig, spec: RequestSpec, *, rate_hz: int
 ) -> ReferenceAnswer:
     """Run one request. Raises: FleetError if a stage fails it."""
     media = config.graph_declaration().media
@@ -85,30 +74,3 @@ def _answer(
         sample_rate_hz=rate_hz,
         answer_ids=tuple(ids),
     )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Run requests with all stages in one process, and time each."
-    )
-    parser.add_argument(
-        "--config", type=Path, required=True, metavar="FILE", help="resolved configuration"
-    )
-    parser.add_argument(
-        "--requests",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="JSON: requests and their bounds",
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="JSON: duration and samples of each"
-    )
-    options = parser.parse_args()
-    work = msgspec.json.decode(options.requests.read_bytes(), type=ReferenceWork)
-    options.out.write_bytes(msgspec.json.encode(run(load_config(options.config), work)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

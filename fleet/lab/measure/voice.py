@@ -33,7 +33,10 @@ from fleet.lab.client.realtime import (
     RealtimeSession,
     update_audio_input,
 )
+from fleet.lab.measure.deployment import target_fleet
 from fleet.lab.measure.errors import BenchError
+from fleet.lab.measure.load import with_background_load
+from fleet.lab.measure.measurement import BenchOptions, Context, Measurement, argument
 from fleet.lab.report.result import Result
 from fleet.lab.report.stats import Ratio, Summary, at_most, summarise
 from fleet.lab.report.tables import summary_table
@@ -62,7 +65,7 @@ Samples = NDArray[np.int16]
 
 
 class VoiceTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One question and its answer.
+    """A question and its answer.
 
     `voice_to_voice_ms` and `first_audio_ms` (first sample received, voiced or not) are on this
     client's clock; `parts` are the fleet's report of its share of the former.
@@ -131,9 +134,6 @@ class VoiceResult(Result, frozen=True, kw_only=True):
             return []
         name = "voice turn without its silence, p50"
         return [at_most(name, fleet_ms.p50, TARGET_P50_MS, "ms")]
-
-    def background_loads(self) -> list[float | None]:
-        return [self.others_cores]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,7 +278,7 @@ class EventReader:
 
 
 class _Conversation:
-    """One session with an open microphone: between questions it sends silence."""
+    """A session with an open microphone: between questions it sends silence."""
 
     def __init__(self, session: RealtimeSession) -> None:
         self._session, self._events = session, EventReader(session)
@@ -335,3 +335,62 @@ class _Conversation:
             transcript=answer.transcript,
             first_audio_ms=round((answer.first_s - spoken_s) * 1e3, 1),
         )
+
+
+def questions_of(context: Context, api: ApiClient, count: int) -> list[SpokenQuestion]:
+    """Return the recordings that `--wav` names, or else questions that the fleet speaks."""
+    if recorded := [read_question(path) for path in context.options.wavs]:
+        return recorded
+    done = context.steps("questions, spoken by the fleet")
+    questions = spoken_questions(api, api.model(), count)
+    done()
+    return questions
+
+
+def _measure(context: Context) -> VoiceResult:
+    options, count = context.options, context.options.requests
+    with target_fleet(context) as target:
+        questions = questions_of(context, target.api, count)
+        step = context.steps("voice turns", count + 1)
+        return with_background_load(
+            options.up, lambda: measure_voice(target.api, questions, count, step)
+        )
+
+
+def _is_requested(options: BenchOptions) -> bool:
+    """Return True for one session: many are another measurement."""
+    implied = bool(options.sessions) or (bool(options.wavs) and not options.barge_in)
+    return (options.voice or implied) and (options.sessions or 1) == 1
+
+
+MEASUREMENT = Measurement(
+    place=130,
+    key="voice",
+    run=_measure,
+    is_requested=_is_requested,
+    of_gateway=True,
+    about={
+        "--voice": "spoken questions over the Realtime WebSocket in real time: from the last "
+        "voiced sample to the first audio of the answer, and the parts of that time; questions in "
+        "the fleet's own voice, or from --wav files. With --sessions N as many sessions run "
+        "concurrently, over the API's and the console's sockets, each with real-time playback: "
+        "underruns, late audio, CPU of each process. A fleet that is started for it gets one "
+        "session beyond its limit, which is queued, and admitted when another leaves"
+    },
+    arguments=(
+        argument(
+            "--voice",
+            action="store_true",
+            help="measure --requests spoken turns over the Realtime WebSocket",
+        ),
+        argument(
+            "--wav",
+            dest="wavs",
+            type=Path,
+            action="append",
+            default=[],
+            metavar="FILE",
+            help="a spoken question; repeatable",
+        ),
+    ),
+)

@@ -1,5 +1,5 @@
-"""One of many concurrent voice sessions, as a page or a program has it: an open microphone, and
-audio played as it arrives.
+"""Client of one of many concurrent voice sessions, as a page or a program has it: an open
+microphone, and audio played as it arrives.
 
 Speech is encoded before the measurement, and received events are decoded no further than needed,
 since 50 sessions share one event loop. Knows no stage and no process.
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus, WebSocketException
@@ -32,7 +33,6 @@ from fleet.lab.client.realtime import (
 from fleet.lab.measure.errors import BenchError
 from fleet.lab.measure.playback import PlaybackClock
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion
-from fleet.lab.measure.voice_sessions_result import SessionResult, SessionTurn
 from fleet.processing.voice_onset import FirstVoicedClock
 
 PROGRAM_BLOCK_MS = 40
@@ -45,6 +45,31 @@ COMPLETE = ("completed", "incomplete")
 """Statuses of a whole answer; "incomplete" is one that ended at its length limit."""
 PAUSE_S = (0.3, 1.5)
 """Pause between an answer's end and the next question, at least and at most."""
+
+
+class SessionTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """A question and its answer.
+
+    `late_ms`: delay of each piece of audio but the first: its arrival after the moment at which it
+    was due; negative if early. `parts`: the fleet's report of its share of the wait.
+    """
+
+    voice_to_voice_ms: float
+    parts: tuple[LatencyPart, ...]
+    underruns: int
+    answer_s: float
+    late_ms: tuple[float, ...]
+
+
+class SessionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A session. `fault`: the error that ended it early, or "". `mic_late_ms`: delay of each
+    block that this client sent.
+    """
+
+    console: bool
+    turns: tuple[SessionTurn, ...]
+    mic_late_ms: tuple[float, ...]
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +104,7 @@ class EncodedSpeech:
 
 
 class VoiceClient:
-    """One session. Events: `opened` once it is admitted, `left` once it is closed."""
+    """A session. Events: `opened` once it is admitted, `left` once it is closed."""
 
     def __init__(
         self,
@@ -117,7 +142,7 @@ class VoiceClient:
         self._mic_late_ms: list[float] = []
 
     async def run(self, num_turns: int, begin: asyncio.Event) -> SessionResult:
-        """Open a session, wait for `begin`, and take so many turns. An error ends it early and is
+        """Open a session, wait for `begin`, and take the turns. An error ends it early and is
         part of the result.
         """
         fault = ""

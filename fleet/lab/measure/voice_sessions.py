@@ -8,26 +8,38 @@ fleet's. Knows no stage.
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+import msgspec
 import psutil
 import uvloop
+from rich.console import Group
+from rich.text import Text
 
-from fleet.lab.measure.deployment import TargetFleet, resolve_config
+from fleet.lab.measure.deployment import TargetFleet, target_fleet
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.options import BenchOptions
+from fleet.lab.measure.measurement import (
+    BenchOptions,
+    Context,
+    Measurement,
+    argument,
+    whole_number,
+)
 from fleet.lab.measure.voice import SILENCE_MS, TIMEOUT_S, SpokenQuestion, read_question
-from fleet.lab.measure.voice_client import EncodedSpeech, VoiceClient
-from fleet.lab.measure.voice_sessions_result import (
-    QueuedSession,
+from fleet.lab.measure.voice_client import (
+    EncodedSpeech,
     SessionResult,
-    VoiceSessionsResult,
+    SessionTurn,
+    VoiceClient,
 )
 from fleet.lab.report.background_load import BackgroundLoad
+from fleet.lab.report.result import Result
+from fleet.lab.report.stats import Ratio, at_least, at_most, percentile, summarise
+from fleet.lab.report.tables import NONE, figure, table_of, titled
 
 STEP_MS = 40
 """Time of a step of the fake engine, which makes one frame of 80 ms: twice the pace of speech."""
@@ -40,22 +52,154 @@ OPENING_S = 0.03
 RECORDING = ("fleet.lab.pocket", "docs/spoken.wav")
 
 
-def fake_overrides(
-    config_file: Path | None, overrides: Sequence[str], sessions: int
-) -> tuple[str, ...]:
-    """Return the overrides of a fleet that computes nothing, with slots for every session's answers
-    and transcriptions.
+class QueuedSession(msgspec.Struct, frozen=True, kw_only=True):
+    """The session beyond the limit.
+
+    `position`: place in the queue, None if none was reported. `early`: admitted before another
+    session had left.
+    `admitted_ms`: time from the first leave to its admission, None if it was not admitted.
+    """
+
+    position: int | None
+    early: bool
+    admitted_ms: float | None
+    answered: bool
+
+    def line(self) -> str:
+        place = (
+            "got no queue position"
+            if self.position is None
+            else f"got queue position {self.position}"
+        )
+        when = (
+            "was admitted too early"
+            if self.early
+            else f"was admitted {figure(self.admitted_ms)} ms after another had left"
+        )
+        return (
+            f"the session beyond the limit {place}, {when}, and was "
+            f"{'answered' if self.answered else 'not answered'}"
+        )
+
+
+class VoiceSessionsResult(Result, frozen=True, kw_only=True):
+    """`cores`: CPU of each process of the fleet in `seconds` with all sessions active;
+    `client_cores`: CPU of this process.
+    """
+
+    model: str
+    engine: str
+    wanted_turns: int
+    silence_ms: int
+    sessions: tuple[SessionResult, ...]
+    queued: QueuedSession | None
+    seconds: float
+    cores: dict[str, float]
+    client_cores: float
+    others_cores: float | None
+
+    @property
+    def turns(self) -> list[SessionTurn]:
+        return [turn for session in self.sessions for turn in session.turns]
+
+    @property
+    def underruns(self) -> int:
+        return sum(turn.underruns for turn in self.turns)
+
+    @property
+    def faults(self) -> list[str]:
+        return [session.fault for session in self.sessions if session.fault]
+
+    @property
+    def late_ms(self) -> list[float]:
+        return [late for turn in self.turns for late in turn.late_ms]
+
+    @property
+    def mic_late_ms(self) -> list[float]:
+        return [late for session in self.sessions for late in session.mic_late_ms]
+
+    @property
+    def fleet_ms(self) -> list[float]:
+        """Voice to voice without the end-of-turn silence."""
+        return [turn.voice_to_voice_ms - self.silence_ms for turn in self.turns]
+
+    @property
+    def parts_ms(self) -> dict[str, list[float]]:
+        parts: dict[str, list[float]] = {}
+        for part in (part for turn in self.turns for part in turn.parts):
+            parts.setdefault(part.name, []).append(part.ms)
+        return parts
+
+    def tables(self) -> Iterator[Group | Text]:
+        console = sum(session.console for session in self.sessions)
+        sessions = (
+            f"{len(self.sessions)} concurrent voice sessions, {console} of them on the "
+            "console's socket"
+        )
+        table = table_of("ms", "p50", "p95", "p99", "max")
+        for name, samples in (
+            (f"voice to voice, without {self.silence_ms} ms of silence", self.fleet_ms),
+            *((f"  {name}", samples) for name, samples in self.parts_ms.items()),
+            ("audio after it was due (negative: before)", self.late_ms),
+            ("microphones of this client late", self.mic_late_ms),
+        ):
+            if summary := summarise(samples):
+                table.add_row(
+                    name,
+                    *map(figure, (summary.p50, summary.p95, percentile(samples, 99), summary.high)),
+                )
+        table.add_section()
+        table.add_row("underruns", figure(self.underruns))
+        for fault in dict.fromkeys(self.faults):
+            table.add_row(f"ended early: {fault[:60]}", figure(self.faults.count(fault)))
+        yield titled(f"{sessions}; {len(self.turns)} answers of the {self.engine} engine", table)
+        if self.queued is not None:
+            yield Text(self.queued.line())
+        cores = table_of("CPU while all sessions were active", "cores")
+        for name, used in sorted(self.cores.items(), key=lambda row: -row[1]):
+            cores.add_row(name, f"{used:.2f}")
+        cores.add_section()
+        cores.add_row("this client", f"{self.client_cores:.2f}")
+        cores.add_row(
+            "background load", f"{self.others_cores:.2f}" if self.others_cores is not None else NONE
+        )
+        yield titled(f"{self.seconds:.1f} s", cores)
+
+    def targets(self) -> list[Ratio]:
+        """Check that no playback underruns, every question is answered, and the session beyond the
+        limit is queued.
+        """
+        count, queued = len(self.sessions), self.queued
+        unanswered = count * self.wanted_turns - len(self.turns)
+        ratios = [
+            at_most(f"underruns of {count} voice sessions", self.underruns, 0, "underruns"),
+            at_most("questions not answered", unanswered, 0, "questions"),
+        ]
+        if queued is not None:
+            admitted = (
+                queued.position == 1
+                and not queued.early
+                and queued.admitted_ms is not None
+                and queued.answered
+            )
+            ratios.append(at_least("extra session queued, then admitted", float(admitted), 1))
+        return ratios
+
+
+def own_overrides(context: Context) -> list[str]:
+    """Return the overrides of a fleet that is started here: it admits as many sessions as run, and
+    with `--engine fake` computes nothing, with slots for every session's answers and
+    transcriptions.
 
     Raises: ConfigError.
     """
-    result = [
-        *overrides,
-        "engine=fake",
-        "device=cpu",
-        "transfer.kind=redis",
-        f"limits.max_requests={4 * sessions}",
-    ]
-    for stage in resolve_config(config_file, tuple(overrides)).graph_declaration().stages:
+    sessions = context.options.sessions
+    limit = [f"voice.max_sessions={sessions}"]
+    if not context.options.engine:
+        return limit
+    result = ["engine=fake", "device=cpu", "transfer.kind=redis"]
+    result.append(f"limits.max_requests={4 * sessions}")
+    for stage in context.resolve().graph_declaration().stages:
         result.append(f"stages.{stage.name}.max_batch={4 * sessions}")
         if stage.default_sampling:
             rows = ANSWER_TOKENS if stage.main else ANSWER_FRAMES
@@ -63,12 +207,7 @@ def fake_overrides(
                 f"stages.{stage.name}.extra.step_ms={STEP_MS}",
                 f"stages.{stage.name}.sampling.max_tokens={rows}",
             ]
-    return tuple(result)
-
-
-def session_limit(sessions: int) -> tuple[str, ...]:
-    """Return the override that admits so many sessions and no more."""
-    return (f"voice.max_sessions={sessions}",)
+    return [*result, *limit]
 
 
 def recorded_question() -> SpokenQuestion:
@@ -80,18 +219,19 @@ def recorded_question() -> SpokenQuestion:
         return read_question(path)
 
 
-def measure_voice_sessions(
-    target: TargetFleet,
-    questions: Sequence[SpokenQuestion],
-    options: BenchOptions,
-    step: Callable[[], None],
-) -> VoiceSessionsResult:
-    """Run `options.sessions`, and one more if the fleet was started here, since it then admits no
+def measure_voice_sessions(context: Context) -> VoiceSessionsResult:
+    """Run `--sessions` sessions, and one more if the fleet is started here, since it then admits no
     more than those.
 
-    `step` is called after the end of each. Raises: BenchError if a session cannot be opened.
+    Raises: BenchError if a session cannot be opened.
     """
-    return uvloop.run(_SessionRun(target, questions, options).measure(step))
+    options = context.options
+    options.up = options.up or options.engine is not None
+    questions = [read_question(path) for path in options.wavs] or [recorded_question()]
+    own = own_overrides(context) if options.up else []
+    with target_fleet(context, *own) as target:
+        step = context.steps("voice sessions", options.sessions)
+        return uvloop.run(_SessionRun(target, questions, options).measure(step))
 
 
 class _SessionRun:
@@ -239,3 +379,35 @@ def _process_name(command: Sequence[str]) -> str:
         return Path(command[0]).name if command else "?"
     arguments = command[command.index("fleet.cli") + 1 :]
     return " ".join(argument for argument in arguments[:2] if not argument.startswith("-"))
+
+
+def _conflict(options: BenchOptions) -> str:
+    if options.engine and (options.url or not options.sessions):
+        return "--engine fake starts a fleet for --sessions N: give that, and no --url"
+    if options.sessions and options.barge_in:
+        return "--barge-in measures one session: give --sessions in a run of its own"
+    return ""
+
+
+MEASUREMENT = Measurement(
+    place=140,
+    key="voice_sessions",
+    run=measure_voice_sessions,
+    is_requested=lambda options: (options.sessions or 1) > 1,
+    conflict=_conflict,
+    of_gateway=True,
+    about={},
+    arguments=(
+        argument(
+            "--sessions",
+            type=whole_number(),
+            metavar="N",
+            help="concurrent --voice sessions of --requests turns (1)",
+        ),
+        argument(
+            "--engine",
+            choices=["fake"],
+            help="for --sessions: start a fleet that computes nothing",
+        ),
+    ),
+)

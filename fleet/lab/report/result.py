@@ -53,7 +53,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Results of one run, by key. `command`: its arguments; `began`: local time, ISO 8601.
+    """Results of one run, by key. `command`: arguments of the run; `began`: local time, ISO 8601.
 
     `subject`: beginning of the picture's title.
     """
@@ -112,13 +112,13 @@ class Report(msgspec.Struct, kw_only=True):
         write_json(file, path)
 
 
-class Parts(Result, frozen=True):
+class NamedParts(Result, frozen=True):
     """A result whose fields stand in the JSON report each under its own name."""
 
 
 def parts_of(result: Result) -> dict[str, object]:
     """Return the fields of a result of several parts, nothing of another result."""
-    return msgspec.structs.asdict(result) if isinstance(result, Parts) else {}
+    return msgspec.structs.asdict(result) if isinstance(result, NamedParts) else {}
 
 
 def machine_line(machine: Machine) -> str:

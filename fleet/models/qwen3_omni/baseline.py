@@ -1,13 +1,11 @@
-"""The reference implementation as a script: `transformers` answers requests one after another, each
+"""The reference implementation: `transformers` answers requests one after another, each
 by one `generate()`.
 
 `generate()` returns audio only when it is complete, so the first and the last sample arrive
 together. Knows only requests.
 """
 
-import argparse
 import math
-import sys
 import time
 import warnings
 from importlib import import_module
@@ -131,6 +129,8 @@ def pick_num_threads(baseline: Baseline, work: BaselineWork) -> int:
 
 
 def run(work: BaselineWork, folder: Path) -> BaselineResult:
+    """Answer the requests, and print a line after each."""
+    warnings.filterwarnings("ignore", module="transformers")
     device = work.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -154,29 +154,3 @@ def run(work: BaselineWork, folder: Path) -> BaselineResult:
         device=device,
         dtype=dtype,
     )
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="Answer requests with transformers, one after another, and time each."
-    )
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--requests",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help="JSON: requests and their limits",
-    )
-    parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="JSON: seconds and samples of each"
-    )
-    options = parser.parse_args()
-    warnings.filterwarnings("ignore", module="transformers")
-    work = msgspec.json.decode(options.requests.read_bytes(), type=BaselineWork)
-    options.out.write_bytes(msgspec.json.encode(run(work, options.checkpoint)))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,11 +1,8 @@
-"""A ring of processes that pass messages of given sizes around, over plain TCP, as a script: the
-time of the network itself.
-
-Its arguments are one JSON object, `RingPlace`. Knows no layers.
+"""A ring of processes that pass messages of given sizes around, over plain TCP: the time of the
+network itself. Knows no layers.
 """
 
 import socket
-import sys
 import time
 
 import msgspec
@@ -15,10 +12,10 @@ RETRY_S = 0.05
 
 
 class RingPlace(msgspec.Struct, frozen=True, kw_only=True):
-    """Place of one process: its address, that of the next one, and how many bytes arrive and are
-    sent in each round.
+    """Place of one process: its address, the address of the next one, and how many bytes arrive and
+    are sent in each round.
 
-    `begins`: it begins every round, and prints the rounds' times in seconds, as JSON.
+    `begins`: it begins every round.
     """
 
     own: tuple[str, int]
@@ -71,10 +68,3 @@ def _receive(connection: socket.socket, buffer: bytearray) -> None:
         if not num_received:
             raise ConnectionError("the process before this one has ended")
         missing = missing[num_received:]
-
-
-if __name__ == "__main__":
-    own_place = msgspec.json.decode(sys.argv[1], type=RingPlace)
-    own_times = run_rounds(own_place)
-    if own_place.begins:
-        print(msgspec.json.encode(own_times).decode())

@@ -1,16 +1,11 @@
-"""A relay of IP packets between TUN devices, as a script: each pair of devices has a link with a
-delay, which can be cut.
-
-Its arguments are the file descriptors of the devices; number N has the address that ends with N +
-1. Commands are lines on standard input, replies lines on standard output, and it ends with its
-input. Knows no namespace.
+"""A relay of IP packets between TUN devices: each pair of devices has a link with a delay, which
+can be cut. Knows no namespace.
 """
 
 import heapq
 import os
 import select
 import struct
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,20 +13,44 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleet.lab.measure.link_protocol import AnyRelayCommand, LinkFlow, LinkFlows, SetLink
+from fleet.lab.measure.calls import Caller
 
 READ_BYTES = 65_536
 TCP, IPV4 = 6, 4
 PORTS = struct.Struct(">HH")
-DECODER = msgspec.json.Decoder(AnyRelayCommand)
 FlowKey = tuple[int, int, int, int]
 """Numbers of the devices, and ports, of the source and of the destination."""
 
 
+class SetLink(msgspec.Struct, frozen=True, kw_only=True):
+    """Set the delay of one link, each way, or cut it: packets on their way are lost, too. `ends`:
+    numbers of its devices.
+    """
+
+    ends: tuple[int, int]
+    delay_s: float
+    is_cut: bool = False
+
+
+class LinkFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes of one direction of a TCP connection, without headers, retransmissions included.
+
+    `source`, `destination`: numbers of the devices. `num_bytes` were delivered, `num_lost_bytes`
+    were lost on a cut link.
+    """
+
+    source: int
+    destination: int
+    source_port: int
+    destination_port: int
+    num_bytes: int
+    num_lost_bytes: int
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class HeldPacket:
-    """A packet on a link. `due_s`: of its delivery, by `time.monotonic`; `number`: packets of one
-    link stay in order.
+    """A packet on a link. `due_s`: time of its delivery, by `time.monotonic`; `number`: packets of
+    one link stay in order.
     """
 
     due_s: float
@@ -59,29 +78,27 @@ class HeldPacket:
 class PacketRelay:
     """The links between devices, all of them without delay at first."""
 
-    def __init__(self, devices: Sequence[int]) -> None:
-        self._devices = devices
+    def __init__(self, devices: Sequence[int], caller: Caller) -> None:
+        self._devices, self._caller = devices, caller
         self._numbers = {device: number for number, device in enumerate(devices)}
         self._links: dict[frozenset[int], SetLink] = {}
         self._held: list[HeldPacket] = []
         self._num_packets = 0
         self._delivered: dict[FlowKey, int] = {}
         self._lost: dict[FlowKey, int] = {}
-        self._input = b""
 
     def run(self) -> None:
-        """Relay until the input ends."""
+        """Relay until the input ends: each command is answered with the flows so far."""
         for device in self._devices:
             os.set_blocking(device, False)
-        is_open = True
-        while is_open:
+        while True:
             wait_s = max(0.0, self._held[0].due_s - time.monotonic()) if self._held else None
-            readable, _, _ = select.select([*self._devices, sys.stdin.fileno()], [], [], wait_s)
-            for device in readable:
-                if device == sys.stdin.fileno():
-                    is_open = self._follow_commands()
+            readable, _, _ = select.select([*self._devices, self._caller], [], [], wait_s)
+            for ready in readable:
+                if ready is self._caller:
+                    self._follow_command()
                 else:
-                    self._receive(self._numbers[device])
+                    self._receive(self._numbers[ready])
             self._deliver()
 
     def _receive(self, source: int) -> None:
@@ -102,7 +119,7 @@ class PacketRelay:
                 )
 
     def _deliver(self) -> None:
-        """Deliver the packets that are due, or lose those of a link that is cut now."""
+        """Deliver the packets that are due, or lose them if the link is cut now."""
         now_s = time.monotonic()
         while self._held and self._held[0].due_s <= now_s:
             packet = heapq.heappop(self._held)
@@ -118,17 +135,12 @@ class PacketRelay:
         key = packet.source, packet.destination, source_port, destination_port
         counts[key] = counts.get(key, 0) + num_bytes
 
-    def _follow_commands(self) -> bool:
-        """Follow the commands that have arrived; return False at the end of the input."""
-        received = os.read(sys.stdin.fileno(), READ_BYTES)
-        *lines, self._input = (self._input + received).split(b"\n")
-        for line in lines:
-            command = DECODER.decode(line)
-            if isinstance(command, SetLink):
-                self._links[frozenset(command.ends)] = command
-            sys.stdout.buffer.write(msgspec.json.encode(LinkFlows(flows=self._flows())) + b"\n")
-            sys.stdout.buffer.flush()
-        return bool(received)
+    def _follow_command(self) -> None:
+        """Set the link that a command names, if any. Raises: EOFError at the end of the input."""
+        link: SetLink | None = self._caller.receive(SetLink | None)
+        if link is not None:
+            self._links[frozenset(link.ends)] = link
+        self._caller.send(self._flows())
 
     def _flows(self) -> tuple[LinkFlow, ...]:
         return tuple(
@@ -144,5 +156,9 @@ class PacketRelay:
         )
 
 
-if __name__ == "__main__":
-    PacketRelay([int(text) for text in sys.argv[1:]]).run()
+def relay(devices: list[int], caller: Caller) -> None:
+    """Relay packets between devices, whose file descriptors are given; number N has the address
+    that ends with N + 1.
+    """
+    caller.send(())
+    PacketRelay(devices, caller).run()

@@ -8,7 +8,6 @@ block.
 
 import fcntl
 import os
-import signal
 import struct
 import subprocess
 import sys
@@ -16,12 +15,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import msgspec
 import psutil
 
+from fleet.lab.measure.calls import ProcessCall, ProcessSettings
 from fleet.lab.measure.errors import BenchError
-from fleet.lab.measure.link_protocol import LinkFlow, LinkFlows, ReadFlows, RelayCommand, SetLink
-from fleet.process.parent_death import signalled_with_parent
+from fleet.lab.studies.link_relay import LinkFlow, SetLink
 
 TUN = Path("/dev/net/tun")
 NETWORK = "10.83.0.0/24"
@@ -31,9 +29,7 @@ REQUEST = struct.Struct("16sH22x")
 """`struct ifreq` with a name, in which the kernel replaces %d, and flags."""
 QUEUE_PACKETS = 10_000
 """A burst of several MiB waits for the relay without loss."""
-RELAY_MODULE = "fleet.lab.measure.link_relay"
-DECODER = msgspec.json.Decoder(LinkFlows)
-STOP_S = 10.0
+RELAY = "fleet.lab.studies.link_relay:relay"
 
 
 class LinkedNamespaces:
@@ -41,13 +37,9 @@ class LinkedNamespaces:
 
     def __init__(self, names: Sequence[str], devices: Sequence[int]) -> None:
         self.names, self._delay_s = tuple(names), 0.0
-        self._relay = subprocess.Popen(
-            [sys.executable, "-m", RELAY_MODULE, *map(str, devices)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=tuple(devices),
-            preexec_fn=signalled_with_parent(signal.SIGKILL),
-        )
+        settings = ProcessSettings(pass_fds=tuple(devices))
+        self.relay = ProcessCall(RELAY, devices, name="the relay of the links", settings=settings)
+        self.relay.receive(tuple[()])
 
     def address(self, name: str) -> str:
         return f"{NETWORK.rpartition('.')[0]}.{self.names.index(name) + 1}"
@@ -74,39 +66,13 @@ class LinkedNamespaces:
     def flows(self, source: str, destination: str) -> list[LinkFlow]:
         """Return the flows from one namespace to another so far."""
         ends = self.names.index(source), self.names.index(destination)
-        return [
-            flow for flow in self._ask(ReadFlows()).flows if (flow.source, flow.destination) == ends
-        ]
+        flows = self.relay.ask(None, tuple[LinkFlow, ...])
+        return [flow for flow in flows if (flow.source, flow.destination) == ends]
 
     def _set(self, one: str, other: str, *, is_cut: bool) -> None:
         ends = self.names.index(one), self.names.index(other)
-        self._ask(SetLink(ends=ends, delay_s=self._delay_s, is_cut=is_cut))
-
-    def _ask(self, command: RelayCommand) -> LinkFlows:
-        """Raises: BenchError if the relay has ended."""
-        assert self._relay.stdin is not None and self._relay.stdout is not None
-        with suppress(BrokenPipeError):
-            self._relay.stdin.write(msgspec.json.encode(command) + b"\n")
-            self._relay.stdin.flush()
-        line = self._relay.stdout.readline()
-        if not line:
-            raise BenchError(
-                f"the relay of the links has ended with status {self._relay.wait()}; its error "
-                "is above"
-            )
-        return DECODER.decode(line)
-
-    def close(self) -> None:
-        """End the relay, and with it the devices."""
-        assert self._relay.stdin is not None and self._relay.stdout is not None
-        with suppress(BrokenPipeError):
-            self._relay.stdin.close()
-        try:
-            self._relay.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._relay.kill()
-            self._relay.wait()
-        self._relay.stdout.close()
+        link = SetLink(ends=ends, delay_s=self._delay_s, is_cut=is_cut)
+        self.relay.ask(link, tuple[LinkFlow, ...])
 
 
 @contextmanager
@@ -117,12 +83,10 @@ def linked_namespaces(*names: str, delay_s: float = 0.0) -> Iterator[LinkedNames
     remove_abandoned()
     with _devices(names) as devices:
         links = LinkedNamespaces(names, devices)
-        try:
+        with links.relay:
             _close(devices)
             links.set_delay(delay_s)
             yield links
-        finally:
-            links.close()
 
 
 def find_obstacle() -> str:
