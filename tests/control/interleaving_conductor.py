@@ -1,4 +1,5 @@
-"""The conductor of the interleaving check: the real `step` and `resume`. It reads, decides,
+"""The conductor of the interleaving check: the real `step` and `resume`. The conductor reads,
+decides,
 executes one command at a time and watches; other processes may act in between.
 """
 

@@ -46,7 +46,9 @@ class Fleet(Conductor):
         as an older version left them, for a new leader to take over.
         """
         super().__init__(scripts or Scripts(), split)
-        self.faulty, self.credits, self.reports_once = faulty, credits, reports_once
+        self.faulty = faulty
+        self.credits = credits
+        self.reports_once = reports_once
         workers = tuple(
             MirrorWorker(place, _stage_of(place), self.role_of(place)) for place in places
         )

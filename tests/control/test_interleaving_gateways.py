@@ -1,7 +1,8 @@
 """In every order of two gateways' calls and of lost writes, the gateway that the client reads
 delivers the answer.
 
-An epoch above that of Redis proves that Redis lost writes: its holder has the better right. Seeded
+An epoch above the one in Redis proves that Redis lost writes: its holder has the better right.
+Seeded
 mutations show that the check can fail, and the model replies to random calls as the scripts do.
 """
 
@@ -49,7 +50,7 @@ def test_resumed_answer_is_delivered_in_every_interleaving(budget: ReaderBudget)
 
 
 class RefusesLostEpochs(ReaderScripts):
-    """Mutation: an epoch that Redis lost is refused as that of another reader."""
+    """Mutation: an epoch that Redis lost is refused as if it belonged to another reader."""
 
     def is_refused(self, held: int, epoch: int) -> bool:
         return held != epoch
@@ -95,13 +96,16 @@ NUM_WALKS, NUM_CALLS = 12, 40
 
 
 class ReaderTwins:
-    """The same answer in Redis and in the model. `epochs` maps the model's epochs to those of
-    Redis.
+    """The same answer in Redis and in the model. `epochs` maps the epochs of the model to the
+    epochs in Redis.
     """
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: ReaderScripts) -> None:
         client.flushdb()
-        self.rng, self.mirror, self.store, self.clock = rng, mirror, ReaderStore(), 1
+        self.rng = rng
+        self.mirror = mirror
+        self.store = ReaderStore()
+        self.clock = 1
         self.control = Control(
             client, texts(run(client, scripts.lead(WorkerId("conductor@test"), "", 600_000)))[0]
         )

@@ -41,13 +41,15 @@ UNSEEN = ev.WorkerJoined | ev.WorkerLeft
 
 
 class Twins:
-    """The same request in Redis and in the mirror. `epochs` maps, by stage, the mirror's epoch to
-    that of Redis.
+    """The same request in Redis and in the mirror. `epochs` maps, by stage, epochs of the mirror
+    to epochs in Redis.
     """
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: Scripts) -> None:
         client.flushdb()
-        self.client, self.rng, self.mirror = client, rng, mirror
+        self.client = client
+        self.rng = rng
+        self.mirror = mirror
         self.leader = text(run(client, scripts.lead(CONDUCTOR, "", 600_000)))
         for worker, role in (*((w, STAGES[stage]) for w, stage in WORKERS), (GATEWAY, "")):
             run(client, scripts.register(WorkerId(worker), role, HOUR_US, {"kind": "test"}))

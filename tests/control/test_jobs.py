@@ -106,7 +106,7 @@ async def test_job_is_shown_from_queue_to_failure(
 
 
 def test_job_worker_waits_while_redis_refuses_writes(own_redis: RedisProcess) -> None:
-    """It takes the next job afterwards, and its process does not end."""
+    """The job worker takes the next job afterwards, and its process does not end."""
     with connect(own_redis.url) as admin, redis.Redis.from_url(own_redis.url) as connection:
         queue = Queue(jobs.QUEUE, connection=connection, serializer=JSONSerializer)
         worker = JobWorker(

@@ -42,7 +42,8 @@ SETTINGS = (
 
 
 class RedisFault(ABC):
-    """One way in which a running Redis stops to accept writes, and its end. `folder` is the data
+    """A fault of a running Redis, which then refuses writes, and the end of the fault. `folder` is
+    the data
     folder of the server.
     """
 
@@ -130,8 +131,8 @@ def test_refused_write_is_an_outage_inside_and_outside_of_scripts(
 async def test_workers_keep_their_incarnation_while_redis_refuses_writes(
     server: RedisProcess, admin: redis.Redis, tmp_path: Path, kind: type[RedisFault]
 ) -> None:
-    """The refusals begin in mid-answer, and leases lapse meanwhile; the answer is that of an
-    undisturbed fleet.
+    """The refusals begin in mid-answer, and leases lapse meanwhile; the answer equals an
+    undisturbed one.
     """
     config, refusal = load_config(None, SETTINGS), kind(admin, tmp_path)
     async with open_processes(server.url, config) as (workers, client):

@@ -25,7 +25,7 @@ FAKE = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFleet:
-    """A fleet that `fleet up` runs in `folder`. `url` is that of its gateway."""
+    """A fleet that `fleet up` runs in `folder`. `url`: address of its gateway."""
 
     running: Running
     folder: Path

@@ -1,4 +1,4 @@
-"""A vLLM worker killed in the middle of answers, greedy and sampled: another one continues them
+"""A vLLM worker killed in the middle of answers, greedy and sampled: another worker continues them
 exactly.
 """
 
