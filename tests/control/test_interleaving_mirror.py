@@ -28,7 +28,7 @@ from tests.control.interleaving_store import (
     Store,
     submitted,
 )
-from tests.control_plane import place
+from tests.control_plane import appended, place
 from tests.support import stream_entries
 
 GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
@@ -192,14 +192,8 @@ class Twins:
         )
         chunk = Chunk(request=R, edge=EDGES[stage], index=index, epoch=self.real(stage, epoch))
         location = place(WorkerId(worker)) if stage == PRODUCER else {}
-        item = scripts.Append(
-            stage=STAGES[stage],
-            consumer=CONSUMERS[stage],
-            chunk=chunk,
-            location=location,
-            event=None,
-            finish=finish,
-            num_items=1,
+        item = appended(
+            chunk, stage=STAGES[stage], consumer=CONSUMERS[stage], location=location, finish=finish
         )
         self.call_both(
             self.mirror.append(self.store, worker, stage, epoch, index, finish=finish),
