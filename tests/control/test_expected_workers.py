@@ -171,8 +171,7 @@ def test_share_of_loaded_weights_is_that_of_the_most_advanced_start(starts: Role
 @pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])
 def test_times_far_in_the_future_are_ignored(lost: RoleStarts, field: str) -> None:
     seconds, _ = lost.client.time()
-    times = {"lost_us": 1, field: (seconds + 300) * 1_000_000}
-    lost.client.hset(AVAILABILITY, mapping=times)
+    lost.client.hset(AVAILABILITY, mapping={"lost_us": 1, field: (seconds + 300) * 1_000_000})
     assert lost.seen() == (False, False, 0)
 
 

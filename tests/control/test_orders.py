@@ -14,7 +14,7 @@ from fleet.control.connect import text
 from fleet.core.errors import Conflict, NotFound
 from fleet.core.events import TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId
-from fleet.telemetry.views import WorkerView
+from fleet.telemetry.views import WorkerOrder, WorkerView
 from tests.control_plane import OTHER, REQUEST, WORKER, Control
 from tests.harness import answer, collected, fake_spec, open_fleet
 from tests.support import await_until
@@ -32,7 +32,12 @@ def notices(control: Control) -> list[str]:
 
 def test_orders_apply_immediately_and_may_be_repeated(control: Control) -> None:
     """A leaving worker cannot be resumed."""
-    for order, after in (("drain", ("1", "")), ("resume", ("", "")), ("stop", ("1", "1"))):
+    states: dict[WorkerOrder, tuple[str, str]] = {
+        "drain": ("1", ""),
+        "resume": ("", ""),
+        "stop": ("1", "1"),
+    }
+    for order, after in states.items():
         assert [control.order(order), control.order(order)] == ["ok", "ok"]
         assert state(control) == after
     assert [control.order("drain"), control.order("resume")] == ["ok", "leaving"]
