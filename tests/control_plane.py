@@ -115,16 +115,8 @@ class Control:
         self, consumed: int = 1, *, delivered: bool = False, epoch: Epoch | None = None
     ) -> str:
         """Acknowledge chunks as the client."""
-        ack = scripts.Ack(
-            request=REQUEST,
-            stage=CLIENT,
-            epoch=self.epoch(CLIENT) if epoch is None else epoch,
-            edge=TEXT,
-            consumed=consumed,
-            producer=STAGE,
-            delivered=delivered,
-        )
-        return self.run(scripts.ack([ack]))
+        epoch = self.epoch(CLIENT) if epoch is None else epoch
+        return self.run(acknowledgement(epoch, consumed, delivered=delivered))
 
     def relocate(self, epoch: Epoch, agent: WorkerId, index: int = 0) -> str:
         moved = scripts.Relocation(
@@ -321,6 +313,19 @@ def appended(
         finish=finish,
         num_items=1,
     )
+
+
+def acknowledgement(epoch: Epoch, consumed: int = 1, *, delivered: bool = False) -> scripts.Call:
+    ack = scripts.Ack(
+        request=REQUEST,
+        stage=CLIENT,
+        epoch=epoch,
+        edge=TEXT,
+        consumed=consumed,
+        producer=STAGE,
+        delivered=delivered,
+    )
+    return scripts.ack([ack])
 
 
 def log_lines(client: redis.Redis, level: str = "") -> list[LogLine]:

@@ -312,7 +312,7 @@ def _collect(running: Running) -> None:
 
 
 class HttpHandler(BaseHTTPRequestHandler):
-    """One request of a fake server, after which the connection is closed."""
+    """Handler of a fake server, which closes the connection after each request."""
 
     protocol_version = "HTTP/1.1"
     answer: ClassVar[Callable[["HttpHandler"], None]]

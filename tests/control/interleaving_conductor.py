@@ -1,4 +1,4 @@
-"""The conductor of the interleaving check: the real `step`. It reads, decides,
+"""The conductor of the interleaving check: the real `step`. The conductor reads, decides,
 executes one command at a time and watches; other processes may act in between.
 """
 

@@ -85,13 +85,14 @@ Answer = tuple[ReaderStore, int, str]
 
 
 class ReaderScripts:
-    """One method per script. A subclass that omits a comparison is a mutation that the search must
+    """The scripts, a method each. A subclass that omits a comparison is a mutation that the search
+    must
     detect.
     """
 
     def is_refused(self, held: int, epoch: int) -> bool:
-        """attach.lua: compares the epoch that the gateway held, above that of Redis if Redis lost
-        it.
+        """attach.lua: compares the epoch that the gateway held, above the epoch in Redis if Redis
+        lost it.
         """
         return held < epoch
 

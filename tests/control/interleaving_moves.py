@@ -44,7 +44,9 @@ class Fleet(Conductor):
         `reports_once`: a consumer reports lost tensors only once.
         """
         super().__init__(scripts or Scripts(), split)
-        self.faulty, self.credits, self.reports_once = faulty, credits, reports_once
+        self.faulty = faulty
+        self.credits = credits
+        self.reports_once = reports_once
         workers = tuple(
             MirrorWorker(place, _stage_of(place), self.role_of(place)) for place in places
         )

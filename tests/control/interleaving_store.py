@@ -2,8 +2,8 @@
 interleaving check runs over.
 
 Two stages and a client: the producer's chunks carry remote tensors, the consumer's are inline;
-either stage may have two roles. An epoch rises by one where the scripts use Redis's time. Each
-method of `Scripts` names its Lua script and gives the same reply. The order of calls is not
+either stage may have two roles. An epoch rises by one where the scripts use Redis's time. A method
+of `Scripts` names its Lua script and gives the same reply. The order of calls is not
 modelled here.
 """
 
@@ -64,7 +64,7 @@ class Store(NamedTuple):
     """`tasks` by stage; `delivered` is the client's task. `end`: "" while the request is in `live`.
 
     `sizes`: chunks each stage is to produce. `at`: the incarnation that holds the tensors of each
-    logged producer chunk. `listed` and `late`: `workers`, and those of an unrenewed lease.
+    logged producer chunk. `listed`: workers; `late`: workers whose lease was not renewed.
     `notices`: inbox entries as (worker, kind): "x", drop the task, and "f", free the blocks, which
     were imported.
     """
@@ -112,7 +112,8 @@ def refused(store: Store, task: MirrorTask, epoch: int) -> str:
 
 
 class Scripts:
-    """One method per script. A subclass that omits a comparison is a mutation that the check must
+    """The scripts, a method each. A subclass that omits a comparison is a mutation that the check
+    must
     detect.
     """
 

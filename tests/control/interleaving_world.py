@@ -1,4 +1,4 @@
-"""One moment of a small fleet in the interleaving check: the hashes, the processes, and the
+"""A moment of a small fleet in the interleaving check: the hashes, the processes, and the
 remaining faults.
 """
 
@@ -10,7 +10,7 @@ from tests.control.interleaving_store import Store
 
 
 class MirrorWorker(NamedTuple):
-    """One place for a worker; `born` counts its incarnations. `granted_epoch`: epoch of a grant
+    """A place for a worker; `born` counts its incarnations. `granted_epoch`: epoch of a grant
     read but not yet claimed.
 
     `run_epoch`: the epoch at which it acts as its task's owner, 0 for none. A producer has `again`:

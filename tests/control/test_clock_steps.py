@@ -32,8 +32,8 @@ REDIS_TIME, TEST_TIME = "call('TIME')", "{0, call('GET', 'test:redis_us')}"
 
 @dataclass(slots=True)
 class Clocks:
-    """The clock of Redis, as its scripts read it, and that of the conductor: they advance together,
-    and Redis's can be set.
+    """The clocks of Redis, as its scripts read it, and of the conductor, which advance together;
+    only Redis's can be set.
     """
 
     client: redis.Redis

@@ -1,5 +1,5 @@
-"""A fleet whose keys are in a Redis cluster: it finds their server, and follows it when another one
-takes over.
+"""A fleet whose keys are in a Redis cluster: processes find their server, and follow the keys when
+another server takes over.
 """
 
 import socket
@@ -111,7 +111,8 @@ class Cluster:
         self.replica.call("REPLICATE", self.owner.id)
         wait_until(self._has_replica, "the replica to follow", timeout_s=60)
         # An address need not name the owner; the first node of this one does not exist.
-        self.url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{self.others[0].port},127.0.0.1:{self.others[1].port}"
+        known = ",".join(f"127.0.0.1:{node.port}" for node in self.others)
+        self.url = f"redis+cluster://127.0.0.1:{free_port()},{known}"
 
     def _is_complete(self) -> bool:
         return all(

@@ -19,8 +19,8 @@ MAX_FAILED_STARTS = 3
 AVAILABILITY = keys.availability(ROLE)
 
 
-class Starts(Control):
-    """Starts of workers of one role, announced by themselves or by their keeper."""
+class RoleStarts(Control):
+    """RoleStarts of workers of one role, announced by themselves or by their keeper."""
 
     def seen(self, grace_us: int = GRACE_US) -> tuple[bool, bool, int]:
         """Return (admits new requests, keeps those in flight, number of starting workers)."""
@@ -81,18 +81,18 @@ class Starts(Control):
 
 
 @pytest.fixture
-def starts(control: Control) -> Starts:
-    return Starts(control.client, control.leader)
+def starts(control: Control) -> RoleStarts:
+    return RoleStarts(control.client, control.leader)
 
 
 @pytest.fixture
-def lost(starts: Starts) -> Starts:
+def lost(starts: RoleStarts) -> RoleStarts:
     """A role whose only worker is lost."""
     starts.kill()
     return starts
 
 
-def test_lost_worker_is_expected_for_the_grace_time(starts: Starts) -> None:
+def test_lost_worker_is_expected_for_the_grace_time(starts: RoleStarts) -> None:
     assert starts.seen() == (True, True, 0)
     starts.kill()
     assert starts.seen() == (True, True, 0)
@@ -104,7 +104,7 @@ def test_lost_worker_is_expected_for_the_grace_time(starts: Starts) -> None:
     assert starts.seen() == (False, False, 0)
 
 
-def test_lapsed_unfenced_worker_is_expected_from_its_deadline(starts: Starts) -> None:
+def test_lapsed_unfenced_worker_is_expected_from_its_deadline(starts: RoleStarts) -> None:
     seconds, _ = starts.client.time()
     set_deadline(starts.client, WORKER, (seconds - 5) * 1_000_000)
     assert [starts.seen(grace_s * 1_000_000)[0] for grace_s in (3, 8)] == [False, True]
@@ -112,7 +112,7 @@ def test_lapsed_unfenced_worker_is_expected_from_its_deadline(starts: Starts) ->
 
 @pytest.mark.parametrize("orders", [["drain"], ["stop"], ["drain", "resume", "drain"]])
 def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(
-    starts: Starts, orders: list[WorkerOrder]
+    starts: RoleStarts, orders: list[WorkerOrder]
 ) -> None:
     assert [starts.order(order) for order in orders] == ["ok"] * len(orders)
     assert starts.seen() == (False, True, 0)
@@ -125,7 +125,7 @@ def test_drained_worker_is_not_expected_and_requests_in_flight_are_kept(
 
 @pytest.mark.parametrize("orders", [[], ["drain", "resume"], ["dump"]])
 def test_worker_leaving_by_its_own_decision_is_expected_for_the_grace_time(
-    starts: Starts, orders: list[WorkerOrder]
+    starts: RoleStarts, orders: list[WorkerOrder]
 ) -> None:
     assert [starts.order(order) for order in orders] == ["ok"] * len(orders)
     for leave in (starts.drain, starts.leave):
@@ -135,14 +135,14 @@ def test_worker_leaving_by_its_own_decision_is_expected_for_the_grace_time(
     assert starts.ask(grace_us=GRACE_US)[0] == "ok"
 
 
-def test_drained_replica_does_not_hide_a_lost_replica(starts: Starts) -> None:
+def test_drained_replica_does_not_hide_a_lost_replica(starts: RoleStarts) -> None:
     assert [starts.register(OTHER), starts.order("drain", OTHER)] == ["ok", "ok"]
     for leave in (starts.drain, starts.leave):
         assert leave() == "ok"
         assert starts.seen() == (True, True, 0)
 
 
-def test_announced_start_counts_until_its_lease_lapses_or_it_ends(starts: Starts) -> None:
+def test_announced_start_counts_until_its_lease_lapses_or_it_ends(starts: RoleStarts) -> None:
     assert starts.announce() == "ok"
     starts.kill()
     assert starts.seen(grace_us=0) == (True, True, 1)
@@ -154,7 +154,7 @@ def test_announced_start_counts_until_its_lease_lapses_or_it_ends(starts: Starts
     assert starts.ask()[1] == "5000000", "the late report changed nothing"
 
 
-def test_share_of_loaded_weights_is_that_of_the_most_advanced_start(starts: Starts) -> None:
+def test_share_of_loaded_weights_is_that_of_the_most_advanced_start(starts: RoleStarts) -> None:
     def loaded() -> object:
         return starts.availability()[3]
 
@@ -169,15 +169,14 @@ def test_share_of_loaded_weights_is_that_of_the_most_advanced_start(starts: Star
 
 
 @pytest.mark.parametrize("field", ["lost_us", "left_us", "start:test:9"])
-def test_times_far_in_the_future_are_ignored(lost: Starts, field: str) -> None:
+def test_times_far_in_the_future_are_ignored(lost: RoleStarts, field: str) -> None:
     seconds, _ = lost.client.time()
-    times = {"lost_us": 1, field: (seconds + 300) * 1_000_000}
-    lost.client.hset(AVAILABILITY, mapping=times)
+    lost.client.hset(AVAILABILITY, mapping={"lost_us": 1, field: (seconds + 300) * 1_000_000})
     assert lost.seen() == (False, False, 0)
 
 
 def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(
-    lost: Starts,
+    lost: RoleStarts,
 ) -> None:
     assert lost.announce_by_keeper() == "ok"
     assert lost.announce(instead_of=KEEPER) == "ok"
@@ -193,7 +192,7 @@ def test_worker_continues_its_keepers_start_and_a_late_announcement_is_refused(
 
 @pytest.mark.parametrize("announced_by", ["its keeper, then itself", "its keeper", "itself"])
 def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(
-    lost: Starts, announced_by: str
+    lost: RoleStarts, announced_by: str
 ) -> None:
     counted: list[bool] = []
     former = ""
@@ -218,7 +217,7 @@ def test_failed_starts_in_a_row_end_admission_until_a_worker_joins(
     assert lost.seen(grace_us=0)[:2] == (True, True)
 
 
-def test_failed_starts_are_bounded_per_configured_worker(lost: Starts) -> None:
+def test_failed_starts_are_bounded_per_configured_worker(lost: RoleStarts) -> None:
     counted: list[bool] = []
     for number in range(2 * MAX_FAILED_STARTS + 1):
         place = f"test:{number + 10}"
@@ -228,7 +227,7 @@ def test_failed_starts_are_bounded_per_configured_worker(lost: Starts) -> None:
     assert counted == [True] * 2 * MAX_FAILED_STARTS + [False]
 
 
-def test_restarted_redis_assumes_roles_served_and_keeps_later_losses(starts: Starts) -> None:
+def test_restarted_redis_assumes_roles_served_and_keeps_later_losses(starts: RoleStarts) -> None:
     seconds, _ = starts.client.time()
     ears = RoleName("ears")
     assert starts.run(scripts.assume_served(seconds * 1_000_000, [ears, ROLE])) == "ok"
@@ -239,7 +238,7 @@ def test_restarted_redis_assumes_roles_served_and_keeps_later_losses(starts: Sta
     assert starts.client.hget(AVAILABILITY, "lost_us") == lost_us
 
 
-def test_process_with_a_similar_place_is_not_mistaken_for_the_child(starts: Starts) -> None:
+def test_process_with_a_similar_place_is_not_mistaken_for_the_child(starts: RoleStarts) -> None:
     assert starts.register(WorkerId("lm@test:22:c")) == "ok"
     assert starts.announce_by_keeper(child=LOADING) == "ok"
 
@@ -247,7 +246,7 @@ def test_process_with_a_similar_place_is_not_mistaken_for_the_child(starts: Star
 @pytest.mark.parametrize(
     "stopped_by", ["its keeper, before it runs", "its keeper, while it loads", "itself"]
 )
-def test_stopped_starts_are_not_counted_as_failed(lost: Starts, stopped_by: str) -> None:
+def test_stopped_starts_are_not_counted_as_failed(lost: RoleStarts, stopped_by: str) -> None:
     for number in range(MAX_FAILED_STARTS + 2):
         loading = f"test:{number + 10}"
         if "keeper" in stopped_by:
@@ -264,7 +263,7 @@ def test_stopped_starts_are_not_counted_as_failed(lost: Starts, stopped_by: str)
         assert (lost.num_starts(), lost.seen(grace_us=0)) == (0, (False, False, 0))
 
 
-def test_stopped_process_is_not_counted_as_failed_start_of_its_keeper(lost: Starts) -> None:
+def test_stopped_process_is_not_counted_as_failed_start_of_its_keeper(lost: RoleStarts) -> None:
     former = ""
     for number in range(MAX_FAILED_STARTS + 2):
         assert lost.announce_by_keeper(former=former, number=number, stopped=True) == "ok"
@@ -273,7 +272,7 @@ def test_stopped_process_is_not_counted_as_failed_start_of_its_keeper(lost: Star
         assert (lost.num_starts(), lost.seen(grace_us=0)) == (1, (True, True, 1))
 
 
-def test_leaving_worker_does_not_reset_failed_starts_of_another(starts: Starts) -> None:
+def test_leaving_worker_does_not_reset_failed_starts_of_another(starts: RoleStarts) -> None:
     assert starts.announce_by_keeper() == "ok"
     assert starts.announce(instead_of=KEEPER) == "ok"
     assert starts.register(OTHER) == "ok"
@@ -283,14 +282,16 @@ def test_leaving_worker_does_not_reset_failed_starts_of_another(starts: Starts) 
     assert starts.num_starts() == 1
 
 
-def test_repeated_announcement_of_a_start_counts_once(lost: Starts) -> None:
+def test_repeated_announcement_of_a_start_counts_once(lost: RoleStarts) -> None:
     for _ in range(MAX_FAILED_STARTS + 1):
         assert lost.announce_by_keeper(number=1) == "ok"
     assert (lost.num_starts(), lost.seen(grace_us=0)) == (1, (True, True, 1))
 
 
 @pytest.mark.parametrize("reset_by", ["a new keeper", "a minute without starts", "none"])
-def test_failed_starts_are_reset_without_an_announced_start(lost: Starts, reset_by: str) -> None:
+def test_failed_starts_are_reset_without_an_announced_start(
+    lost: RoleStarts, reset_by: str
+) -> None:
     for number in range(MAX_FAILED_STARTS):
         place = f"test:{number + 10}"
         assert [lost.announce(place), lost.end_start(place, failed=True)] == ["ok", "ok"]

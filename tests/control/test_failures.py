@@ -325,7 +325,9 @@ class BrokenDevice(FakeEngine):
 
     def __init__(self, *, by_request: bool = False) -> None:
         super().__init__(max_batch=16, source=True)
-        self.by_request, self.num_steps, self.num_tasks, self.failed = by_request, 0, 0, False
+        self.by_request = by_request
+        self.num_steps = self.num_tasks = 0
+        self.failed = False
 
     def submit(self, request: EngineRequest) -> None:
         super().submit(request)

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
+import redis
 
 from fleet.conductor.step import MAX_DEATHS
 from fleet.control import keys, scripts
@@ -28,22 +29,23 @@ from tests.control_plane import (
 )
 from tests.harness import collected, fake_spec, open_fleet
 
+Labelled = tuple[str, str, str, str, str]
+
+
+def only_line(client: redis.Redis, level: str = "") -> tuple[Labelled, str]:
+    """Return the labels of the only line (level, process, worker, stage, request) and its text."""
+    (line,) = log_lines(client, level)
+    assert line.at_us > 0
+    return (line.level, line.process, line.worker, line.stage, line.request), line.message
+
 
 def test_death_of_a_worker_is_one_warning_with_cause_and_tasks(control: Control) -> None:
     control.own()
     for _ in range(2):
         assert control.leave(died=True, cause="SIGKILL") == "ok"
-    (line,) = log_lines(control.client)
-    assert (line.level, line.process, line.worker, line.stage, line.request) == (
-        "warning",
-        "worker",
-        WORKER,
-        STAGE,
-        REQUEST,
-    )
-    assert (
-        line.message == f"worker {WORKER} died (SIGKILL); it held {REQUEST} ({STAGE})"
-        and line.at_us > 0
+    assert only_line(control.client) == (
+        ("warning", "worker", WORKER, STAGE, REQUEST),
+        f"worker {WORKER} died (SIGKILL); it held {REQUEST} ({STAGE})",
     )
     assert control.client.hget(keys.gone(WORKER), "cause") == b"SIGKILL"
 
@@ -51,19 +53,17 @@ def test_death_of_a_worker_is_one_warning_with_cause_and_tasks(control: Control)
 def test_death_detected_by_a_lapsed_lease_is_logged_as_such(control: Control) -> None:
     control.own()
     control.kill()
-    (line,) = log_lines(control.client)
-    assert (line.level, line.worker, line.request) == ("warning", WORKER, REQUEST)
-    assert "its lease lapsed" in line.message and f"it held {REQUEST} ({STAGE})" in line.message
+    labels, message = only_line(control.client)
+    assert labels == ("warning", "worker", WORKER, STAGE, REQUEST)
+    assert "its lease lapsed" in message and f"it held {REQUEST} ({STAGE})" in message
 
 
 def test_death_of_a_gateway_names_the_requests_of_its_clients(control: Control) -> None:
     control.submit()
     control.leave(GATEWAY, died=True, cause="exit status 3")
-    (line,) = log_lines(control.client)
-    assert (line.level, line.process, line.worker, line.request) == ("warning", "web", GATEWAY, "")
-    assert (
-        line.message
-        == f"gateway {GATEWAY} died (exit status 3); it held req-1 (client), req-2 (client)"
+    assert only_line(control.client) == (
+        ("warning", "web", GATEWAY, "", ""),
+        f"gateway {GATEWAY} died (exit status 3); it held req-1 (client), req-2 (client)",
     )
 
 
@@ -71,12 +71,9 @@ def test_death_with_many_requests_names_a_bounded_number(control: Control) -> No
     for number in range(100):
         control.submit(f"req-more{number:03}", bound=200)
     control.leave(GATEWAY, died=True, cause="SIGKILL")
-    (line,) = log_lines(control.client)
-    assert (
-        "req-more000 (client)" in line.message
-        and line.message.endswith(" and 41 more")
-        and len(line.message) < 4000
-    )
+    _, message = only_line(control.client)
+    assert "req-more000 (client)" in message and message.endswith(" and 41 more")
+    assert len(message) < 4000
 
 
 def test_dead_letter_is_an_error_with_the_last_worker_and_the_request(control: Control) -> None:
@@ -84,32 +81,26 @@ def test_dead_letter_is_an_error_with_the_last_worker_and_the_request(control: C
         control.register(WORKER)
         control.own()
         control.leave(died=True, cause="SIGSEGV")
-    end = scripts.end_request(
-        control.leader, REQUEST, "failed", "worker_lost", "3 workers died", None, dead_stage=STAGE
-    )
-    assert [control.run(end), control.run(end)] == ["ok", "ended"]
-    (line,) = log_lines(control.client, "error")
-    assert (line.worker, line.stage, line.request) == (WORKER, STAGE, REQUEST)
-    assert f"request {REQUEST} is a dead letter: 3 workers died" in line.message
+    assert [control.end("3 workers died", STAGE) for _ in range(2)] == ["ok", "ended"]
+    labels, message = only_line(control.client, "error")
+    assert labels[2:] == (WORKER, STAGE, REQUEST)
+    assert f"request {REQUEST} is a dead letter: 3 workers died" in message
     assert len(log_lines(control.client, "warning")) == MAX_DEATHS + 1
 
 
 def test_drain_is_logged_when_it_is_ordered_and_when_it_is_done(control: Control) -> None:
     epoch = control.own()
     for _ in range(2):
-        assert control.order("drain") == "ok"
-        assert control.renew() == "ok"
+        assert [control.order("drain"), control.renew()] == ["ok", "ok"]
     control.append(epoch, finish=True)
-    for _ in range(2):
-        assert control.renew() == "ok"
+    assert [control.renew(), control.renew()] == ["ok", "ok"]
     ordered, drained = log_lines(control.client)
     assert ordered.message == f"worker {WORKER} is ordered to drain; it holds {REQUEST} ({STAGE})"
     assert drained.message == f"worker {WORKER} is drained: it holds no tasks and accepts none"
     assert {(line.level, line.worker, line.stage) for line in (ordered, drained)} == {
         ("info", WORKER, STAGE)
     }
-    assert control.order("drain") == "ok"
-    assert control.renew() == "ok"
+    assert [control.order("drain"), control.renew()] == ["ok", "ok"]
     for order in ("resume", "resume", "drain"):
         assert control.order(order) == "ok"
     assert control.renew() == "ok"
@@ -143,29 +134,17 @@ def test_stop_is_logged_when_it_begins_and_when_the_worker_has_left(
 def test_refused_worker_is_a_warning_with_its_reason(control: Control) -> None:
     control.client.hset(keys.worker(WORKER), "package", "1.0")
     assert join(control.client, OTHER, package="2.0")[0] == "skew"
-    (line,) = log_lines(control.client)
-    assert (line.level, line.process, line.worker, line.stage) == (
-        "warning",
-        "worker",
-        OTHER,
-        STAGE,
-    )
-    assert (
-        f"worker {OTHER} is refused: its package is 2.0, that of {WORKER} is 1.0; give all"
-        in line.message
-    )
+    labels, message = only_line(control.client)
+    assert labels == ("warning", "worker", OTHER, STAGE, "")
+    why = f"worker {OTHER} is refused: its package is 2.0, that of {WORKER} is 1.0; give all"
+    assert why in message
 
 
 def test_refusals_of_requests_are_a_warning_and_do_not_flood_the_log(control: Control) -> None:
     assert [control.submit(f"req-over{number}", bound=1)[0] for number in range(5)] == ["full"] * 5
-    (line,) = log_lines(control.client)
-    assert (line.level, line.process, line.worker, line.request) == (
-        "warning",
-        "web",
-        GATEWAY,
-        "req-over0",
-    )
-    assert "limits.max_requests allows 1" in line.message
+    labels, message = only_line(control.client)
+    assert labels == ("warning", "web", GATEWAY, "", "req-over0")
+    assert "limits.max_requests allows 1" in message
 
 
 async def test_refusal_for_a_missing_worker_is_one_warning_and_hides_no_other(
@@ -197,12 +176,10 @@ def test_lapsed_lead_is_a_warning_and_a_released_lead_is_not(control: Control) -
     assert not log_lines(control.client)
     control.client.delete(keys.CONDUCTOR)
     assert control.run(scripts.lead(first, "", 60_000))
-    (line,) = log_lines(control.client)
-    assert (line.level, line.process, line.worker) == ("warning", "conductor", "conductor@other")
-    assert (
-        "the lead of conductor conductor@other lapsed" in line.message
-        and f"{first} leads now" in line.message
-    )
+    labels, message = only_line(control.client)
+    assert labels == ("warning", "conductor", "conductor@other", "", "")
+    assert "the lead of conductor conductor@other lapsed" in message
+    assert f"{first} leads now" in message
 
 
 async def test_log_of_a_request_contains_the_death_of_its_worker(redis_url: str) -> None:

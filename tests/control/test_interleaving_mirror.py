@@ -28,7 +28,7 @@ from tests.control.interleaving_store import (
     Store,
     submitted,
 )
-from tests.control_plane import place
+from tests.control_plane import appended, place
 from tests.support import stream_entries
 
 GATEWAY, CONDUCTOR = WorkerId("gateway"), WorkerId("conductor")
@@ -41,13 +41,15 @@ UNSEEN = ev.WorkerJoined | ev.WorkerLeft
 
 
 class Twins:
-    """The same request in Redis and in the mirror. `epochs` maps, by stage, the mirror's epoch to
-    that of Redis.
+    """The same request in Redis and in the mirror. `epochs` maps, by stage, epochs of the mirror
+    to epochs in Redis.
     """
 
     def __init__(self, client: redis.Redis, rng: random.Random, mirror: Scripts) -> None:
         client.flushdb()
-        self.client, self.rng, self.mirror = client, rng, mirror
+        self.client = client
+        self.rng = rng
+        self.mirror = mirror
         self.leader = text(run(client, scripts.lead(CONDUCTOR, "", 600_000)))
         for worker, role in (*((w, STAGES[stage]) for w, stage in WORKERS), (GATEWAY, "")):
             run(client, scripts.register(WorkerId(worker), role, HOUR_US, {"kind": "test"}))
@@ -190,14 +192,8 @@ class Twins:
         )
         chunk = Chunk(request=R, edge=EDGES[stage], index=index, epoch=self.real(stage, epoch))
         location = place(WorkerId(worker)) if stage == PRODUCER else {}
-        item = scripts.Append(
-            stage=STAGES[stage],
-            consumer=CONSUMERS[stage],
-            chunk=chunk,
-            location=location,
-            event=None,
-            finish=finish,
-            num_items=1,
+        item = appended(
+            chunk, stage=STAGES[stage], consumer=CONSUMERS[stage], location=location, finish=finish
         )
         self.call_both(
             self.mirror.append(self.store, worker, stage, epoch, index, finish=finish),

@@ -56,10 +56,8 @@ def connection(redis_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-async def client(redis_url: str, tmp_path: Path) -> FleetClient:
-    return await FleetClient.connect(
-        redis_url, load_config(None, ("engine=fake", f"data_dir={tmp_path}"))
-    )
+def client(gateway_client: FleetClient) -> FleetClient:
+    return gateway_client
 
 
 def rq_job(connection: redis.Redis, job: str) -> RqJob:
@@ -102,11 +100,10 @@ async def test_job_is_shown_from_queue_to_failure(
     assert await client.jobs.find(first.id) is None and first.id not in {
         job.id for job in await client.jobs.list_jobs()
     }
-    await client.stop()
 
 
 def test_job_worker_waits_while_redis_refuses_writes(own_redis: RedisProcess) -> None:
-    """It takes the next job afterwards, and its process does not end."""
+    """The job worker takes the next job afterwards, and its process does not end."""
     with connect(own_redis.url) as admin, redis.Redis.from_url(own_redis.url) as connection:
         queue = Queue(jobs.QUEUE, connection=connection, serializer=JSONSerializer)
         worker = JobWorker(
@@ -141,7 +138,6 @@ async def test_queued_job_is_cancelled_and_invalid_commands_are_refused(
             await call
     with pytest.raises(BadInput, match="bench"):
         await client.jobs.submit("rm", {})
-    await client.stop()
 
 
 async def test_job_submitted_by_other_code_is_not_run(
@@ -150,7 +146,6 @@ async def test_job_submitted_by_other_code_is_not_run(
     jobs.open_queue(connection).enqueue("time.sleep", 600, meta={"progress": {"done": "much"}})
     (job,) = await client.jobs.list_jobs()
     assert (job.kind, job.arguments, job.progress, job.state) == ("", None, None, "queued")
-    await client.stop()
 
 
 async def test_record_of_another_version_is_shown_but_not_retried(
@@ -163,7 +158,6 @@ async def test_record_of_another_version_is_shown_but_not_retried(
     await client.jobs.stop(old.id)
     with pytest.raises(Conflict, match="another version; submit it again"):
         await client.jobs.retry(old.id)
-    await client.stop()
 
 
 async def test_job_folder_is_private_and_removed_with_its_job(
@@ -189,7 +183,6 @@ async def test_job_folder_is_private_and_removed_with_its_job(
         read_file(tmp_path, job.id, "report.json")
     await client.jobs.delete(job.id)
     assert not folder.exists()
-    await client.stop()
 
 
 async def test_folders_of_expired_jobs_are_removed(
@@ -202,7 +195,6 @@ async def test_folders_of_expired_jobs_are_removed(
     rq_job(connection, expired.id).delete()
     remove_old_folders(tmp_path, lambda job_ids: jobs.kept_ids(connection, job_ids))
     assert folders[0].exists() and not folders[1].exists() and foreign.exists()
-    await client.stop()
 
 
 async def test_missing_or_large_job_file_is_refused_without_a_path(
@@ -215,7 +207,6 @@ async def test_missing_or_large_job_file_is_refused_without_a_path(
         with pytest.raises(kind) as refused:
             await client.jobs.read_file(job.id, name)
         assert str(tmp_path) not in refused.value.message and "data_dir" in refused.value.message
-    await client.stop()
 
 
 def test_link_or_file_named_after_a_job_is_removed_and_its_target_kept(tmp_path: Path) -> None:
@@ -289,7 +280,6 @@ async def test_unreadable_record_is_listed_beside_others(
     assert [job.id for job in await client.jobs.list_jobs()] == [whole.id] and jobs.open_queue(
         connection
     ).job_ids == [whole.id]
-    await client.stop()
 
 
 async def test_unreadable_result_is_listed(connection: redis.Redis, client: FleetClient) -> None:
@@ -301,7 +291,6 @@ async def test_unreadable_result_is_listed(connection: redis.Redis, client: Flee
     assert [shown.state for shown in await client.jobs.list_jobs()] == ["unreadable"]
     await client.jobs.delete(job.id)
     assert not await client.jobs.list_jobs()
-    await client.stop()
 
 
 def test_oldest_folders_beyond_the_bound_are_removed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ immediately.
 """
 
 import asyncio
+from typing import cast
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fleet.control.connect import text
 from fleet.core.errors import Conflict, NotFound
 from fleet.core.events import TaskLost
 from fleet.core.ids import CLIENT, Epoch, RequestId, StageName, WorkerId
-from fleet.telemetry.views import WorkerView
+from fleet.telemetry.views import WorkerOrder, WorkerView
 from tests.control_plane import OTHER, REQUEST, WORKER, Control
 from tests.harness import answer, collected, fake_spec, open_fleet
 from tests.support import await_until
@@ -31,7 +32,12 @@ def notices(control: Control) -> list[str]:
 
 def test_orders_apply_immediately_and_may_be_repeated(control: Control) -> None:
     """A leaving worker cannot be resumed."""
-    for order, after in (("drain", ("1", "")), ("resume", ("", "")), ("stop", ("1", "1"))):
+    states: dict[WorkerOrder, tuple[str, str]] = {
+        "drain": ("1", ""),
+        "resume": ("", ""),
+        "stop": ("1", "1"),
+    }
+    for order, after in states.items():
         assert [control.order(order), control.order(order)] == ["ok", "ok"]
         assert state(control) == after
     assert [control.order("drain"), control.order("resume")] == ["ok", "leaving"]
@@ -55,10 +61,10 @@ def test_drain_promotes_a_standby_worker_once(control: Control) -> None:
 def test_gateways_add_metrics_to_one_step_that_expires(control: Control) -> None:
     for _ in range(2):
         assert control.run(scripts.record_metrics({"underruns": 2}, {"running:lm": 5})) == "ok"
-    steps = list(control.client.keys(keys.PREFIX + "series:*"))  # pyright: ignore[reportGeneralTypeIssues]
-    series = [control.client.hgetall(key) for key in steps]
-    assert sum(int(fields.get(b"underruns", 0)) for fields in series) == 4  # pyright: ignore[reportAttributeAccessIssue]
-    assert {fields[b"running:lm"] for fields in series if b"running:lm" in fields} == {b"5"}  # pyright: ignore[reportGeneralTypeIssues]
+    steps = list(control.client.scan_iter(keys.PREFIX + "series:*"))
+    series = [cast("dict[bytes, bytes]", control.client.hgetall(key)) for key in steps]
+    assert sum(int(fields.get(b"underruns", 0)) for fields in series) == 4
+    assert {fields.get(b"running:lm", b"5") for fields in series} == {b"5"}
     assert all(0 < control.client.ttl(key) <= 1000 for key in steps)
 
 
@@ -110,7 +116,7 @@ async def redeliver_twice(client: FleetClient, request: RequestId, stage: StageN
 
 
 async def test_answer_continues_after_each_task_is_redelivered(redis_url: str) -> None:
-    """Each stage is redelivered once while it runs; with one worker per role, the same worker
+    """The task of every stage is redelivered once while it runs; the only worker of its role
     receives it again.
     """
     async with open_fleet(redis_url, "edges.audio.credits=4") as (fleet, client):

@@ -160,7 +160,7 @@ def test_request_ended_before_its_claim_frees_the_slot(bench: PrefixCacheBench) 
 def make_turn(
     fleet: ThreadFleet, number: int, *, session: str = SESSION, num_tokens: int = 12
 ) -> RequestSpec:
-    """Return a turn whose prompt begins with that of the preceding turn."""
+    """Return a turn whose prompt begins with the prompt of the preceding turn."""
     return replace(
         fake_spec(fleet, prompt_len=10 + 5 * number, num_tokens=num_tokens, seed=number),
         session=session,

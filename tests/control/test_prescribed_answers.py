@@ -8,12 +8,14 @@ import pytest
 
 from fleet.core.ids import EdgeName
 from fleet.graphs import Graph, get_graph
+from tests.disturbances import on_chunk, replace_worker
 from tests.harness import (
     answer,
     answer_disturbed,
     assert_same,
     fake_spec,
     gateway,
+    held,
     in_step,
     open_fleet,
     thread_fleet,
@@ -51,15 +53,12 @@ async def test_prescribed_answer_survives_the_death_of_its_worker(redis_url: str
             expected = await answer(client, spec)
             again = msgspec.structs.replace(spec, id=fake_spec(fleet).id)
 
-            def kill(edge: EdgeName, index: int) -> None:
-                if (edge, index) == (TEXT, 1):
-                    for stage in graph.stages:
-                        dying = fleet.owner(again.id, stage.name)
-                        fleet.add_worker(stage.name)
-                        fleet.kill(dying)
+            def replace_all() -> None:
+                for stage in graph.stages:
+                    replace_worker(fleet, again, stage.name)
 
-            assert_same(await answer_disturbed(client, again, None, kill), expected)
-        wait_until(
-            lambda: not any(loop.tasks for loop in fleet.loops if loop.worker not in fleet.killed),
-            "every task to end",
-        )
+            assert_same(
+                await answer_disturbed(client, again, None, on_chunk(TEXT, 1, replace_all)),
+                expected,
+            )
+        wait_until(lambda: not held(fleet), "every task to end")

@@ -110,7 +110,8 @@ async def test_ended_request_leaves_the_queue(bench: QueueBench) -> None:
 
 
 async def test_draining_worker_does_not_count_as_capacity(bench: QueueBench) -> None:
-    """It keeps its lease and finishes its tasks; a request that needs its role is refused with the
+    """A draining worker keeps its lease and finishes its tasks; a request that needs its role is
+    refused with the
     role's name.
     """
     leaving = bench.workers[STAGE]

@@ -199,8 +199,8 @@ def test_difference_of_clocks_excludes_the_round_trip(redis_s: float, verdict: s
 def test_server_that_refuses_undeclared_keys_is_refused_with_its_remedy(
     message: str, remedy: str
 ) -> None:
-    """The replies are those of Dragonfly and Tair, as their documents have them; neither can be
-    installed here.
+    """The replies are quoted from the documents of Dragonfly and Tair; neither can be installed
+    here.
     """
     assert remedy in explain_script_refusal(message)
     assert explain_script_refusal("OOM command not allowed when used memory > 'maxmemory'") == ""

@@ -12,37 +12,25 @@ import pytest
 import redis
 from redis.exceptions import RedisError
 
-from fleet.config import load_config
 from fleet.control import keys
 from fleet.control.connect import connect, text
 from fleet.control.outage import is_away, refuses_writes
-from fleet.core.ids import EdgeName
-from fleet.graphs import get_graph
+from tests.disturbances import check_answers, config_in_step, on_chunk
 from tests.harness import (
     answer,
     answer_disturbed,
     assert_same,
     fake_spec_of,
-    in_step,
     open_processes,
 )
 from tests.support import RedisProcess, await_until, wait_until
 
 pytestmark = pytest.mark.one_file_in(2, "control with many processes")
 
-OMNI = get_graph("qwen3_omni")
-SETTINGS = (
-    "engine=fake",
-    "device=cpu",
-    "numerics=invariant",
-    "transfer.kind=redis",
-    "lease.worker_ttl_s=1.0",
-    *in_step(OMNI),
-)
-
 
 class RedisFault(ABC):
-    """One way in which a running Redis stops to accept writes, and its end. `folder` is the data
+    """A fault of a running Redis, which then refuses writes, and the end of the fault. `folder` is
+    the data
     folder of the server.
     """
 
@@ -130,19 +118,18 @@ def test_refused_write_is_an_outage_inside_and_outside_of_scripts(
 async def test_workers_keep_their_incarnation_while_redis_refuses_writes(
     server: RedisProcess, admin: redis.Redis, tmp_path: Path, kind: type[RedisFault]
 ) -> None:
-    """The refusals begin in mid-answer, and leases lapse meanwhile; the answer is that of an
-    undisturbed fleet.
+    """The refusals begin in mid-answer, and leases lapse meanwhile; the answer equals an
+    undisturbed one.
     """
-    config, refusal = load_config(None, SETTINGS), kind(admin, tmp_path)
+    config, refusal = config_in_step(), kind(admin, tmp_path)
     async with open_processes(server.url, config) as (workers, client):
         expected = await answer(client, fake_spec_of(config))
         before = [worker.last_id for worker in workers]
         begun = asyncio.Event()
 
-        def refuse(edge: EdgeName, index: int) -> None:
-            if (edge, index) == ("text", 8):
-                refusal.begin()
-                loop.call_soon_threadsafe(begun.set)
+        def refuse() -> None:
+            refusal.begin()
+            loop.call_soon_threadsafe(begun.set)
 
         async def is_refused() -> bool:
             return any(worker.outage.cause for worker in workers)
@@ -155,7 +142,9 @@ async def test_workers_keep_their_incarnation_while_redis_refuses_writes(
             )
 
         loop = asyncio.get_running_loop()
-        received = asyncio.create_task(answer_disturbed(client, fake_spec_of(config), None, refuse))
+        received = asyncio.create_task(
+            answer_disturbed(client, fake_spec_of(config), None, on_chunk("text", 8, refuse))
+        )
         await begun.wait()
         await await_until(is_refused, "a worker to be refused")
         deadline = lease_deadline(admin)
@@ -171,22 +160,20 @@ async def test_each_worker_joins_again_once_after_its_redis_was_a_replica(
     server: RedisProcess, admin: redis.Redis, tmp_path: Path
 ) -> None:
     """A primary that was a replica for a while may lack the last writes, as after a restart."""
-    config, demotion = load_config(None, SETTINGS), Demoted(admin, tmp_path)
+    config, demotion = config_in_step(), Demoted(admin, tmp_path)
     async with open_processes(server.url, config) as (workers, client):
-        expected = await answer(client, fake_spec_of(config))
         before = [worker.last_id for worker in workers]
 
         def is_demoted_everywhere() -> bool:
             return all(worker.outage.cause for worker in workers)
 
-        def demote(edge: EdgeName, index: int) -> None:
-            if (edge, index) == ("text", 8):
-                demotion.begin()
-                wait_until(is_demoted_everywhere, "every worker to notice")
-                wait_until(lambda: lease_deadline(admin) < time_us(admin), "the leases to lapse")
-                demotion.end()
+        def demote() -> None:
+            demotion.begin()
+            wait_until(is_demoted_everywhere, "every worker to notice")
+            wait_until(lambda: lease_deadline(admin) < time_us(admin), "the leases to lapse")
+            demotion.end()
 
-        assert_same(await answer_disturbed(client, fake_spec_of(config), None, demote), expected)
+        await check_answers(client, config, demote, at=8, num=1)
         ended = {text(name) for name in cast("list[bytes]", admin.zrange(keys.GONE, 0, -1))}
         assert ended.issuperset(name for name in before if name), "the former incarnations are over"
         assert len([name for name in ended if not name.startswith("gateway")]) == len(workers), (

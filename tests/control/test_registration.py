@@ -388,7 +388,7 @@ class MetadataOnlyTransfer(NixlTransfer):
 def check_refusals(
     control: Control, listed: str, role: str, fields: dict[str, str], other: dict[str, str]
 ) -> None:
-    """Check that a worker is refused for each field that differs from those of the listed one."""
+    """Check that a worker is refused for each field that differs from the listed worker."""
     assert join(control.client, listed, **fields) == ["ok"]
     for field, own_value in other.items():
         answer = join(control.client, f"{role}@{field}", **{**fields, field: own_value})

@@ -15,7 +15,7 @@ from fleet.core.errors import BadInput, Conflict, NotFound
 from fleet.core.events import TaskFailed
 from fleet.core.ids import CLIENT, RequestId, WorkerId
 from fleet.core.request import AudioClip
-from fleet.telemetry.trace import END_STATES, RequestFilter, RequestTrace
+from fleet.telemetry.trace import END_STATES, EdgeTrace, RequestFilter, RequestTrace
 from fleet.telemetry.views import SERIES_STEP_S
 from tests.control_plane import KEEP_S, REQUEST, STAGE, WORKER, Control
 from tests.harness import answer, fake_spec, gateway, open_fleet, thread_fleet, wait_ended
@@ -32,7 +32,11 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
     async with open_fleet(redis_url) as (fleet, client):
         spec = fake_spec(fleet)
         received = await answer(client, spec)
+        for request, num_samples in ((spec.id, 123), (RequestId("req-none"), 1)):
+            await client.telemetry.record_playback(request, played_samples=num_samples, underruns=2)
         trace = await wait_ended(client, spec.id)
+    assert trace.playback is not None
+    assert (trace.playback.played_samples, trace.playback.underruns) == (123, 2)
     assert (
         trace.state == "finished"
         and trace.error is None
@@ -65,28 +69,21 @@ async def test_trace_contains_every_event_in_order(redis_url: str) -> None:
             and edge.num_bytes > 0
             and edge.first_us <= edge.last_us
         )
+        check_receipt(trace, edge)
     audio_edge = next(edge for edge in trace.edges if edge.medium == "audio")
     assert audio_edge.rows == len(received[audio_edge.name])
     assert [span.worker for span in trace.kv if span.stage == "thinker"] == [trace.tasks[0].owner]
     assert all(span.from_us <= span.to_us for span in trace.kv)
 
 
-async def test_trace_contains_receipts_of_consumers(redis_url: str) -> None:
-    async with open_fleet(redis_url) as (fleet, client):
-        spec = fake_spec(fleet)
-        await answer(client, spec)
-        trace = await wait_ended(client, spec.id)
-    tasks = {task.stage: task for task in trace.tasks}
-    for edge in trace.edges:
-        (receipt,) = [
-            receipt for receipt in tasks[edge.target].receipts if receipt.edge == edge.name
-        ]
-        assert (
-            0 < receipt.num_chunks <= edge.produced
-            and 0 <= receipt.hop_mean_us <= receipt.hop_max_us
-        )
-        assert receipt.worker == tasks[edge.target].owner or edge.target == CLIENT
-        assert receipt.first_us <= receipt.last_us
+def check_receipt(trace: RequestTrace, edge: EdgeTrace) -> None:
+    """Check what the consumer of an edge reports about it."""
+    task = next(task for task in trace.tasks if task.stage == edge.target)
+    (receipt,) = [receipt for receipt in task.receipts if receipt.edge == edge.name]
+    assert 0 < receipt.num_chunks <= edge.produced
+    assert 0 <= receipt.hop_mean_us <= receipt.hop_max_us
+    assert receipt.first_us <= receipt.last_us
+    assert receipt.worker == task.owner or edge.target == CLIENT
 
 
 async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> None:
@@ -115,16 +112,10 @@ async def test_trace_contains_a_lost_worker_and_its_kv_spans(redis_url: str) -> 
 
 def test_trace_of_a_failure_names_stage_and_cause(control: Control) -> None:
     epoch = control.own()
-    control.run(
-        scripts.fail(
-            TaskFailed(
-                request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good"
-            )
-        )
+    failed = TaskFailed(
+        request=REQUEST, stage=STAGE, epoch=epoch, code="engine_error", message="no | good"
     )
-    control.run(
-        scripts.end_request(control.leader, REQUEST, "failed", "engine_error", "no | good", None)
-    )
+    assert [control.run(scripts.fail(failed)), control.end("no | good")] == ["ok", "ok"]
     lines = [text(line) for line in control.client.lrange(keys.trace(REQUEST), 0, -1)]
     assert lines[-2].split("|", 5)[1:] == [
         "failed",
@@ -235,17 +226,6 @@ async def test_spoken_prompt_can_be_retried_for_a_minute(redis_url: str) -> None
         fleet.clients[0].delete(keys.blob(spec.id))
         with pytest.raises(Conflict, match="deleted"):
             await client.operations.retry(spec.id)
-
-
-async def test_trace_contains_the_playback_report(redis_url: str) -> None:
-    async with open_fleet(redis_url) as (fleet, client):
-        spec = fake_spec(fleet)
-        await answer(client, spec)
-        await client.telemetry.record_playback(spec.id, played_samples=123, underruns=2)
-        await client.telemetry.record_playback(RequestId("req-none"), played_samples=1, underruns=0)
-        trace = await client.telemetry.trace(spec.id)
-        assert trace is not None and trace.playback is not None
-        assert (trace.playback.played_samples, trace.playback.underruns) == (123, 2)
 
 
 async def test_series_sums_counts_of_all_gateways(redis_url: str) -> None:

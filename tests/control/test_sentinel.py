@@ -5,6 +5,7 @@ complete.
 import subprocess
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -61,11 +62,13 @@ def sentinel_of(folder: Path, port: int) -> Generator[str]:
         process.wait(timeout=20)
 
 
+@dataclass(frozen=True, slots=True)
 class Servers:
     """A primary, its replica, and a sentinel that knows both."""
 
-    def __init__(self, primary: RedisProcess, replica: RedisProcess, url: str) -> None:
-        self.primary, self.replica, self.url = primary, replica, url
+    primary: RedisProcess
+    replica: RedisProcess
+    url: str
 
     def fail_over(self) -> None:
         """Kill the primary, and wait until the replica is the primary. The last writes may be

@@ -55,9 +55,7 @@ async def test_reordered_requests_after_a_death_do_not_block_each_other(redis_ur
 
 
 class DelayedPrefillEngine(FakeEngine):
-    """An engine that reads other prompts immediately, and that of `last` only once `last` is
-    cleared.
-    """
+    """An engine that does not read the prompt of request `last` until `last` is cleared."""
 
     def __init__(self) -> None:
         super().__init__(max_batch=2, source=True)

@@ -187,8 +187,8 @@ def gap_of(control: redis.Redis, anchor: WorkerId) -> str:
 async def test_figures_of_each_process_are_published_and_shown(
     redis_url: str, tmp_path: Path, setting: str
 ) -> None:
-    """Each process has computed the same passes and rows, and what it sends another one
-    receives.
+    """All processes have computed the same passes and rows, and the bytes sent equal the bytes
+    received.
     """
     with span_threads(redis_url, tmp_path, setting, SHORT_LEASE) as fleet:
         fleet.add_anchor()
@@ -239,8 +239,8 @@ async def test_figures_of_each_process_are_published_and_shown(
 
 
 async def count_commands(fleet: SpanThreads, control: redis.Redis) -> float:
-    """Return the commands that one long answer takes, without those of the same time while nothing
-    runs.
+    """Return the number of Redis commands for a long answer, less the commands of an idle fleet in
+    the same time.
     """
     pause = threading.Event()
     async with gateway_at(fleet.url, fleet.config) as client:

@@ -5,11 +5,11 @@ in the same script.
 import pytest
 import redis
 
-from fleet.control import keys, scripts
-from fleet.control.connect import run, text
+from fleet.control import keys
+from fleet.control.connect import text
 from fleet.core.ids import EdgeName, StageName, WorkerId
 from fleet.graphs import get_graph
-from tests.control_plane import set_deadline
+from tests.control_plane import Control, set_deadline
 from tests.harness import (
     answer,
     answer_disturbed,
@@ -21,31 +21,21 @@ from tests.harness import (
 )
 from tests.support import wait_until
 
-ROLE, LEASE_US = "lm", 60_000_000
+ROLE = "lm"
 TEXT = get_graph("text")
 
 
-class RoleBench:
+class RoleBench(Control):
     """The workers of one role, as listed in Redis; no process."""
 
-    def __init__(self, client: redis.Redis, *, replicas: int, standby: int) -> None:
-        self.client, self._replicas, self._standby = client, replicas, standby
-
-    def join(self, name: str, role: str = ROLE) -> str:
-        fields: dict[str, str | bytes] = {"kind": "worker"}
-        call = scripts.register(
-            WorkerId(name), role, LEASE_US, fields, replicas=self._replicas, standby=self._standby
-        )
-        return text(run(self.client, call))
+    def join(self, names: str, *, standby: int, replicas: int = 1, role: str = ROLE) -> list[str]:
+        return [
+            self.register(WorkerId(name), role, replicas=replicas, standby=standby)
+            for name in names
+        ]
 
     def lose(self, name: str) -> None:
-        assert text(run(self.client, scripts.fence_worker("", WorkerId(name), died=True))) == "ok"
-
-    def renew(self, name: str) -> None:
-        assert text(run(self.client, scripts.renew(WorkerId(name), LEASE_US, {}))) == "ok"
-
-    def drain(self, name: str) -> None:
-        assert text(run(self.client, scripts.drain(WorkerId(name)))) == "ok"
+        assert self.leave(WorkerId(name), died=True) == "ok"
 
     def standing_by(self) -> set[str]:
         names = [text(name) for name in self.client.zrange(keys.WORKERS, 0, -1)]
@@ -57,7 +47,7 @@ class RoleBench:
 
     def num_promotions(self, name: str) -> int:
         """Return the number of promotions the worker was notified of."""
-        return self.client.xlen(keys.inbox(WorkerId(name)))
+        return len(self.inbox(WorkerId(name)))
 
 
 def lapse(client: redis.Redis, names: str) -> None:
@@ -65,87 +55,80 @@ def lapse(client: redis.Redis, names: str) -> None:
         set_deadline(client, name, 1)
 
 
-def test_workers_fill_replicas_then_standby_then_capacity(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=2, standby=1)
-    assert [role.join(name) for name in "abcd"] == ["ok", "ok", "standby", "ok"]
-    assert role.join("other", role="another") == "ok", "each role is counted separately"
+@pytest.fixture
+def role(client: redis.Redis) -> RoleBench:
+    return RoleBench(client)
+
+
+def test_workers_fill_replicas_then_standby_then_capacity(role: RoleBench) -> None:
+    assert role.join("abcd", replicas=2, standby=1) == ["ok", "ok", "standby", "ok"]
+    assert role.join("e", role="another", standby=1) == ["ok"], "each role is counted separately"
     assert role.standing_by() == {"c"}
 
 
-def test_every_worker_is_capacity_without_standby(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=1, standby=0)
-    assert [role.join(name) for name in "ab"] == ["ok", "ok"]
+def test_every_worker_is_capacity_without_standby(role: RoleBench) -> None:
+    assert role.join("ab", standby=0) == ["ok", "ok"]
 
 
-def test_one_of_two_standby_workers_is_promoted_and_the_next_stands_by(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=1, standby=2)
-    assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
+def test_one_of_two_standby_workers_is_promoted_and_the_next_stands_by(role: RoleBench) -> None:
+    assert role.join("abc", standby=2) == ["ok", "standby", "standby"]
     role.lose("a")
     (waiting,) = role.standing_by()
     (serving,) = {"b", "c"} - {waiting}
     assert (role.num_promotions(serving), role.num_promotions(waiting)) == (1, 0)
     role.lose("a")
     assert role.standing_by() == {waiting}, "one loss promotes one worker"
-    assert role.join("d") == "standby"
+    assert role.join("d", standby=2) == ["standby"]
     role.lose(serving)
     assert len(role.standing_by()) == 1
 
 
-def test_loss_without_standby_is_replaced_by_the_next_worker(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=1, standby=1)
-    assert [role.join(name) for name in "ab"] == ["ok", "standby"]
+def test_loss_without_standby_is_replaced_by_the_next_worker(role: RoleBench) -> None:
+    assert role.join("ab", standby=1) == ["ok", "standby"]
     role.lose("a")
     role.lose("b")
-    assert [role.join(name) for name in "cd"] == ["ok", "standby"]
+    assert role.join("cd", standby=1) == ["ok", "standby"]
 
 
-def test_lost_standby_worker_promotes_no_other(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=1, standby=2)
-    assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
+def test_lost_standby_worker_promotes_no_other(role: RoleBench) -> None:
+    assert role.join("abc", standby=2) == ["ok", "standby", "standby"]
     role.lose("b")
     assert role.standing_by() == {"c"} and role.num_promotions("c") == 0
 
 
-def test_standby_worker_with_lapsed_lease_is_not_promoted(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=1, standby=2)
-    assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
-    lapse(client, "b")
+def test_standby_worker_with_lapsed_lease_is_not_promoted(role: RoleBench) -> None:
+    assert role.join("abc", standby=2) == ["ok", "standby", "standby"]
+    lapse(role.client, "b")
     role.lose("a")
     assert role.standing_by() == {"b"} and role.num_promotions("c") == 1
 
 
 @pytest.mark.parametrize("drained", [True, False])
 def test_standby_worker_with_late_lease_is_promoted_at_its_renewal(
-    client: redis.Redis, drained: bool
+    role: RoleBench, drained: bool
 ) -> None:
-    role = RoleBench(client, replicas=1, standby=2)
-    assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
-    role.renew("b")
+    assert role.join("abc", standby=2) == ["ok", "standby", "standby"]
+    assert role.renew(WorkerId("b")) == "ok"
     assert role.standing_by() == {"b", "c"}, "another worker serves"
-    lapse(client, "abc")
-    (role.drain if drained else role.lose)("a")
+    lapse(role.client, "abc")
+    assert (role.drain if drained else role.leave)(WorkerId("a")) == "ok"
     assert role.standing_by() == {"b", "c"}
-    for name in "bcb":
-        role.renew(name)
-    assert role.standing_by() == {"c"} and (role.num_promotions("b"), role.num_promotions("c")) == (
-        1,
-        0,
-    )
+    assert [role.renew(WorkerId(name)) for name in "bcb"] == ["ok"] * 3
+    assert role.standing_by() == {"c"}
+    assert (role.num_promotions("b"), role.num_promotions("c")) == (1, 0)
 
 
-def test_lapsed_worker_is_not_counted_before_it_is_fenced(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=1, standby=1)
-    assert [role.join(name) for name in "ab"] == ["ok", "standby"]
-    lapse(client, "ab")
-    assert [role.join(name) for name in "cde"] == ["ok", "standby", "ok"]
+def test_lapsed_worker_is_not_counted_before_it_is_fenced(role: RoleBench) -> None:
+    assert role.join("ab", standby=1) == ["ok", "standby"]
+    lapse(role.client, "ab")
+    assert role.join("cde", standby=1) == ["ok", "standby", "ok"]
 
 
-def test_leaving_worker_is_replaced_once(client: redis.Redis) -> None:
-    role = RoleBench(client, replicas=1, standby=2)
-    assert [role.join(name) for name in "abc"] == ["ok", "standby", "standby"]
-    role.drain("a")
-    role.drain("a")
-    assert len(role.standing_by()) == 1
+def test_leaving_worker_is_replaced_once(role: RoleBench) -> None:
+    assert role.join("abc", standby=2) == ["ok", "standby", "standby"]
+    for _ in range(2):
+        assert role.drain(WorkerId("a")) == "ok"
+        assert len(role.standing_by()) == 1
     role.lose("a")
     assert len(role.standing_by()) == 1
 

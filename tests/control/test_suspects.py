@@ -99,7 +99,7 @@ NUM_OVERDUE = 4
 
 @dataclass(slots=True, kw_only=True)
 class BusyFleet:
-    """Two workers, each with an unread answer, and a suspect that one of them has reserved."""
+    """Two workers, each with an unread answer, and a suspect that a worker has reserved."""
 
     fleet: ThreadFleet
     client: FleetClient

@@ -45,7 +45,7 @@ def plane(client: redis.Redis, driver: Driver) -> Control:
 
 
 def read_all(driver: Driver) -> None:
-    """Run the conductor until it has read every event, those of its own commands included."""
+    """Run the conductor until it has read every event, including events of its own commands."""
     while driver.client.xread({keys.EVENTS: driver.last_id}, count=1):
         driver.turn()
 
@@ -104,7 +104,7 @@ def test_death_alone_with_a_trimmed_event_fails_the_request(plane: Control, driv
 def test_leader_that_reads_slowly_notices_trimmed_events(
     plane: Control, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It reads one event of several, then the rest is trimmed."""
+    """The leader reads the first of several events, then the rest is trimmed."""
     requests = [RequestId(f"req-{number}") for number in range(3)]
     assert [plane.submit(request)[0] for request in requests] == ["ok"] * 3
     monkeypatch.setattr(driver_loop, "BATCH", 1)

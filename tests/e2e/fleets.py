@@ -16,7 +16,7 @@ from fleet.control.connect import text
 from fleet.control.embedded import embedded_url
 from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, place_of
 from fleet.lab.client.client import ApiClient
-from tests.support import Running, set_options, start_cli
+from tests.support import Running, set_options, start_cli, wait_until
 
 START_S, PATIENCE_S = 120.0, 60.0
 FAKE = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
@@ -25,7 +25,7 @@ FAKE = ("engine=fake", "device=cpu", "transfer.kind=redis", "web.port=0")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFleet:
-    """A fleet that `fleet up` runs in `folder`. `url` is that of its gateway."""
+    """A fleet that `fleet up` runs in `folder`. `url`: address of its gateway."""
 
     running: Running
     folder: Path
@@ -92,3 +92,23 @@ def owner_of(control: redis.Redis, request: RequestId, stage: StageName) -> tupl
     )
     owner, epoch = (text(field) for field in fields)
     return WorkerId(owner), Epoch(int(epoch))
+
+
+def wait_for_workers(control: redis.Redis, role: str, num: int) -> None:
+    wait_until(
+        lambda: sum(worker.startswith(f"{role}@") for worker in worker_ids(control)) == num,
+        f"{num} workers of {role}",
+        START_S,
+    )
+
+
+def wait_for_another_owner(
+    control: redis.Redis, request: RequestId, stage: StageName, lost: WorkerId
+) -> WorkerId:
+    """Wait until another worker than the lost one has claimed the task; return it."""
+
+    def successor() -> WorkerId | None:
+        owner, _ = owner_of(control, request, stage)
+        return owner if owner not in ("", lost) else None
+
+    return cast(WorkerId, wait_until(successor, "another worker to claim the task", PATIENCE_S))

@@ -36,7 +36,7 @@ def _is_ready(port: int) -> bool:
 class Switch:
     """A proxy that forwards connections to one gateway; later connections may go to another.
 
-    `tls`: its own port uses TLS, for a server that is built without it.
+    `tls`: whether the proxy itself accepts TLS, for a server that is built without TLS.
     """
 
     def __init__(self, target: int, tls: ssl.SSLContext | None = None) -> None:

@@ -39,7 +39,7 @@ LIVE_PAGE_CUT = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceFleet(ProcessFleet):
     """A fleet whose browsers connect to `switch`, which forwards to its gateway unless a test sets
-    another one.
+    another gateway.
     """
 
     switch: Switch

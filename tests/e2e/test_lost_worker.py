@@ -5,7 +5,6 @@ standby worker.
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 import redis
@@ -13,10 +12,12 @@ from typer.testing import CliRunner
 
 from fleet.cli.main import app
 from fleet.control import keys, scripts
-from fleet.control.connect import connect, run, text
+from fleet.control.connect import connect, first_text, run, text
 from fleet.core.chunk import Chunk, decode_chunk
-from fleet.core.ids import EdgeName, Epoch, RequestId, StageName, WorkerId, place_of
+from fleet.core.ids import Epoch, RequestId, StageName, WorkerId, place_of
 from fleet.graphs import DEFAULT_GRAPH, GRAPHS
+from tests.control_plane import appended
+from tests.disturbances import on_chunk
 from tests.e2e.fleets import (
     FAKE,
     PATIENCE_S,
@@ -25,6 +26,8 @@ from tests.e2e.fleets import (
     fleet_up,
     owner_of,
     process_of,
+    wait_for_another_owner,
+    wait_for_workers,
     worker_ids,
 )
 from tests.harness import answer, answer_disturbed, assert_same, fake_spec_of, gateway_at, in_step
@@ -35,7 +38,6 @@ pytestmark = pytest.mark.one_file_in(4, "processes")
 GRAPH = GRAPHS[DEFAULT_GRAPH]
 STAGE = GRAPH.stages[1].name
 OUT = GRAPH.edges_from(STAGE)[0]
-NUM_TOKENS = 40
 
 
 async def compare_disturbed_answer(
@@ -45,25 +47,11 @@ async def compare_disturbed_answer(
     request.
     """
     async with gateway_at(fleet.redis_url, fleet.config) as client:
-        expected = await answer(client, fake_spec_of(fleet.config, num_tokens=NUM_TOKENS))
-        spec = fake_spec_of(fleet.config, num_tokens=NUM_TOKENS)
-
-        def after_chunk(edge: EdgeName, index: int) -> None:
-            if (edge, index) == (GRAPH.edges[0].name, 8):
-                disturb(spec.id)
-
+        expected = await answer(client, fake_spec_of(fleet.config))
+        spec = fake_spec_of(fleet.config)
+        after_chunk = on_chunk(GRAPH.edges[0].name, 8, lambda: disturb(spec.id))
         assert_same(await answer_disturbed(client, spec, None, after_chunk), expected)
     return spec.id
-
-
-def wait_for_another_owner(control: redis.Redis, request: RequestId, lost: WorkerId) -> WorkerId:
-    """Wait until another worker has claimed the stage's task, and return it."""
-
-    def successor() -> WorkerId | None:
-        owner, _ = owner_of(control, request, STAGE)
-        return owner if owner not in ("", lost) else None
-
-    return cast(WorkerId, wait_until(successor, "another to claim the task", PATIENCE_S))
 
 
 def output_log(control: redis.Redis, request: RequestId) -> list[Chunk]:
@@ -78,27 +66,15 @@ def late_write(control: redis.Redis, request: RequestId, epoch: Epoch) -> str:
     chunk = Chunk(
         request=request, edge=OUT.name, index=len(output_log(control, request)), epoch=epoch
     )
-    late = scripts.Append(
-        stage=STAGE,
-        consumer=StageName(OUT.target),
-        chunk=chunk,
-        location={},
-        event=None,
-        finish=False,
-        num_items=1,
-    )
-    return text(cast("list[bytes]", run(control, scripts.append([late])))[0])
+    late = appended(chunk, stage=STAGE, consumer=StageName(OUT.target))
+    return first_text(run(control, scripts.append([late])))
 
 
 async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path) -> None:
     """SIGSTOP the task's owner until another has claimed the task, then SIGCONT."""
     settings = (*FAKE, "lease.worker_ttl_s=1", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
-        wait_until(
-            lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2,
-            "both replicas",
-            START_S,
-        )
+        wait_for_workers(control, STAGE, 2)
         frozen: list[tuple[WorkerId, Epoch]] = []
 
         def freeze(request: RequestId) -> None:
@@ -109,7 +85,7 @@ async def test_resumed_frozen_worker_changes_nothing_and_rejoins(tmp_path: Path)
                 wait_until(
                     lambda: stale not in worker_ids(control), "its lease to lapse", PATIENCE_S
                 )
-                wait_for_another_owner(control, request, stale)
+                wait_for_another_owner(control, request, STAGE, stale)
                 assert late_write(control, request, epoch) == "stale"
             finally:
                 process_of(stale).resume()
@@ -136,17 +112,13 @@ async def test_answer_needs_no_conductor_even_if_a_worker_is_killed(tmp_path: Pa
     """SIGSTOP the conductor; SIGKILL the task's owner, which its keeper fences."""
     settings = (*FAKE, "lease.worker_ttl_s=3600", f"stages.{STAGE}.replicas=2", *in_step(GRAPH))
     with fleet_up(tmp_path, *settings) as fleet, connect(fleet.redis_url) as control:
-        wait_until(
-            lambda: sum(worker.startswith(f"{STAGE}@") for worker in worker_ids(control)) == 2,
-            "both replicas",
-            START_S,
-        )
+        wait_for_workers(control, STAGE, 2)
         leader = WorkerId(text(control.get(keys.CONDUCTOR)).partition("|")[0])
 
         def kill(request: RequestId) -> None:
             killed, _ = owner_of(control, request, STAGE)
             process_of(killed).kill()
-            wait_for_another_owner(control, request, killed)
+            wait_for_another_owner(control, request, STAGE, killed)
 
         process_of(leader).suspend()
         try:
@@ -191,7 +163,7 @@ async def test_standby_replaces_a_killed_worker_and_the_restarted_one_stands_by(
         def kill(request: RequestId) -> None:
             killed, _ = owner_of(control, request, STAGE)
             process_of(killed).kill()
-            owners.extend([killed, wait_for_another_owner(control, request, killed)])
+            owners.extend([killed, wait_for_another_owner(control, request, STAGE, killed)])
 
         await compare_disturbed_answer(fleet, kill)
         assert owners == [first, second], "the standby was loaded, and had no task before"

@@ -1,4 +1,5 @@
-"""Kill of the only workers of two roles, one of them half of a split stage: requests during the
+"""Kill of the only workers of two roles, of which one is a half of a split stage: requests during
+the
 restart are answered.
 """
 

@@ -130,7 +130,7 @@ def test_overdue_task_stays_alone_after_two_deaths_and_fails_after_a_death_alone
 
 
 def test_finished_task_that_is_granted_again_finishes_again() -> None:
-    """It recomputes tensors that were lost. An event from before changes nothing."""
+    """A finished task recomputes tensors that were lost. An earlier event changes nothing."""
     state = running(FIRST, finished(FIRST, 5))
     assert step_all([granted(FIRST, 5)], state)[0] == state
     again, _ = step_all([granted(FIRST, 8)], state)

@@ -37,7 +37,7 @@ class LostRight:
 
 
 def lose_task(control: Control) -> Epoch:
-    """Fence the worker of the task, which another one runs now; return the former epoch."""
+    """Fence the worker of the task, which another worker runs now; return the former epoch."""
     old = control.own()
     assert [control.append(old), control.relocate(old, WORKER)] == ["ok", "ok"]
     assert control.run(scripts.set_task_metadata(REQUEST, STAGE, old, "news", b"true")) == "ok"

@@ -2,12 +2,11 @@
 recomputed when they are lost.
 """
 
-from fleet.telemetry.pulls import KV, PullCounts, decode_pulls
-
 from fleet.control import keys
 from fleet.core.chunk import encode_location
 from fleet.core.events import TaskGranted
 from fleet.core.ids import CLIENT, EdgeName
+from fleet.telemetry.counts import KV, PullCounts
 from tests.control_plane import OTHER, OTHER_GATEWAY, REQUEST, STAGE, TEXT, WORKER, Control, place
 from tests.harness import answer, fake_spec, open_fleet, wait_ended
 from tests.support import REPO
@@ -30,7 +29,7 @@ async def test_consumers_read_tensors_and_blocks_from_the_memory_of_their_produc
     assert all(0 < receipt.pull_max_us <= receipt.pull_us for receipt in receipts)
     counted: dict[str, PullCounts] = {}
     for loop in fleet.loops:
-        for name, counts in decode_pulls(loop.pull_tally.encoded({})).items():
+        for name, counts in loop.pull_tally.counts({}).items():
             counted[name] = counted.get(name, PullCounts()) + counts
     assert (counted[pulled].num_bytes, counted[pulled].num_failed) == (edge.remote_bytes, 0)
     assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the blocks of the prefill"

@@ -32,13 +32,12 @@ HABITS = {
 
 def docstrings(path: Path) -> list[tuple[int, str]]:
     """Return the docstrings of a file with the lines of their owners."""
-    owners = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    found = [
-        (getattr(node, "lineno", 1), ast.get_docstring(node))
+    return [
+        (getattr(node, "lineno", 1), text)
         for node in nodes(path)
-        if isinstance(node, owners)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
     ]
-    return [(line, text) for line, text in found if text]
 
 
 @pytest.mark.parametrize("habit", HABITS)

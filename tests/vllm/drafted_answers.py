@@ -27,8 +27,8 @@ class DraftedWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftedAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens` of each answer; `shares`: of the passes with drafts, in which the draft at each
-    position was accepted.
+    """`tokens`: tokens of each answer. `shares`: for each position of a draft, the share of steps
+    in which its draft token was accepted.
     """
 
     tokens: list[list[int]]

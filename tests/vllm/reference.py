@@ -18,8 +18,8 @@ TIE = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceText:
-    """A greedy answer. `prefixes`: its text after each token; `margins`: of each token, from the
-    highest logit to the second.
+    """A greedy answer. `prefixes`: text of the answer after each token. `margins`: difference
+    between the two highest logits of each token.
     """
 
     prefixes: Sequence[str]

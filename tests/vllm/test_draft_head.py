@@ -48,7 +48,7 @@ class Exported:
     """A target, a head of it in Fleet's files, and in the format of `speculators` without and with
     the target's embedding.
 
-    `answers`: of the target to the prompts, by `transformers`.
+    `answers`: greedy answers of the target to the prompts, computed by `transformers`.
     """
 
     target: Path

@@ -1,4 +1,4 @@
-"""A vLLM worker killed in the middle of answers, greedy and sampled: another one continues them
+"""A vLLM worker killed in the middle of answers, greedy and sampled: another worker continues them
 exactly.
 """
 
@@ -8,14 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 from openai import AsyncOpenAI
 
 from fleet.control.connect import connect
 from fleet.core.ids import RequestId, WorkerId
 from fleet.graphs.text import LM
-from tests.e2e.fleets import PATIENCE_S, START_S, fleet_up, owner_of, process_of, worker_ids
-from tests.support import wait_until
+from tests.e2e.fleets import (
+    fleet_up,
+    owner_of,
+    process_of,
+    wait_for_another_owner,
+    wait_for_workers,
+)
 from tests.vllm.fleets import ON_VLLM, SPLIT, TEXT_FILE, openai_client
 
 MAX_TOKENS, KILLED_AFTER = 300, 20
@@ -54,20 +58,6 @@ async def stream_answer(
     return "".join(pieces)
 
 
-def kill_owner(control: redis.Redis, request: RequestId) -> tuple[WorkerId, WorkerId]:
-    """Kill the worker that owns the request; return it and the worker that continues."""
-    killed, _ = owner_of(control, request, LM)
-    process_of(killed).kill()
-
-    def successor() -> WorkerId | None:
-        owner, _ = owner_of(control, request, LM)
-        return owner if owner not in ("", killed) else None
-
-    found = wait_until(successor, "another worker to claim the task", PATIENCE_S)
-    assert found is not None
-    return killed, found
-
-
 @pytest.mark.parametrize(
     ("role", "replicas"),
     [
@@ -87,15 +77,13 @@ async def test_answers_of_a_killed_worker_continue_unchanged(
         fleet_up(tmp_path, *settings, options=TEXT_FILE) as fleet,
         connect(fleet.redis_url) as control,
     ):
-        wait_until(
-            lambda: sum(worker.startswith(f"{role}@") for worker in worker_ids(control)) == 2,
-            "both workers",
-            START_S,
-        )
+        wait_for_workers(control, role, 2)
         owners: list[tuple[WorkerId, WorkerId]] = []
 
         def kill(request: RequestId) -> None:
-            owners.append(kill_owner(control, request))
+            killed, _ = owner_of(control, request, LM)
+            process_of(killed).kill()
+            owners.append((killed, wait_for_another_owner(control, request, LM, killed)))
 
         async with openai_client(fleet) as client:
             model = (await client.models.list()).data[0].id

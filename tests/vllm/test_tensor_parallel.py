@@ -1,4 +1,4 @@
-"""One worker whose model is shared by two processes of vLLM: the same answers, and the loss of
+"""A worker whose model is shared by two processes of vLLM: the same answers, and the loss of
 either ends the worker.
 """
 

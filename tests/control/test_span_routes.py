@@ -6,78 +6,77 @@ from fleet.control import keys, scripts
 from fleet.control.connect import run, text, texts
 from fleet.core.events import TaskLost
 from fleet.core.ids import Epoch, RoleName, WorkerId
+from fleet.telemetry.views import WorkerOrder
 from tests.control_plane import REQUEST, STAGE, WORKER, Control
 
 ANCHOR, OTHER_ANCHOR = WorkerId("lm@test:5:a"), WorkerId("lm@test:6:b")
 FIRST, SECOND, THIRD = (WorkerId(f"lm.span@test:{number}:a") for number in (7, 8, 9))
 
 
-@pytest.fixture
-def fleet(control: Control) -> Control:
+class Routes(Control):
     """Two anchors and three span workers."""
-    for worker, role in (
-        (ANCHOR, "lm"),
-        (OTHER_ANCHOR, "lm"),
-        (FIRST, "lm.span"),
-        (SECOND, "lm.span"),
-        (THIRD, "lm.span"),
-    ):
-        assert control.register(worker, role) == "ok"
-    return control
+
+    def set_route(self, anchor: WorkerId, *hops: WorkerId) -> list[str]:
+        """Set a route over workers with a layer each; return all words of the answer."""
+        spans = [(hop, f"{at}:{at}") for at, hop in enumerate(hops)]
+        return texts(run(self.client, scripts.set_route(anchor, spans)))
+
+    def route(self, anchor: WorkerId, *hops: WorkerId) -> int:
+        """Set a route; return its generation."""
+        word, generation = self.set_route(anchor, *hops)
+        assert word == "ok"
+        return int(generation)
+
+    def order_words(self, action: WorkerOrder, worker: WorkerId) -> list[str]:
+        return texts(run(self.client, scripts.order(worker, action)))
+
+    def field(self, name: str, *workers: WorkerId) -> list[str]:
+        """Return a field of each worker's hash."""
+        return [text(self.client.hget(keys.worker(worker), name)) for worker in workers]
+
+    def anchor_of(self, worker: WorkerId) -> str:
+        return self.field("anchor", worker)[0]
 
 
-def set_route(fleet: Control, anchor: WorkerId, *hops: WorkerId) -> list[str]:
-    """Set a route over workers with a layer each; return all words of the answer."""
-    return texts(
-        run(
-            fleet.client,
-            scripts.set_route(anchor, [(hop, f"{at}:{at}") for at, hop in enumerate(hops)]),
-        )
-    )
-
-
-def generation_of(answer: list[str]) -> int:
-    word, generation = answer
-    assert word == "ok"
-    return int(generation)
-
-
-def anchor_of(fleet: Control, worker: WorkerId) -> str:
-    return text(fleet.client.hget(keys.worker(worker), "anchor"))
+@pytest.fixture
+def fleet(control: Control) -> Routes:
+    routes = Routes(control.client, control.leader)
+    for worker in (ANCHOR, OTHER_ANCHOR):
+        assert routes.register(worker) == "ok"
+    for worker in (FIRST, SECOND, THIRD):
+        assert routes.register(worker, "lm.span") == "ok"
+    return routes
 
 
 def test_worker_leaves_a_route_if_its_anchor_says_that_others_can_have_its_layers(
-    fleet: Control,
+    fleet: Routes,
 ) -> None:
-    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
+    fleet.route(ANCHOR, FIRST, SECOND)
     assert fleet.client.zcard(keys.role_workers(RoleName("lm.span"), "accepting")) == 3, (
         "the third is free, and has too little memory"
     )
-    run(fleet.client, scripts.note_gap(ANCHOR, "", {FIRST: "2 GiB are missing"}))
-    assert texts(run(fleet.client, scripts.order(FIRST, "drain"))) == [
+    fleet.run(scripts.note_gap(ANCHOR, "", {FIRST: "2 GiB are missing"}))
+    assert fleet.order_words("drain", FIRST) == [
         "needed",
         "2 GiB are missing",
     ]
-    assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok"
-    run(fleet.client, scripts.note_gap(ANCHOR, "", {}))
-    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == [
+    assert fleet.order("drain", SECOND) == "ok"
+    fleet.run(scripts.note_gap(ANCHOR, "", {}))
+    assert fleet.order_words("stop", FIRST) == [
         "needed",
         f"{SECOND} is about to leave its route",
     ]
-    generation_of(set_route(fleet, ANCHOR, FIRST))
-    assert text(run(fleet.client, scripts.order(FIRST, "stop"))) == "ok"
+    fleet.route(ANCHOR, FIRST)
+    assert fleet.order("stop", FIRST) == "ok"
 
 
-def test_standby_span_is_recorded_by_a_listed_anchor_of_an_unused_worker(fleet: Control) -> None:
+def test_standby_span_is_recorded_by_a_listed_anchor_of_an_unused_worker(fleet: Routes) -> None:
     def note(anchor: WorkerId, worker: WorkerId) -> str:
-        return text(run(fleet.client, scripts.note_standby(anchor, worker, "1:1")))
+        return fleet.run(scripts.note_standby(anchor, worker, "1:1"))
 
-    generation_of(set_route(fleet, ANCHOR, FIRST))
+    fleet.route(ANCHOR, FIRST)
     assert (note(ANCHOR, SECOND), note(ANCHOR, FIRST)) == ("ok", "claimed")
-    spans = [
-        text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND, THIRD)
-    ]
-    assert spans == ["0:0", "1:1", ""]
+    assert fleet.field("span", FIRST, SECOND, THIRD) == ["0:0", "1:1", ""]
     fleet.kill(ANCHOR)
     fleet.kill(SECOND)
     assert (note(ANCHOR, THIRD), note(OTHER_ANCHOR, SECOND), note(OTHER_ANCHOR, FIRST)) == (
@@ -85,82 +84,75 @@ def test_standby_span_is_recorded_by_a_listed_anchor_of_an_unused_worker(fleet: 
         "unlisted",
         "ok",
     )
-    assert (
-        not fleet.client.exists(keys.worker(SECOND))
-        and text(fleet.client.hget(keys.worker(THIRD), "span")) == ""
-    )
+    assert fleet.field("span", SECOND, THIRD) == ["", ""]
 
 
-def test_span_worker_in_a_route_may_leave_only_if_another_is_free(fleet: Control) -> None:
+def test_span_worker_in_a_route_may_leave_only_if_another_is_free(fleet: Routes) -> None:
     """A worker that stands by is free too; one in another route, or that leaves itself, is not."""
-    generation_of(set_route(fleet, ANCHOR, FIRST))
-    generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
-    assert text(run(fleet.client, scripts.order(THIRD, "drain"))) == "ok", "no anchor uses it"
-    assert texts(run(fleet.client, scripts.order(FIRST, "stop"))) == ["needed", ""]
+    fleet.route(ANCHOR, FIRST)
+    fleet.route(OTHER_ANCHOR, SECOND)
+    assert fleet.order("drain", THIRD) == "ok", "no anchor uses it"
+    assert fleet.order_words("stop", FIRST) == ["needed", ""]
     assert fleet.client.hget(keys.worker(FIRST), "leaving") is None
-    assert text(run(fleet.client, scripts.order(THIRD, "resume"))) == "ok"
-    assert text(run(fleet.client, scripts.order(FIRST, "drain"))) == "ok"
+    assert fleet.order("resume", THIRD) == "ok"
+    assert fleet.order("drain", FIRST) == "ok"
     fleet.kill(OTHER_ANCHOR)
-    assert text(run(fleet.client, scripts.order(SECOND, "drain"))) == "ok", "its anchor is lost"
+    assert fleet.order("drain", SECOND) == "ok", "its anchor is lost"
 
 
-def test_route_over_a_fenced_worker_is_refused_and_claims_no_other(fleet: Control) -> None:
+def test_route_over_a_fenced_worker_is_refused_and_claims_no_other(fleet: Routes) -> None:
     fleet.kill(SECOND)
-    assert set_route(fleet, ANCHOR, FIRST, SECOND) == ["gone", SECOND]
-    assert anchor_of(fleet, FIRST) == "" and fleet.client.exists(keys.worker(SECOND)) == 0
+    assert fleet.set_route(ANCHOR, FIRST, SECOND) == ["gone", SECOND]
+    assert fleet.anchor_of(FIRST) == "" and fleet.client.exists(keys.worker(SECOND)) == 0
     assert fleet.client.hget(keys.worker(ANCHOR), "route") is None
 
 
 def test_worker_in_the_route_of_another_anchor_is_refused_until_that_one_is_fenced(
-    fleet: Control,
+    fleet: Routes,
 ) -> None:
-    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
-    assert set_route(fleet, OTHER_ANCHOR, THIRD, SECOND) == ["claimed", SECOND]
-    assert (anchor_of(fleet, SECOND), anchor_of(fleet, THIRD)) == (ANCHOR, "")
+    fleet.route(ANCHOR, FIRST, SECOND)
+    assert fleet.set_route(OTHER_ANCHOR, THIRD, SECOND) == ["claimed", SECOND]
+    assert (fleet.anchor_of(SECOND), fleet.anchor_of(THIRD)) == (ANCHOR, "")
     fleet.kill(ANCHOR)
-    generation_of(set_route(fleet, OTHER_ANCHOR, THIRD, SECOND))
-    assert (anchor_of(fleet, SECOND), anchor_of(fleet, THIRD)) == (OTHER_ANCHOR, OTHER_ANCHOR)
+    fleet.route(OTHER_ANCHOR, THIRD, SECOND)
+    assert (fleet.anchor_of(SECOND), fleet.anchor_of(THIRD)) == (OTHER_ANCHOR, OTHER_ANCHOR)
 
 
-def test_worker_that_is_not_in_the_next_route_is_free(fleet: Control) -> None:
-    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
-    generation_of(set_route(fleet, ANCHOR, FIRST, THIRD))
-    assert [anchor_of(fleet, worker) for worker in (FIRST, SECOND, THIRD)] == [ANCHOR, "", ANCHOR]
-    generation_of(set_route(fleet, OTHER_ANCHOR, SECOND))
-    assert anchor_of(fleet, SECOND) == OTHER_ANCHOR
-    generation_of(set_route(fleet, ANCHOR, THIRD))
-    assert anchor_of(fleet, SECOND) == OTHER_ANCHOR, "it is released by its own anchor only"
+def test_worker_that_is_not_in_the_next_route_is_free(fleet: Routes) -> None:
+    fleet.route(ANCHOR, FIRST, SECOND)
+    fleet.route(ANCHOR, FIRST, THIRD)
+    assert fleet.field("anchor", FIRST, SECOND, THIRD) == [ANCHOR, "", ANCHOR]
+    fleet.route(OTHER_ANCHOR, SECOND)
+    assert fleet.anchor_of(SECOND) == OTHER_ANCHOR
+    fleet.route(ANCHOR, THIRD)
+    assert fleet.anchor_of(SECOND) == OTHER_ANCHOR, "it is released by its own anchor only"
 
 
-def test_route_records_its_workers_and_their_spans(fleet: Control) -> None:
-    generation = generation_of(set_route(fleet, ANCHOR, SECOND, FIRST))
+def test_route_records_its_workers_and_their_spans(fleet: Routes) -> None:
+    generation = fleet.route(ANCHOR, SECOND, FIRST)
     assert fleet.client.hmget(keys.worker(ANCHOR), ["route", "generation"]) == [
         f'[["{SECOND}","0:0"],["{FIRST}","1:1"]]'.encode(),
         str(generation).encode(),
     ]
-    assert [text(fleet.client.hget(keys.worker(worker), "span")) for worker in (FIRST, SECOND)] == [
-        "1:1",
-        "0:0",
-    ]
+    assert fleet.field("span", FIRST, SECOND) == ["1:1", "0:0"]
 
 
-def test_route_without_workers_releases_the_last_ones(fleet: Control) -> None:
-    generation_of(set_route(fleet, ANCHOR, FIRST, SECOND))
-    generation_of(set_route(fleet, ANCHOR))
-    assert [anchor_of(fleet, worker) for worker in (FIRST, SECOND)] == ["", ""]
+def test_route_without_workers_releases_the_last_ones(fleet: Routes) -> None:
+    fleet.route(ANCHOR, FIRST, SECOND)
+    fleet.route(ANCHOR)
+    assert fleet.field("anchor", FIRST, SECOND) == ["", ""]
     assert fleet.client.hget(keys.worker(ANCHOR), "route") == b"[]"
 
 
-def test_generations_grow_also_when_redis_loses_the_last_one(fleet: Control) -> None:
+def test_generations_grow_also_when_redis_loses_the_last_one(fleet: Routes) -> None:
     seen = [
-        generation_of(set_route(fleet, anchor, worker))
-        for anchor, worker in ((ANCHOR, FIRST), (OTHER_ANCHOR, SECOND))
+        fleet.route(anchor, worker) for anchor, worker in ((ANCHOR, FIRST), (OTHER_ANCHOR, SECOND))
     ]
     fleet.client.delete(keys.PREFIX + "route_generation")
-    seen.append(generation_of(set_route(fleet, ANCHOR, FIRST)))
+    seen.append(fleet.route(ANCHOR, FIRST))
     beyond_the_clock = seen[-1] + 10**12
     fleet.client.set(keys.PREFIX + "route_generation", beyond_the_clock)
-    seen += [generation_of(set_route(fleet, ANCHOR, FIRST)) for _ in range(2)]
+    seen += [fleet.route(ANCHOR, FIRST) for _ in range(2)]
     assert seen == sorted(set(seen)) and seen[-2:] == [beyond_the_clock + 1, beyond_the_clock + 2]
 
 
