@@ -22,8 +22,8 @@ from fleet.config.schema import FleetConfig
 from fleet.config.settings import EnvironmentSettings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
+from fleet.process.background import full_thread_pool
 from fleet.process.gc_freeze import freeze_gc
-from fleet.process.threads import full_thread_pool
 from fleet.processing import load_frontend
 from web.app import create_app
 from web.http.protocol.config import BoundedConfig
