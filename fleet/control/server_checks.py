@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
-import redis
+from redis import Redis
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from fleet.config import FleetConfig
@@ -76,7 +76,7 @@ class CheckedServer(NamedTuple):
     are fixed.
     """
 
-    client: redis.Redis
+    client: Redis
     info: Info
     config: FleetConfig
     url: str
@@ -193,7 +193,7 @@ def check_durability(server: CheckedServer) -> Finding:
     return Finding(subject, f"append-only file on, {shown}", warning=warning)
 
 
-def _fsync(client: redis.Redis) -> str:
+def _fsync(client: Redis) -> str:
     try:
         return str(cast("dict[str, str]", client.config_get("appendfsync")).get("appendfsync", ""))
     except ResponseError:  # no right to it, or a managed server without the command
@@ -368,7 +368,7 @@ def check_rights(server: CheckedServer) -> Finding:
     )
 
 
-def find_denied_commands(client: redis.Redis, *, waits: bool, has_jobs: bool) -> list[str]:
+def find_denied_commands(client: Redis, *, waits: bool, has_jobs: bool) -> list[str]:
     commands: list[tuple[str | int, ...]] = [
         ("EVAL", RIGHTS, *keys.DECLARED, *COMMANDS.strip().replace("\n", "|").split("|")),
         ("SCRIPT", "EXISTS", "0" * 40),
@@ -397,7 +397,7 @@ def _is_denial(reply: object) -> bool:
     )
 
 
-def _user(client: redis.Redis) -> str:
+def _user(client: Redis) -> str:
     try:
         return str(client.acl_whoami())
     except ResponseError:

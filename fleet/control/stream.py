@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
-import redis.asyncio
+from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError
 
@@ -50,7 +50,7 @@ class ClientStream:
         spec: RequestSpec,
         blob: bytes | None,
         config: FleetConfig,
-        client: redis.asyncio.Redis,
+        client: Redis,
     ) -> None:
         self.request_id: RequestId = spec.id
         self.spec = spec

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import cast
 
 import msgspec
-import redis.asyncio
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
@@ -69,8 +69,8 @@ class Telemetry:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
-        reader: redis.asyncio.Redis,
+        client: Redis,
+        reader: Redis,
         config: FleetConfig,
         status: RedisStatus,
     ) -> None:
