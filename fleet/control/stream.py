@@ -250,10 +250,8 @@ class ClientStream:
         """Return True if each open edge has advanced since the last call, so that no notice of it
         is missing.
         """
-        before, self._next_before = (
-            self._next_before,
-            {edge.name: edge.next for edge in self._edges.values()},
-        )
+        before = self._next_before
+        self._next_before = {edge.name: edge.next for edge in self._edges.values()}
         unfinished = self._open()
         return bool(unfinished) and all(
             edge.next > before[edge.name] and not edge.diverged for edge in unfinished
