@@ -24,9 +24,9 @@ from fleet.config.schema import FleetConfig, WebConfig
 from fleet.config.settings import EnvironmentSettings
 from fleet.control.client import FleetClient
 from fleet.core.errors import FleetError
+from fleet.process.background import full_thread_pool
 from fleet.process.gc_freeze import freeze_gc
 from fleet.process.lan_address import EVERYWHERE, lan_address
-from fleet.process.threads import full_thread_pool
 from fleet.processing import load_frontend
 from web.app import create_app
 from web.http.protocol.config import BoundedConfig

@@ -85,14 +85,10 @@ def check_certificates(config: FleetConfig, settings: EnvironmentSettings) -> It
             "Redis authority", Path(authority), "REDIS_URL: ssl_ca_certs", fix, is_bundle=True
         )
     if certificate := options.get("ssl_certfile"):
-        key, fix = (
-            Path(options.get("ssl_keyfile", certificate)),
-            "let the authority of Redis sign a new one",
-        )
-        names, password = (
-            ("REDIS_URL: ssl_certfile", "REDIS_URL: ssl_keyfile"),
-            options.get("ssl_password", ""),
-        )
+        key = Path(options.get("ssl_keyfile", certificate))
+        fix = "let the authority of Redis sign a new one"
+        names = ("REDIS_URL: ssl_certfile", "REDIS_URL: ssl_keyfile")
+        password = options.get("ssl_password", "")
         yield _check_pair("Redis client", Path(certificate), key, *names, fix, password)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
@@ -53,7 +53,7 @@ class RequestAdmission:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        client: Redis,
         config: FleetConfig,
         membership: Membership,
         status: RedisStatus,

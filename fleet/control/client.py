@@ -5,7 +5,7 @@ requests.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Self, cast
 
 from redis.asyncio.connection import AbstractConnection
@@ -110,11 +110,17 @@ class FleetClient:
                         f"no gateway can join: {cause_of(error)}; start a Redis with `fleet redis`"
                     ) from error
                 await asyncio.sleep(0.1)
+        renewal_s = self.config.lease.worker_ttl_s / RENEWALS
+        polling, series = Outage("the poll of this gateway"), Outage("the time series")
         loops = {
-            "the renewal of the lease": self._renew_lease,
+            "the renewal of the lease": lambda: self._repeat(
+                self._renew_lease, renewal_s, self._status.writes
+            ),
             "the reading of the inbox": self._read_inbox,
-            "the slow poll": self._poll_slowly,
-            "the time series": self._write_series,
+            "the slow poll": lambda: self._repeat(self._poll, SLOW_POLL_S, polling),
+            "the time series": lambda: self._repeat(
+                self.telemetry.write_series, SERIES_STEP_S, series
+            ),
         }
         self._loops = [
             keep_running(loop, f"{name} of this gateway") for name, loop in loops.items()
@@ -161,27 +167,29 @@ class FleetClient:
         except RedisError:
             return False
 
-    async def _renew_lease(self) -> None:
+    async def _repeat(
+        self, work: Callable[[], Awaitable[object]], pause_s: float, outage: Outage
+    ) -> None:
+        """Do work after each pause. While Redis is away, try again in the next round."""
         while not self._stopping:
-            await asyncio.sleep(self.config.lease.worker_ttl_s / RENEWALS)
+            await asyncio.sleep(pause_s)
             try:
-                await self._membership.renew(self.requests.num_held)
-                await self.requests.reconcile()
+                await work()
             except RedisError as error:
-                self._status.writes.add(error)
+                outage.add(error)
             else:
-                self._status.writes.end()
+                outage.end()
+
+    async def _renew_lease(self) -> None:
+        await self._membership.renew(self.requests.num_held)
+        await self.requests.reconcile()
 
     async def _read_inbox(self) -> None:
         """Deliver notices to the requests. The id of the last one is saved, so a broken connection
         loses none.
         """
-        last, inbox, untrimmed, outage = (
-            "0-0",
-            keys.inbox(self.id),
-            0,
-            Outage("the inbox of this gateway"),
-        )
+        last, inbox, untrimmed = "0-0", keys.inbox(self.id), 0
+        outage = Outage("the inbox of this gateway")
         pacing = Pacing()
         while not self._stopping:
             if inbox != keys.inbox(self.id):
@@ -222,28 +230,9 @@ class FleetClient:
         for notice in reads.resolve(replies):
             self.requests.deliver(notice)
 
-    async def _poll_slowly(self) -> None:
+    async def _poll(self) -> None:
         """Recover from lost notices, and look at the memory of Redis. Chunks whose notices arrive
         do not wait for this.
         """
-        outage = Outage("the poll of this gateway")
-        while not self._stopping:
-            await asyncio.sleep(SLOW_POLL_S)
-            try:
-                await self._status.read_memory()
-                await self.requests.catch_up()
-            except RedisError as error:
-                outage.add(error)
-            else:
-                outage.end()
-
-    async def _write_series(self) -> None:
-        outage = Outage("the time series")
-        while not self._stopping:
-            await asyncio.sleep(SERIES_STEP_S)
-            try:
-                await self.telemetry.write_series()
-            except RedisError as error:
-                outage.add(error)
-            else:
-                outage.end()
+        await self._status.read_memory()
+        await self.requests.catch_up()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import msgspec
-import redis
+from redis import Redis
 
 from fleet.control import keys
 from fleet.control.connect import Reply, entry_order, number, stream_entries, text
@@ -37,12 +37,12 @@ class DeadLetter:
     raw_spec: bytes
 
 
-def read_letters(client: redis.Redis) -> list[DeadLetter]:
+def read_letters(client: Redis) -> list[DeadLetter]:
     """Return all letters, oldest first."""
     return letters_of(client.xrange(keys.DEAD))
 
 
-def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
+def read_letter(client: Redis, request: RequestId) -> DeadLetter:
     """Return the letter of one request. Raises: BadInput if there is none."""
     for letter in read_letters(client):
         if letter.request == request:
@@ -50,12 +50,12 @@ def read_letter(client: redis.Redis, request: RequestId) -> DeadLetter:
     raise BadInput(f"no dead letter {request!r}; `fleet dead-letters list` shows them", param="id")
 
 
-def read_blob(client: redis.Redis, letter: DeadLetter) -> bytes | None:
+def read_blob(client: Redis, letter: DeadLetter) -> bytes | None:
     """Return the audio of the request's prompt; None if it has none."""
     return cast("bytes | None", client.get(keys.dead_letter_blob(letter.request)))
 
 
-def drop_letters(client: redis.Redis, letters: Sequence[DeadLetter]) -> int:
+def drop_letters(client: Redis, letters: Sequence[DeadLetter]) -> int:
     """Delete the letters; return the number of letters that were still there."""
     if not letters:
         return 0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-import redis
+from redis import Redis
 
 from fleet.config.settings import is_cluster
 from fleet.control.connect import SOCKET_TIMEOUT_S, answer_of, connect_for_a_call
@@ -80,7 +80,7 @@ class JobClient:
             )
         return await asyncio.to_thread(read_file, self._data_dir, job, name)
 
-    async def _run(self, work: Callable[[redis.Redis], T]) -> T:
+    async def _run(self, work: Callable[[Redis], T]) -> T:
         """Run blocking calls of rq in a thread, over a connection of their own."""
         if is_cluster(self._url):
             raise Conflict(NO_JOBS)

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import redis
+from redis import Redis
 from redis.exceptions import RedisError
 from redis.typing import EncodableT, FieldT
 
@@ -39,7 +39,7 @@ class LogShipper(logging.Handler):
     wait; the stream keeps about `MAX_STORED`.
     """
 
-    def __init__(self, client: redis.Redis, labels: Labels) -> None:
+    def __init__(self, client: Redis, labels: Labels) -> None:
         super().__init__(logging.INFO)
         self._client = client
         self._labels = labels
@@ -134,7 +134,7 @@ def fields_of(record: logging.LogRecord, labels: Labels) -> Fields:
     }
 
 
-def add_line(client: redis.Redis, labels: Labels, message: str, *, level: str) -> None:
+def add_line(client: Redis, labels: Labels, message: str, *, level: str) -> None:
     """Log a fact immediately, for a process without a LogShipper. Raises: redis-py's errors."""
     run(client, scripts.log_fact(level, labels.process, labels.worker, labels.stage, message))
 

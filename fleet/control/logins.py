@@ -2,7 +2,7 @@
 no key.
 """
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control import keys
 from fleet.control.connect import answer_of
@@ -17,7 +17,7 @@ class LoginStore:
     Any method may raise RedisUnreachable.
     """
 
-    def __init__(self, client: redis.asyncio.Redis) -> None:
+    def __init__(self, client: Redis) -> None:
         self._redis = client
 
     async def add(self, name: str, keep_s: int) -> None:

@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.config import FleetConfig
 from fleet.control import scripts
@@ -17,7 +17,7 @@ from fleet.core.ids import WorkerId, new_worker_id
 
 log = logging.getLogger(__name__)
 
-Run = Callable[[redis.asyncio.Redis, scripts.Call], Awaitable[Reply]]
+Run = Callable[[Redis, scripts.Call], Awaitable[Reply]]
 
 
 class Membership:
@@ -25,9 +25,7 @@ class Membership:
     rejoin.
     """
 
-    def __init__(
-        self, client: redis.asyncio.Redis, reader: redis.asyncio.Redis, config: FleetConfig
-    ) -> None:
+    def __init__(self, client: Redis, reader: Redis, config: FleetConfig) -> None:
         self._redis = client
         self._reader = reader
         self._lease_us = int(config.lease.worker_ttl_s * 1e6)

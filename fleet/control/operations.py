@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 import msgspec
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
@@ -80,7 +80,7 @@ class Operations:
     the cause.
     """
 
-    def __init__(self, client: redis.asyncio.Redis, config: FleetConfig, submit: Submit) -> None:
+    def __init__(self, client: Redis, config: FleetConfig, submit: Submit) -> None:
         self._redis = client
         self._submit = submit
         self._graph = config.graph_declaration()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control.outage import Outage
 from fleet.core.errors import RedisUnreachable
@@ -26,7 +26,7 @@ def memory_of(info: Mapping[str, int]) -> tuple[int, int]:
 class RedisStatus:
     """`writes`: the outage of this gateway's writes, kept by the renewal of its lease."""
 
-    def __init__(self, client: redis.asyncio.Redis, max_memory_percent: float) -> None:
+    def __init__(self, client: Redis, max_memory_percent: float) -> None:
         self._redis = client
         self._max_percent = max_memory_percent
         self.writes = Outage("this gateway")

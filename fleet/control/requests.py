@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
@@ -67,7 +67,7 @@ class GatewayRequests:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        client: Redis,
         config: FleetConfig,
         membership: Membership,
         status: RedisStatus,
@@ -159,7 +159,7 @@ class GatewayRequests:
         """
         raw: Reply = None
 
-        async def attach(client: redis.asyncio.Redis, call: scripts.Call) -> Reply:
+        async def attach(client: Redis, call: scripts.Call) -> Reply:
             nonlocal raw
             reply, raw = await run_with(client, call, "HGET", keys.request(request), "spec")
             return reply
@@ -455,7 +455,7 @@ class GatewayRequests:
         stages = self._config.graph_declaration().stages_for(outputs)
         return [role.name for role in self._config.roles() if role.stage in stages]
 
-    async def _replicate(self, client: redis.asyncio.Redis, call: scripts.Call) -> Reply:
+    async def _replicate(self, client: Redis, call: scripts.Call) -> Reply:
         """Run a submission; an accepted one must be on `redis.wait_replicas` replicas. Raises:
         NotReplicated, redis errors.
         """

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
-import redis
+from redis import Redis
 from redis.exceptions import NoPermissionError, RedisError, ResponseError
 
 from fleet.config import FleetConfig
@@ -33,14 +33,12 @@ AUDIO_BYTES_PER_S = 48_000
 """16-bit samples at 24 kHz, as they are in the log of an answer."""
 MIN_MEMORY_BYTES = 16 * 2**20
 """A smaller memory does not hold one long answer beside the scripts and the fleet's log."""
-MAX_CLOCK_DIFFERENCE_S, MAX_P50_MS, MAX_P99_MS, NUM_CALLS, CALLS_S, MAX_LAG_S = (
-    1.0,
-    5.0,
-    50.0,
-    100,
-    1.0,
-    10,
-)
+MAX_CLOCK_DIFFERENCE_S = 1.0
+MAX_P50_MS = 5.0
+MAX_P99_MS = 50.0
+NUM_CALLS = 100
+CALLS_S = 1.0
+MAX_LAG_S = 10
 RIGHTS_TO_KEYS = f"the keys {keys.PREFIX}* and rq:* and the channels rq:pubsub:*"
 COMMANDS = """
 EXISTS k|GET k|HGET k f|HEXISTS k f|HGETALL k|HMGET k f|PTTL k|SCARD k|SISMEMBER k m|SMEMBERS k
@@ -76,7 +74,7 @@ class CheckedServer(NamedTuple):
     are fixed.
     """
 
-    client: redis.Redis
+    client: Redis
     info: Info
     config: FleetConfig
     url: str
@@ -193,7 +191,7 @@ def check_durability(server: CheckedServer) -> Finding:
     return Finding(subject, f"append-only file on, {shown}", warning=warning)
 
 
-def _fsync(client: redis.Redis) -> str:
+def _fsync(client: Redis) -> str:
     try:
         return str(cast("dict[str, str]", client.config_get("appendfsync")).get("appendfsync", ""))
     except ResponseError:  # no right to it, or a managed server without the command
@@ -272,11 +270,9 @@ def check_replicas(server: CheckedServer) -> Finding:
             f"{one.get('state')}, {one.get('lag')} s "
             "behind): check its link and its log; until then a failover to it loses requests"
         )
-    num_following, needed, refusal = (
-        len(replicas) - len(behind),
-        server.config.redis.wait_replicas,
-        "",
-    )
+    num_following = len(replicas) - len(behind)
+    needed = server.config.redis.wait_replicas
+    refusal = ""
     if num_following < needed:
         refusal = (
             f"redis.wait_replicas is {needed}, and {num_following} replicas follow, so every "
@@ -368,7 +364,7 @@ def check_rights(server: CheckedServer) -> Finding:
     )
 
 
-def find_denied_commands(client: redis.Redis, *, waits: bool, has_jobs: bool) -> list[str]:
+def find_denied_commands(client: Redis, *, waits: bool, has_jobs: bool) -> list[str]:
     commands: list[tuple[str | int, ...]] = [
         ("EVAL", RIGHTS, *keys.DECLARED, *COMMANDS.strip().replace("\n", "|").split("|")),
         ("SCRIPT", "EXISTS", "0" * 40),
@@ -397,7 +393,7 @@ def _is_denial(reply: object) -> bool:
     )
 
 
-def _user(client: redis.Redis) -> str:
+def _user(client: Redis) -> str:
     try:
         return str(client.acl_whoami())
     except ResponseError:

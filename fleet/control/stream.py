@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 from typing import Any, Self
 
-import redis.asyncio
+from redis.asyncio import Redis
 from redis.asyncio.client import Pipeline
 from redis.exceptions import RedisError
 
@@ -50,7 +50,7 @@ class ClientStream:
         spec: RequestSpec,
         blob: bytes | None,
         config: FleetConfig,
-        client: redis.asyncio.Redis,
+        client: Redis,
     ) -> None:
         self.request_id: RequestId = spec.id
         self.spec = spec
@@ -250,10 +250,8 @@ class ClientStream:
         """Return True if each open edge has advanced since the last call, so that no notice of it
         is missing.
         """
-        before, self._next_before = (
-            self._next_before,
-            {edge.name: edge.next for edge in self._edges.values()},
-        )
+        before = self._next_before
+        self._next_before = {edge.name: edge.next for edge in self._edges.values()}
         unfinished = self._open()
         return bool(unfinished) and all(
             edge.next > before[edge.name] and not edge.diverged for edge in unfinished

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal, cast
 
 import msgspec
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.config import FleetConfig
 from fleet.control import keys, scripts
@@ -30,7 +30,7 @@ OUTCOMES: tuple[Outcome, ...] = ("acknowledged", "shed", "failed")
 class TrainingClient:
     """Any method may raise RedisUnreachable."""
 
-    def __init__(self, client: redis.asyncio.Redis, config: FleetConfig) -> None:
+    def __init__(self, client: Redis, config: FleetConfig) -> None:
         self._redis = client
         self._enabled = config.training.enabled
         self._main = config.graph_declaration().main_stage.name

@@ -2,7 +2,7 @@
 Knows no script.
 """
 
-import redis
+from redis import Redis
 from redis.exceptions import MovedError, NoPermissionError, ResponseError
 
 from fleet.control import keys
@@ -18,7 +18,7 @@ REMEDIES = {
 """Part of the error reply, in lower case, and the remedy."""
 
 
-def find_script_refusal(client: redis.Redis) -> str:
+def find_script_refusal(client: Redis) -> str:
     """Return why the server does not run such scripts, and the remedy; "" if it does. Raises: redis
     errors of the connection.
     """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fleet.config.schema import VoiceConfig
@@ -56,9 +56,7 @@ class VoiceStore:
     RedisUnreachable.
     """
 
-    def __init__(
-        self, client: redis.asyncio.Redis, config: VoiceConfig, membership: Membership
-    ) -> None:
+    def __init__(self, client: Redis, config: VoiceConfig, membership: Membership) -> None:
         self._redis = client
         self._config = config
         self._membership = membership

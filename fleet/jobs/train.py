@@ -16,11 +16,9 @@ def run(arguments: dict[str, object]) -> dict[str, str]:
     Raises: BadInput for invalid arguments, before anything is run; RuntimeError with the output if
     the run did not finish.
     """
-    checked, measured, current = (
-        cast(TrainArguments, read_arguments("train", arguments)),
-        MEASURED.get(),
-        get_current_job(),
-    )
+    checked = cast(TrainArguments, read_arguments("train", arguments))
+    measured = MEASURED.get()
+    current = get_current_job()
     assert current is not None, "a job must run in an rq worker"
     _, config_file = open_folder(measured, current.id)
     options = ["--corpus", str(checked.samples), "--name", checked.name or f"job {current.id[:8]}"]

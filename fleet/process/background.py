@@ -1,8 +1,12 @@
-"""Background tasks of an event loop, none of which ends by an unexpected exception unnoticed."""
+"""Background tasks of an event loop, whose unexpected exceptions are logged, and thread pools of
+constant size.
+"""
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 log = logging.getLogger(__name__)
@@ -45,3 +49,15 @@ def _log_failure(task: asyncio.Task[None], name: str) -> None:
     error = None if task.cancelled() else task.exception()
     if error is not None:
         log.error("%s failed", name, exc_info=error)
+
+
+def full_thread_pool(size: int, name: str) -> ThreadPoolExecutor:
+    """Return a pool of which all threads run: a burst starts none, and more threads later on mean a
+    leak.
+    """
+    pool = ThreadPoolExecutor(size, thread_name_prefix=name)
+    together = threading.Barrier(size + 1)
+    for _ in range(size):
+        pool.submit(together.wait)
+    together.wait()
+    return pool

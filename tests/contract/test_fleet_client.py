@@ -41,7 +41,7 @@ class ConnectedFleet:
         return fake_spec_of(self.config, num_tokens=num_tokens)
 
     async def begin(self) -> tuple[RequestSpec, ClientStream]:
-        """Submit a request that is still at work after the first chunks, and read one of them."""
+        """Submit a request that is still at work after the first chunks, and read a chunk."""
         spec = self.spec(num_tokens=5_000)
         stream = await self.client.requests.submit(spec, None)
         assert (await anext(stream)).request == spec.id

@@ -76,9 +76,13 @@ class PeerProcess:
         stderr: IO[bytes],
     ) -> None:
         self.worker = worker
-        self._process, self._connection, self._stderr = process, connection, stderr
+        self._process = process
+        self._connection = connection
+        self._stderr = stderr
         begun = self._answer(START_S)
-        self.metadata, self.lent, self.unregistered = begun.metadata, begun.lent, begun.unregistered
+        self.metadata = begun.metadata
+        self.lent = begun.lent
+        self.unregistered = begun.unregistered
 
     def publish(self, request: str, seed: int, length_bytes: int) -> WireTensor:
         """Raises: TransferError as the peer's transfer did."""
@@ -162,7 +166,7 @@ def peer_process(
     env: Mapping[str, str] | None = None,
     interface: str = "",
 ) -> Iterator[PeerProcess]:
-    """A peer whose request cap is half its arena; killed at the end. `interface`: as
+    """Run a peer whose request cap is half its arena, and kill it at the end. `interface`: value of
     `transfer.interface`, "" for null.
     """
     parent_end, child_end = socket.socketpair()

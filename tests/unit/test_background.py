@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from fleet.process import background
-from fleet.process.threads import full_thread_pool
+from fleet.process.background import full_thread_pool
 
 
 async def wait_forever() -> None:

@@ -294,7 +294,7 @@ def test_systemd_unit_is_confined_and_permits_needed_access() -> None:
 
 
 def locked() -> dict[str, list[tuple[Requirement, int]]]:
-    """Each package of the lock file, with how many hashes it has."""
+    """Return each package of the lock file, with the number of its hashes."""
     found: dict[str, list[tuple[Requirement, int]]] = {}
     text = re.sub(r"^\s*#.*\n?", "", (DEPLOY / "requirements.lock").read_text(), flags=re.MULTILINE)
     for entry in text.replace("\\\n", " ").splitlines():

@@ -55,8 +55,8 @@ def test_first_end_of_a_command_is_final_or_followed_by_a_restart(
 
 
 def test_pauses_after_kills_stay_below_no_worker_timeout() -> None:
-    """Each as soon as it serves again; then one that comes after a while of serving is an event of
-    its own.
+    """The command is killed as soon as it serves again. A kill after a while of serving is an event
+    of its own.
     """
     restarts, now_s, patience_s = policy(), 0.0, LeaseConfig().no_worker_timeout_s
     for _ in range(20):

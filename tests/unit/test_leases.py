@@ -57,7 +57,7 @@ def test_observer_that_was_suspended_waits_for_the_duration_of_the_lease() -> No
 
 @pytest.mark.parametrize("ahead_s", [-3600.0, -1.2, 1.2, 3600.0])
 def test_renewal_that_is_seen_after_a_step_lasts_for_all_renewals_but_one(ahead_s: float) -> None:
-    """It was written immediately before the clock was set."""
+    """The renewal was written immediately before the clock was set."""
     watch = LeaseWatch()
     observe(watch, 0.0, deadline(-0.1))
     observe(watch, 0.2, deadline(0.15), ahead_s=ahead_s)

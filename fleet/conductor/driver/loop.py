@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import cast
 
-import redis
+from redis import Redis
 from redis.exceptions import RedisError
 
 from fleet.conductor.driver.snapshot import lost_grants, missed_facts, read_live, read_request
@@ -70,7 +70,7 @@ class Driver:
     def __init__(
         self,
         config: FleetConfig,
-        client: redis.Redis,
+        client: Redis,
         me: WorkerId,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import cast
 
-import redis
+from redis import Redis
 
 from fleet.conductor.state import RequestRecord, TaskRecord, TaskState
 from fleet.control import keys
@@ -23,14 +23,14 @@ from fleet.core.request import decode_request
 from fleet.graphs import get_graph
 
 
-def read_live(client: redis.Redis) -> list[RequestId]:
+def read_live(client: Redis) -> list[RequestId]:
     """Return every request in `live`, the oldest first."""
     return sorted(
         RequestId(text(member)) for member in cast("set[bytes]", client.smembers(keys.LIVE))
     )
 
 
-def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | None:
+def read_request(client: Redis, request: RequestId) -> RequestRecord | None:
     """Read one request from its hashes; None if it is gone."""
     raw = cast("bytes | None", client.hget(keys.request(request), "spec"))
     if raw is None:
@@ -40,7 +40,7 @@ def read_request(client: redis.Redis, request: RequestId) -> RequestRecord | Non
     return RequestRecord(id=request, graph=spec.graph, outputs=spec.outputs, tasks=tasks)
 
 
-def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bool) -> list[Event]:
+def missed_facts(client: Redis, record: RequestRecord, *, drives_walks: bool) -> list[Event]:
     """Rebuild, from hashes and logs, events that end a request or change a walk: they may have
     occurred without a leader.
     """
@@ -70,7 +70,7 @@ def missed_facts(client: redis.Redis, record: RequestRecord, *, drives_walks: bo
     return [*facts, *(_boundaries(client, record) if drives_walks else ())]
 
 
-def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkAppended]:
+def _boundaries(client: Redis, record: RequestRecord) -> Iterator[ChunkAppended]:
     for edge in get_graph(record.graph).edges_for(record.outputs):
         if not edge.transitions:
             continue
@@ -81,7 +81,7 @@ def _boundaries(client: redis.Redis, record: RequestRecord) -> Iterator[ChunkApp
 
 
 def _read_tasks(
-    client: redis.Redis, request: RequestId, stages: Sequence[StageName]
+    client: Redis, request: RequestId, stages: Sequence[StageName]
 ) -> dict[StageName, TaskRecord]:
     fields = _read_fields(client, request, stages, ("state", "epoch", "owner", "alone", "role"))
     return {
@@ -98,7 +98,7 @@ def _read_tasks(
 
 
 def _read_fields(
-    client: redis.Redis, request: RequestId, stages: Sequence[StageName], names: Sequence[str]
+    client: Redis, request: RequestId, stages: Sequence[StageName], names: Sequence[str]
 ) -> dict[StageName, list[str]]:
     """Read these fields of each task in one round trip, since a new leader reads thousands of
     tasks.
@@ -112,7 +112,7 @@ def _read_fields(
 Grant = tuple[RequestId, StageName]
 
 
-def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
+def lost_grants(client: Redis, grants: Sequence[Grant]) -> set[Grant]:
     """Return those unclaimed grants that may be lost: no worker holds them, and they have left
     their role's queue.
 
@@ -147,7 +147,7 @@ def lost_grants(client: redis.Redis, grants: Sequence[Grant]) -> set[Grant]:
     }
 
 
-def _last_delivered(client: redis.Redis, roles: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _last_delivered(client: Redis, roles: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return the last entry of each role's stream that was delivered to a worker."""
     replies = (
         exchange(client, (), *(("XINFO", "GROUPS", keys.role(RoleName(role))) for role in roles))
@@ -161,7 +161,7 @@ def _last_delivered(client: redis.Redis, roles: Sequence[str]) -> dict[str, tupl
     }
 
 
-def _has_idle_worker(client: redis.Redis, role: RoleName) -> bool:
+def _has_idle_worker(client: Redis, role: RoleName) -> bool:
     """Return True if a worker of the role accepts tasks and has none."""
     accepting = worker_ids(client.zrange(keys.role_workers(role, "accepting"), 0, -1))
     return any(

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import cast
 
 import msgspec
-import redis.asyncio
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fleet.config import FleetConfig
@@ -69,8 +69,8 @@ class Telemetry:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
-        reader: redis.asyncio.Redis,
+        client: Redis,
+        reader: Redis,
         config: FleetConfig,
         status: RedisStatus,
     ) -> None:
@@ -179,10 +179,8 @@ class Telemetry:
 
     async def roles(self) -> list[RoleView]:
         """Return the roles of the deployment, then any other that is served."""
-        roles, gaps = (
-            await answer_of(read_roles(self._redis, self._role_names())),
-            await self._gaps(),
-        )
+        roles = await answer_of(read_roles(self._redis, self._role_names()))
+        gaps = await self._gaps()
         return [msgspec.structs.replace(role, gap=gaps.get(role.role, "")) for role in roles]
 
     async def _gaps(self) -> dict[RoleName, str]:
@@ -200,10 +198,8 @@ class Telemetry:
         """Return the roles that answers need and that have no live worker that accepts tasks, even
         if one is starting; and roles of span workers that have too few.
         """
-        names, gaps = (
-            [role.name for role in self._config.roles() if not role.optional],
-            await self._gaps(),
-        )
+        names = [role.name for role in self._config.roles() if not role.optional]
+        gaps = await self._gaps()
         seconds, micros = await answer_of(self._redis.time())
         pipe = self._redis.pipeline(transaction=False)
         for name in names:

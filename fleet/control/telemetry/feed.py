@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from fleet.control.connect import entry_order, stream_entries, text
@@ -28,7 +28,7 @@ Entry = tuple[str, dict[str, bytes]]
 class Feed:
     """Followed Redis stream. Its tailing task runs while it has followers."""
 
-    def __init__(self, client: redis.asyncio.Redis, key: str) -> None:
+    def __init__(self, client: Redis, key: str) -> None:
         self._client = client
         self._key = key
         self._woken = asyncio.Event()

@@ -7,7 +7,7 @@ Filters other than the state are applied while reading, over a bounded number of
 from collections.abc import Sequence
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control import keys
 from fleet.control.connect import text
@@ -39,7 +39,7 @@ FIELDS: tuple[str, ...] = (
 
 
 async def read_page(
-    client: redis.asyncio.Redis, wanted: RequestFilter, *, before: str, limit: int
+    client: Redis, wanted: RequestFilter, *, before: str, limit: int
 ) -> RequestPage:
     """Read one page. Raises: BadInput for an unknown state; redis-py's errors."""
     if wanted.state and wanted.state not in STATES:
@@ -64,7 +64,7 @@ async def read_page(
 
 
 async def _scan(
-    client: redis.asyncio.Redis, wanted: RequestFilter, before: str, limit: int, now_us: int
+    client: Redis, wanted: RequestFilter, before: str, limit: int, now_us: int
 ) -> tuple[list[RequestRow], str]:
     key = keys.index(wanted.state) if wanted.state else keys.INDEX_ALL
     plain = wanted == RequestFilter(state=wanted.state)
@@ -91,7 +91,7 @@ async def _scan(
     return rows, last
 
 
-async def read_rows(client: redis.asyncio.Redis, ids: Sequence[RequestId]) -> list[RequestRow]:
+async def read_rows(client: Redis, ids: Sequence[RequestId]) -> list[RequestRow]:
     """Read the rows of those requests that are retained."""
     if not ids:
         return []

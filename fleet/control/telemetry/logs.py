@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control import keys
 from fleet.control.connect import entry_order, number, stream_entries, text
@@ -32,9 +32,7 @@ def checked_entry(entry: str, name: str) -> str:
     return entry
 
 
-async def read_log_page(
-    client: redis.asyncio.Redis, wanted: LogQuery, *, before: str, limit: int
-) -> LogPage:
+async def read_log_page(client: Redis, wanted: LogQuery, *, before: str, limit: int) -> LogPage:
     """Read one page. Raises: BadInput for an unknown level or a malformed `before`; redis-py's
     errors.
     """
@@ -59,7 +57,7 @@ async def read_log_page(
 
 
 async def _scan(
-    client: redis.asyncio.Redis, wanted: LogQuery, last: str, limit: int
+    client: Redis, wanted: LogQuery, last: str, limit: int
 ) -> tuple[list[LogLine], str]:
     lines: list[LogLine] = []
     batch = limit + 1 if wanted == LogQuery() else BATCH
@@ -73,9 +71,7 @@ async def _scan(
     return lines, ""
 
 
-async def _lines_before(
-    client: redis.asyncio.Redis, last: str, batch: int
-) -> AsyncGenerator[LogLine, None]:
+async def _lines_before(client: Redis, last: str, batch: int) -> AsyncGenerator[LogLine, None]:
     """Yield all lines before `last` ("" from the end), the newest first, then the facts before
     them.
     """
@@ -89,7 +85,7 @@ async def _lines_before(
                 yield line_of(last, fields)
 
 
-async def read_trimmed_facts(client: redis.asyncio.Redis, after: str) -> list[LogLine]:
+async def read_trimmed_facts(client: Redis, after: str) -> list[LogLine]:
     """Return the facts after `after` that the log itself keeps no more, the oldest first."""
     kept = stream_entries(await client.xrange(keys.LOGS, count=1))
     if not kept or entry_order(kept[0][0]) <= entry_order(after):

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 import msgspec
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control import keys, scripts
 from fleet.control.connect import entry_order, number, run_async, stream_entries, text
@@ -18,7 +18,7 @@ MAX_PENDING = 100
 Rates = Mapping[str, Mapping[str, float]]
 
 
-async def read_roles(client: redis.asyncio.Redis, names: Sequence[RoleName]) -> list[RoleView]:
+async def read_roles(client: Redis, names: Sequence[RoleName]) -> list[RoleView]:
     """Read the named roles in their order, then any other that has a worker."""
     workers = [worker for worker in await read_workers(client) if worker.role]
     roles = list(dict.fromkeys([*names, *sorted(RoleName(worker.role) for worker in workers)]))
@@ -57,7 +57,7 @@ def _role(
 
 
 async def read_queues(
-    client: redis.asyncio.Redis,
+    client: Redis,
     roles: Sequence[RoleView],
     stages: Mapping[RoleName, StageName],
     rates: Rates,
@@ -119,12 +119,12 @@ def _pending(
     )
 
 
-async def read_letters_async(client: redis.asyncio.Redis) -> list[DeadLetter]:
+async def read_letters_async(client: Redis) -> list[DeadLetter]:
     """Return all letters, the newest first."""
     return letters_of(await client.xrevrange(keys.DEAD))
 
 
-async def find_letter(client: redis.asyncio.Redis, request: RequestId) -> DeadLetter:
+async def find_letter(client: Redis, request: RequestId) -> DeadLetter:
     """Return the letter of one request. Raises: NotFound."""
     for letter in await read_letters_async(client):
         if letter.request == request:

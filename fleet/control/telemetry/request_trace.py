@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control import keys
 from fleet.control.connect import number, pairs, stream_entries, text
@@ -32,7 +32,7 @@ Fields = Mapping[str, bytes]
 OWNED_UNTIL = ("lost", "handed_off", "finished", "failed", "claimed")
 
 
-async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> RequestTrace | None:
+async def read_trace(client: Redis, request: RequestId) -> RequestTrace | None:
     """Read a trace, in two round trips; None once its retention is over."""
     pipe = client.pipeline(transaction=False)
     pipe.hgetall(keys.request(request))
@@ -53,9 +53,7 @@ async def read_trace(client: redis.asyncio.Redis, request: RequestId) -> Request
     return _build_trace(spec, head, hashes, events, seconds * 1_000_000 + micros)
 
 
-async def read_first_outputs(
-    client: redis.asyncio.Redis, graph: Graph, request: RequestId
-) -> FirstOutputs:
+async def read_first_outputs(client: Redis, graph: Graph, request: RequestId) -> FirstOutputs:
     """Read the time of each stage's first chunk, on its edge to the client or, without one, on its
     first edge.
     """

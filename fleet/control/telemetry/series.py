@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control import keys
 from fleet.control.connect import pairs, text
@@ -50,7 +50,7 @@ class Tally:
 class SeriesReader:
     """Reader of the last quarter of an hour; steps that can no longer change are cached."""
 
-    def __init__(self, client: redis.asyncio.Redis, graph: Graph) -> None:
+    def __init__(self, client: Redis, graph: Graph) -> None:
         self._client = client
         self._media = graph.media
         self._over: dict[int, Step] = {}

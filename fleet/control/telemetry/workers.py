@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import msgspec
-import redis.asyncio
+from redis.asyncio import Redis
 
 from fleet.control import keys
 from fleet.control.connect import number, pairs, slices, text, texts, worker_ids
@@ -28,7 +28,7 @@ SHOWN = set(WorkerView.__struct_fields__) & set(Vitals.__struct_fields__)
 """Statistics that the view of a worker has under the same name."""
 
 
-async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) -> list[WorkerView]:
+async def read_workers(client: Redis, *, with_gone: bool = False) -> list[WorkerView]:
     """Read workers by role, then gateways, late ones included; `with_gone`: then processes that
     ended lately, the latest first.
     """
@@ -73,7 +73,7 @@ async def read_workers(client: redis.asyncio.Redis, *, with_gone: bool = False) 
     ]
 
 
-async def read_gaps(client: redis.asyncio.Redis, role: RoleName) -> list[str]:
+async def read_gaps(client: Redis, role: RoleName) -> list[str]:
     """Return, for each worker of a role that accepts tasks, the layers that it lacks; "" for
     none.
     """
@@ -185,7 +185,7 @@ class FleetLoad:
     hops: LatencyCounts
 
 
-async def read_load(client: redis.asyncio.Redis, *names: str) -> FleetLoad:
+async def read_load(client: Redis, *names: str) -> FleetLoad:
     """Sum the named statistics of the listed workers, read in slices: the other tasks of the event
     loop must not wait for a large fleet.
     """
