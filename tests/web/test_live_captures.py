@@ -1,5 +1,5 @@
-"""Live answers that are trained on: a share of those of clients that allow it, and only the model's
-own.
+"""Live answers that are trained on: a share of the answers to clients that allow it, and only
+answers of the model itself.
 """
 
 from collections.abc import Iterator

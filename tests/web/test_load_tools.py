@@ -26,7 +26,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 @dataclass(slots=True)
 class ToolFigures:
-    """One stream as a tool reads it. `chunks`: the decoded events, in order."""
+    """A stream as a tool reads it. `chunks` are the decoded events, in order."""
 
     text: str = ""
     chunks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
