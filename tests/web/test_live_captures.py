@@ -12,7 +12,7 @@ from fleet.config.schema import TrainingConfig
 from fleet.core.request import RequestSpec
 from fleet.graphs.training import TRAINED
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Loaded, ServedGateway, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, serving
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 
@@ -32,7 +32,7 @@ def captures(gateway: ServedGateway) -> list[tuple[RequestSpec, bytes | None]]:
 
 def ask(gateway: ServedGateway, **fields: object) -> RequestSpec:
     """Ask and return the request of the answer."""
-    answer = gateway.http.post(CHAT, json={"model": "omni", "messages": HELLO, **fields})
+    answer = gateway.http.post(CHAT, json={**ASK, **fields})
     assert answer.status_code == 200
     return next(
         spec for spec, _ in reversed(gateway.client.submitted) if spec.outputs != (TRAINED,)
@@ -48,7 +48,7 @@ def answer_ids(gateway: ServedGateway, spec: RequestSpec) -> tuple[int, ...]:
     )
 
 
-def test_b1_answer_is_captured_with_its_prompt_and_its_tokens(gateway: ServedGateway) -> None:
+def test_answer_is_captured_with_its_prompt_and_its_tokens(gateway: ServedGateway) -> None:
     spec = ask(gateway)
     wait_until(
         lambda: gateway.client.training.counted["acknowledged"] == 1, "the answer to be trained on"
@@ -66,7 +66,7 @@ def test_b1_answer_is_captured_with_its_prompt_and_its_tokens(gateway: ServedGat
     ) and capture.id != spec.id
 
 
-def test_b18_answer_with_store_false_is_not_captured(gateway: ServedGateway) -> None:
+def test_answer_with_store_false_is_not_captured(gateway: ServedGateway) -> None:
     ask(gateway, store=False)
     ask(gateway, store=True)
     wait_until(
@@ -89,7 +89,7 @@ def test_text_to_speak_is_not_captured(gateway: ServedGateway) -> None:
     assert len(captures(gateway)) == 1
 
 
-def test_b3_answer_is_shed_and_counted_while_a_request_waits(gateway: ServedGateway) -> None:
+def test_answer_is_shed_and_counted_while_a_request_waits(gateway: ServedGateway) -> None:
     gateway.client.training.waiting = True
     ask(gateway)
     wait_until(lambda: gateway.client.training.counted["shed"] == 1, "the answer to be shed")

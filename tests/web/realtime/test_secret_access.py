@@ -95,11 +95,8 @@ async def first(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
         yield gateway
 
 
-@pytest.fixture
-async def second(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
-    """Another gateway of the same fleet."""
-    async with serving(loaded, redis_url) as gateway:
-        yield gateway
+second = first
+"""Another gateway of the same fleet."""
 
 
 @asynccontextmanager
