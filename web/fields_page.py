@@ -25,8 +25,8 @@ compares the two, and the tables with the types of the `openai` package.
   constrains, forces, ends or conditions an answer. null, and the neutral values listed, are
   accepted; without a list these are false and every empty value.
 * **ignored**: the field cannot change the answer. The response header `x-fleet-ignored` lists
-  those of a request; where a client may count on one, the answer has an entry in `warnings`, and
-  the log a line.
+  the ignored fields of a request; where a client may count on a field, the answer has an entry in
+  `warnings`, and the log a line.
 
 Any other field is refused unless its value is null, false, empty, or made of these alone. `[]`
 stands for an index. A row about an object that is refused or ignored counts for all fields within

@@ -1,9 +1,9 @@
 """Attackers of a gateway, as one process: `python -m tests.e2e.attackers PORT SECONDS MODEL`.
 
-It prints `attacking` once it begins. For SECONDS it attacks as fast as the gateway allows, and
-replaces each connection that the gateway closes. Then it prints counts of what it sent, as JSON,
-and keeps its connections open and idle until its input ends. It connects to loopback only; half of
-its connections come from 127.0.0.1, the others from ten other loopback addresses.
+The process prints `attacking` once it begins. For SECONDS it attacks as fast as the gateway allows,
+and replaces each connection that the gateway closes. Then it prints counts of what it sent, as
+JSON, and keeps its connections open and idle until its input ends. Connections go to loopback only;
+half of them come from 127.0.0.1, the others from ten other loopback addresses.
 """
 
 import asyncio

@@ -30,7 +30,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
 
 
 class RealtimeTalk:
-    """One session whose user audio is sent in real time."""
+    """A session whose user audio is sent in real time."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

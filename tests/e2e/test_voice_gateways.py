@@ -46,9 +46,7 @@ QUESTION = "what is the opposite of hot"
 
 @pytest.fixture
 def gateways(tmp_path: Path) -> Iterator[tuple[Running, int, int]]:
-    """Start two gateways beside that of `fleet up`; yield the first one, its port, and that of the
-    second.
-    """
+    """Start two gateways beside the one of `fleet up`; yield the first gateway and both ports."""
     with (
         fleet_up(tmp_path, *SETTINGS) as fleet,
         another_gateway(fleet) as (first, port),

@@ -36,7 +36,14 @@ LIMITS = Limits(
 )
 
 
+KEY = "secret"
 HELLO = [{"role": "user", "content": "hello"}]
+ASK: dict[str, object] = {"model": "omni", "messages": HELLO}
+"""Body of a chat request."""
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
 
 
 def request_id_of(answer: ChatCompletion) -> str:
@@ -70,7 +77,7 @@ class ServedGateway:
 
     def _ask(self, fields: dict[str, object]) -> object:
         create = cast(Callable[..., object], self.openai().chat.completions.create)
-        return create(**{"model": "omni", "messages": HELLO, **fields})
+        return create(**{**ASK, **fields})
 
     def openai(self, key: str = "none") -> OpenAI:
         if key not in self.clients:
@@ -78,6 +85,11 @@ class ServedGateway:
                 base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=20
             )
         return self.clients[key]
+
+
+def chat(gateway: ServedGateway, **fields: object) -> httpx.Response:
+    """Create a completion by a plain request, with default model and messages."""
+    return gateway.http.post("/v1/chat/completions", json={**ASK, **fields})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,3 +231,9 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles | None:
     return tls_files(
         FleetConfig.model_validate({"data_dir": folder, "web": {"tls": "self-signed"}})
     )
+
+
+@pytest.fixture
+def locked(serve_with: Callable[[str | None], ServedGateway]) -> ServedGateway:
+    """A gateway with the API key `KEY`."""
+    return serve_with(KEY)

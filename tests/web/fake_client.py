@@ -41,7 +41,7 @@ class Script:
 
     Chunks are `gap_s` apart. The stream stalls at chunk `stall_at` (a negative number counts from
     the end) and fails at `fail_at`. `lead_samples` of silence precede the audio.
-    `heard` answers prompts with audio, if it differs from `text`. Each task has `cached_rows`.
+    `heard` answers prompts with audio, if it differs from `text`. Tasks have `cached_rows` each.
     Submits whose number is in `refusals` are answered with `refusal`. `check_admission` raises
     `admission` or returns `places`.
     """

@@ -135,7 +135,7 @@ class FakeTelemetry(Telemetry):
         return sum(row.state in LIVE_STATES for row in self._all_rows())
 
     def _all_rows(self) -> list[RequestRow]:
-        """Return the rows of the test, and those of requests submitted to the fake."""
+        """Return the rows of the test, and a row of each request that was submitted to the fake."""
         known = {row.id for row in self.rows}
         return [
             *self.rows,

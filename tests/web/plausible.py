@@ -90,7 +90,7 @@ def busy(graph: Graph) -> FakeTelemetry:
     return fake
 
 
-def build_worker(role: str, number: int, name: str = "", **fields: object) -> WorkerView:
+def build_worker(role: str, number: int, name: str = "", /, **fields: object) -> WorkerView:
     """Build a worker of the machine. `name` replaces the role in its id."""
     return build(
         WorkerView,

@@ -48,7 +48,7 @@ def opus_of_channels(num_channels: int, seconds: float) -> bytes:
 
 
 def ogg(*pages: Sequence[bytes], samples_per_packet: int = _OPUS_PACKET_SAMPLES) -> bytes:
-    """Return Ogg pages of complete packets; the first two, or those of headers, count no
+    """Return Ogg pages of complete packets; the first two, or the header pages, count no
     samples.
     """
     out: list[bytes] = []

@@ -17,7 +17,7 @@ from openai.types.chat.chat_completion_chunk import Choice
 from fleet.core.errors import EngineError, FleetError, NoWorker, Overloaded, RedisUnreachable
 from fleet.core.ids import StageName
 from fleet.core.request import Sampling
-from tests.web.conftest import HELLO, ServedGateway, request_id_of, usage_of
+from tests.web.conftest import ASK, HELLO, ServedGateway, request_id_of, usage_of
 from tests.web.fake_client import RATE_HZ, Script, sine
 from tests.web.sounds import decoded
 from web.gateway.stored_body import stored_body
@@ -164,7 +164,7 @@ def test_accumulated_speech_is_sample_exact_and_referable_by_id(gateway: ServedG
 def test_ping_does_not_end_event(gateway: ServedGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sse, "PING_S", 0.002)
     gateway.client.script = Script(gap_s=0.02)
-    body = {"model": "omni", "messages": HELLO, "stream": True}
+    body = {**ASK, "stream": True}
     assert gateway.http.post("/v1/chat/completions", json=body).text.count(sse.PING.decode()) > 3
     choices = [choice for chunk in gateway.stream() for choice in chunk.choices]
     assert "".join(choice.delta.content or "" for choice in choices) == Script().text
@@ -254,7 +254,7 @@ def test_answer_at_max_tokens_has_finish_reason_length(gateway: ServedGateway) -
 def sampling_of(
     gateway: ServedGateway, **fields: object
 ) -> tuple[dict[str, Sampling], httpx.Headers]:
-    body = {"model": "omni", "messages": HELLO, "modalities": ["text", "audio"], **fields}
+    body = {**ASK, "modalities": ["text", "audio"], **fields}
     answer = gateway.http.post(CHAT, json=body)
     assert answer.status_code == 200, answer.text
     spec, _ = gateway.client.submitted[-1]
@@ -347,7 +347,7 @@ def test_prompt_cache_key_sets_session_and_usage_has_cached_tokens(gateway: Serv
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    body = {"model": "omni", "messages": HELLO, "prompt_cache_key": "talk", **spoken}
+    body = {**ASK, "prompt_cache_key": "talk", **spoken}
     with gateway.http.stream("POST", CHAT, json=body) as sent:
         assert "x-fleet-ignored" not in sent.headers
         last = [line for line in sent.iter_lines() if '"usage":{' in line][-1]
@@ -385,9 +385,7 @@ def test_response_headers_name_ignored_fields_and_voice(gateway: ServedGateway) 
 
 
 def test_voice_given_by_id_is_accepted() -> None:
-    body = ChatBody.model_validate(
-        {"model": "omni", "messages": HELLO, "audio": {"voice": {"id": "onyx"}}}
-    )
+    body = ChatBody.model_validate({**ASK, "audio": {"voice": {"id": "onyx"}}})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert json.loads(stored_body(body))["audio"] == {"voice": {"id": "onyx"}}
@@ -440,9 +438,7 @@ def test_failure_within_stream_is_last_event(gateway: ServedGateway) -> None:
     with pytest.raises(openai.APIError, match="out of memory") as failed:
         list(stream)
     assert failed.value.code == "engine_error"
-    with gateway.http.stream(
-        "POST", CHAT, json={"model": "omni", "messages": HELLO, "stream": True}
-    ) as answer:
+    with gateway.http.stream("POST", CHAT, json={**ASK, "stream": True}) as answer:
         lines = [line for line in answer.iter_lines() if line]
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["type"] == "server_error"
     assert "data: [DONE]" not in lines

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from tests.support import wait_until
 from tests.web import attacks
 from tests.web.attacks import GET, HEAD, SPOKEN, AttackTarget, error_of, read_to_end, read_up_to
-from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving, serving_app
+from tests.web.conftest import ASK, Loaded, ServedGateway, bounded, serving, serving_app
 from tests.web.fake_client import Script
 from tests.web.test_disconnect import in_flight, wait_for_abort
 from web.http.tls import TlsFiles
@@ -98,7 +98,7 @@ def test_pipelined_requests_are_answered_in_order(target: AttackTarget) -> None:
 
 
 def test_chunked_upload_in_small_pieces_is_served(gateway: ServedGateway) -> None:
-    body = json.dumps({"model": "omni", "messages": HELLO}).encode()
+    body = json.dumps(ASK).encode()
     pieces = (body[at : at + 1] for at in range(len(body)))
     answer = gateway.http.post(
         "/v1/chat/completions", content=pieces, headers={"content-type": "application/json"}
@@ -234,7 +234,7 @@ def test_websocket_upgrade_behind_unfinished_answer_is_refused(
     """Otherwise the answer would be mixed with frames, and would not see the disconnect."""
     gateway.client.script = Script(stall_at=3)
     with target.connect() as wire:
-        attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": True})
+        attacks.post(wire, {**ASK, "stream": True})
         wire.sendall(b"GET /v1/realtime HTTP/1.1\r\n" + attacks.UPGRADE + b"\r\n")
         wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
     wait_for_abort(gateway)

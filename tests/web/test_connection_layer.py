@@ -27,7 +27,7 @@ from websockets.protocol import State
 from tests.support import REPO, cli_env, free_port, wait_until
 from tests.web import attacks
 from tests.web.attacks import HEAD, SPOKEN, AttackTarget, attacking, read_to_end
-from tests.web.conftest import HELLO, Loaded, bounded, serving
+from tests.web.conftest import ASK, Loaded, bounded, serving
 from tests.web.test_serve import answers, start_with
 from tests.web.test_slow_clients import LONG_ANSWER
 from web import serve
@@ -382,5 +382,5 @@ def test_gateway_under_attack_has_bounded_memory_and_stops(
 
 def _asked(target: AttackTarget) -> bytes:
     with target.connect() as wire:
-        attacks.post(wire, {"model": "omni", "messages": HELLO}, HEAD + b"connection: close\r\n")
+        attacks.post(wire, ASK, HEAD + b"connection: close\r\n")
         return read_to_end(wire)

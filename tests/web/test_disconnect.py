@@ -9,7 +9,7 @@ import pytest
 from tests.support import wait_until
 from tests.web import attacks
 from tests.web.attacks import AttackTarget, read_up_to
-from tests.web.conftest import HELLO, Loaded, ServedGateway, request_id_of, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, request_id_of, serving
 from tests.web.fake_client import Script
 from web import serve
 
@@ -31,7 +31,7 @@ def wait_for_abort(gateway: ServedGateway) -> None:
 def test_disconnect_within_answer_aborts_request(gateway: ServedGateway, stream: bool) -> None:
     gateway.client.script = Script(stall_at=3)
     with AttackTarget.of(gateway.url).connect() as wire:
-        attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": stream})
+        attacks.post(wire, {**ASK, "stream": stream})
         if stream:
             read_up_to(wire, b"data:")
         wait_until(lambda: gateway.client.submitted, "the request to be submitted")
@@ -43,9 +43,7 @@ def test_disconnect_during_submission_aborts_request(gateway: ServedGateway) -> 
     gateway.client.script = Script(submit_gate=gate)
     waiting = httpx.Client(timeout=0.3)
     with pytest.raises(httpx.ReadTimeout):
-        waiting.post(
-            f"{gateway.url}/v1/chat/completions", json={"model": "omni", "messages": HELLO}
-        )
+        waiting.post(f"{gateway.url}/v1/chat/completions", json=ASK)
     waiting.close()
     gate.set()
     wait_until(lambda: gateway.client.streams, "the request to be submitted")
@@ -61,7 +59,7 @@ def test_stopping_gateway_leaves_answer_resumable(
         with serving(loaded) as gateway:
             gateway.client.script = Script(stall_at=3)
             wire = open_until_the_end.enter_context(AttackTarget.of(gateway.url).connect())
-            attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": True})
+            attacks.post(wire, {**ASK, "stream": True})
             read_up_to(wire, b"data:")
         (fake,) = gateway.client.streams.values()
         assert fake.aborted is None

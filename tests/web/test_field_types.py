@@ -58,7 +58,7 @@ def fields_of(kind: Any, path: str = "", within: tuple[object, ...] = ()) -> Ite
 
 
 def missing(table: FieldTable, kind: Any) -> list[str]:
-    """Return the fields of a type without a row: neither one of their own nor that of an unserved
+    """Return the fields of a type without a row: neither their own row nor the row of an unserved
     object around them.
     """
     return sorted({path for path in fields_of(kind) if table.row_of(path) is None})

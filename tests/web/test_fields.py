@@ -10,17 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.web.conftest import HELLO, ServedGateway
+from tests.web.conftest import ASK, HELLO, ServedGateway, chat
 from tests.web.test_transcription import write_down
 from web.gateway.ignored_fields import IgnoredFieldLog
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string"}}}
-
-
-def chat(gateway: ServedGateway, **fields: object) -> httpx.Response:
-    return gateway.http.post(CHAT, json={"model": "omni", "messages": HELLO, **fields})
 
 
 def speak(gateway: ServedGateway, **fields: object) -> httpx.Response:
@@ -383,11 +379,7 @@ def test_log_of_ignored_fields_has_one_line_per_field_and_minute(
 def test_query_parameter_that_a_route_does_not_read_is_refused(
     gateway: ServedGateway, method: str, path: str, name: str
 ) -> None:
-    body = (
-        {"model": "omni", "messages": HELLO}
-        if path == CHAT
-        else {"model": "omni", "input": "hello"}
-    )
+    body = ASK if path == CHAT else {"model": "omni", "input": "hello"}
     ask = partial(
         gateway.http.request,
         method,

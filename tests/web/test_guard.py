@@ -13,7 +13,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from fleet.config.schema import WebConfig
-from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, bounded, serving
 from tests.web.console.busy_gateway import fill
 from tests.web.realtime.refused_socket import refusal_of
 from web.console.login import keep_local_path
@@ -135,7 +135,7 @@ def test_read_only_gateway_refuses_changes_and_answers_requests(loaded: Loaded) 
             assert "web.read_only" in answer.json()["error"]["message"]
         assert not gateway.client.telemetry.orders and not gateway.client.telemetry.retried
         assert gateway.http.get("/v1/fleet/workers").status_code == 200
-        body = {"model": "omni", "messages": HELLO}
+        body = ASK
         assert gateway.http.post("/v1/chat/completions", json=body).status_code == 200
 
 

@@ -12,11 +12,11 @@ import pytest
 from tests.support import wait_until
 from tests.web import attacks
 from tests.web.attacks import SPOKEN, AttackTarget, read_to_end, read_up_to
-from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import Script
 from tests.web.test_disconnect import wait_for_abort
 
-BODY = json.dumps({"model": "omni", "messages": HELLO}).encode()
+BODY = json.dumps(ASK).encode()
 CHAT = attacks.HEAD
 LENGTH = b"content-length: %d\r\n" % len(BODY)
 WHOLE = LENGTH + b"\r\n" + BODY
@@ -32,11 +32,6 @@ UPGRADES = {
     b"keep-alive\r\nconnection: Upgrade\r\n",
     "websocket by POST": b"upgrade: websocket\r\nconnection: Upgrade\r\n",
 }
-
-
-@pytest.fixture
-def target(gateway: ServedGateway) -> AttackTarget:
-    return AttackTarget.of(gateway.url)
 
 
 def statuses(said: bytes) -> list[int]:
@@ -85,7 +80,7 @@ def test_disconnect_after_ignored_upgrade_aborts_request(
 ) -> None:
     gateway.client.script = Script(stall_at=3)
     with target.connect() as wire:
-        attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": True}, CHAT + H2C)
+        attacks.post(wire, {**ASK, "stream": True}, CHAT + H2C)
         read_up_to(wire, b"data:")
     wait_for_abort(gateway)
 
@@ -305,7 +300,7 @@ def test_events_for_http_1_0_client_have_no_chunk_sizes(target: AttackTarget) ->
 
 
 def test_whole_answer_for_http_1_0_client_has_its_length(target: AttackTarget) -> None:
-    head, answer = of_old_client(target, {"model": "omni", "messages": HELLO})
+    head, answer = of_old_client(target, ASK)
     assert (
         b"content-length: %d\r\n" % len(answer) in head + b"\r\n"
         and json.loads(answer)["object"] == "chat.completion"
@@ -333,6 +328,6 @@ def test_disconnected_http_1_0_client_aborts_its_request(
 ) -> None:
     gateway.client.script = Script(stall_at=3)
     with target.connect() as wire:
-        attacks.post(wire, {"model": "omni", "messages": HELLO, "stream": True}, OLD)
+        attacks.post(wire, {**ASK, "stream": True}, OLD)
         wait_until(lambda: b"data:" in wire.recv(65_536), "the first event")
     wait_for_abort(gateway)

@@ -1,5 +1,5 @@
-"""Live answers that are trained on: a share of those of clients that allow it, and only the model's
-own.
+"""Live answers that are trained on: a share of the answers to clients that allow it, and only
+answers of the model itself.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from fleet.config.schema import TrainingConfig
 from fleet.core.request import RequestSpec
 from fleet.graphs.training import TRAINED
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Loaded, ServedGateway, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, serving
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 
@@ -32,7 +32,7 @@ def captures(gateway: ServedGateway) -> list[tuple[RequestSpec, bytes | None]]:
 
 def ask(gateway: ServedGateway, **fields: object) -> RequestSpec:
     """Ask and return the request of the answer."""
-    answer = gateway.http.post(CHAT, json={"model": "omni", "messages": HELLO, **fields})
+    answer = gateway.http.post(CHAT, json={**ASK, **fields})
     assert answer.status_code == 200
     return next(
         spec for spec, _ in reversed(gateway.client.submitted) if spec.outputs != (TRAINED,)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fleet.core.errors import EngineError
-from tests.web.conftest import HELLO, ServedGateway
+from tests.web.conftest import ASK, ServedGateway
 from tests.web.fake_client import RATE_HZ, Script, sine
 from web.http import sse
 
@@ -26,7 +26,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 @dataclass(slots=True)
 class ToolFigures:
-    """One stream as a tool reads it. `chunks`: the decoded events, in order."""
+    """A stream as a tool reads it. `chunks` are the decoded events, in order."""
 
     text: str = ""
     chunks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -38,7 +38,7 @@ class ToolFigures:
 
 def pieces_of(gateway: ServedGateway, **fields: object) -> list[bytes]:
     """Read a stream from the socket, in pieces."""
-    body = {"model": "omni", "messages": HELLO, "stream": True, **fields}
+    body = {**ASK, "stream": True, **fields}
     with gateway.http.stream("POST", CHAT, json=body) as answer:
         assert answer.status_code == 200
         return list(answer.iter_raw())

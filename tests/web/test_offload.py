@@ -16,13 +16,13 @@ import pytest
 
 from fleet.core.errors import UnsupportedValue
 from tests.support import wait_until
-from tests.web.conftest import HELLO, ServedGateway
+from tests.web.conftest import ASK, ServedGateway
 from tests.web.test_bad_input import post
 from web.gateway.stored_body import stored_body
 from web.http.offload import INLINE_BYTES, read_in_thread
 from web.schema.chat import parse_chat
 
-LARGE = {"model": "omni", "messages": HELLO, "metadata": {"note": "x" * INLINE_BYTES}}
+LARGE = {**ASK, "metadata": {"note": "x" * INLINE_BYTES}}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_large_body_is_parsed_while_others_are_served(
         assert begun.wait(20)
         large = pool.submit(gateway.http.post, path, json=body)
         assert gateway.http.get("/health").status_code == 200
-        assert post(gateway, {"model": "omni", "messages": HELLO}).status_code == 200
+        assert post(gateway, ASK).status_code == 200
         assert not large.done()
         release.set()
         assert large.result(20).status_code == 200
@@ -84,7 +84,7 @@ def peak_bytes(work: Callable[[], object]) -> int:
 
 
 def chat(**fields: object) -> bytes:
-    return json.dumps({"model": "omni", "messages": HELLO, **fields}).encode()
+    return json.dumps({**ASK, **fields}).encode()
 
 
 def nested(value: object, depth: int) -> object:

@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 from websockets.typing import Origin
 
 from fleet.core.errors import ConfigError
-from tests.web.conftest import HELLO, Loaded, ServedGateway, allowing, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, allowing, serving
 from tests.web.console.busy_gateway import fill
 from tests.web.fake_client import FakeClient
 from tests.web.realtime.refused_socket import refusal_of
@@ -22,7 +22,7 @@ from web.http.origins import not_listed
 APP, OTHER = "https://app.example.com", "https://other.example.com"
 KEY = "secret"
 CHAT = "/v1/chat/completions"
-BODY = {"model": "omni", "messages": HELLO}
+BODY = ASK
 SDK_HEADERS = (
     "authorization,content-type,x-stainless-os,x-stainless-retry-count,last-event-id,"
     "openai-organization,openai-beta"

@@ -8,14 +8,10 @@ import httpx
 import openai
 import pytest
 
-from tests.web.conftest import HELLO, ServedGateway
+from tests.web.conftest import HELLO, ServedGateway, chat
 
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 UNSUPPORTED = "unsupported_value"
-
-
-def chat(gateway: ServedGateway, **fields: object) -> httpx.Response:
-    return gateway.http.post(CHAT, json={"model": "omni", "messages": HELLO, **fields})
 
 
 def refusal(answer: httpx.Response, status: int = 400) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from fleet.config.schema import FleetConfig
 from fleet.core.errors import ConfigError, RedisUnreachable
 from fleet.core.ids import RoleName
 from fleet.telemetry.views import RoleView
-from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, request_id_of, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, bounded, request_id_of, serving
 from tests.web.fake_client import Script
 from tests.web.test_transcription import sound
 from web.gateway.sampling import stage_defaults
@@ -194,7 +194,7 @@ def test_request_is_aborted_by_delete(gateway: ServedGateway) -> None:
     assert gateway.http.delete("/v1/fleet/requests/req-0").status_code == 404
     gateway.client.script = Script(stall_at=1)
     with gateway.http.stream(
-        "POST", "/v1/chat/completions", json={"model": "omni", "messages": HELLO, "stream": True}
+        "POST", "/v1/chat/completions", json={**ASK, "stream": True}
     ) as stream:
         request = stream.headers["x-request-id"]
         assert gateway.http.delete(f"/v1/fleet/requests/{request}").json() == {
@@ -282,14 +282,11 @@ def test_api_key_is_required_if_set(serve_with: Callable[[str | None], ServedGat
     assert get(gateway, "/").headers["location"] == "/console/login"
 
 
-def test_metrics_need_key_unless_open(
-    loaded: Loaded, serve_with: Callable[[str | None], ServedGateway]
-) -> None:
-    gateway = serve_with("secret")
-    refused = get(gateway, "/metrics")
+def test_metrics_need_key_unless_open(loaded: Loaded, locked: ServedGateway) -> None:
+    refused = get(locked, "/metrics")
     assert refused.status_code == 401 and "fleet_" not in refused.text
     for path in ("/metrics", "/metrics?name[]=fleet_workers"):
-        scraped = get(gateway, path, headers={"authorization": "Bearer secret"})
+        scraped = get(locked, path, headers={"authorization": "Bearer secret"})
         assert scraped.status_code == 200 and "fleet_workers" in scraped.text
     with serving(bounded(loaded, open_metrics=True), "secret") as open_to_all:
         assert get(open_to_all, "/metrics").status_code == 200
@@ -297,16 +294,15 @@ def test_metrics_need_key_unless_open(
 
 
 def test_readiness_without_key_has_no_roles(
-    serve_with: Callable[[str | None], ServedGateway],
+    locked: ServedGateway,
 ) -> None:
-    gateway = serve_with("secret")
     troubles = (
         (["talker"], None),
         ([], RedisUnreachable("no Redis answers (connecting to 10.1.2.3:6379)")),
     )
     for missing, unreachable in troubles:
-        gateway.client.missing, gateway.client.unreachable = missing, unreachable
-        answer = get(gateway, "/ready")
+        locked.client.missing, locked.client.unreachable = missing, unreachable
+        answer = get(locked, "/ready")
         assert (
             answer.status_code == 503
             and answer.json()["ready"] is False
@@ -318,7 +314,7 @@ def test_readiness_without_key_has_no_roles(
             and "API key" in answer.json()["error"]["message"]
         )
         assert answer.headers["retry-after"] == "1"
-        reported = get(gateway, "/ready", headers={"authorization": "Bearer secret"})
+        reported = get(locked, "/ready", headers={"authorization": "Bearer secret"})
         assert reported.status_code == 503 and (
             "talker" in reported.text or "10.1.2.3" in reported.text
         )

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support import REPO, cli_env, free_port, wait_until
-from tests.web.conftest import HELLO, Loaded
+from tests.web.conftest import ASK, Loaded
 
 PROGRAM = """
 import json
@@ -65,7 +65,7 @@ def test_readiness_without_workers_names_missing_roles(
     _, url = running
     ready = httpx.get(f"{url}/ready")
     assert ready.status_code == 503 and ready.json()["missing"] == ["thinker", "talker", "code2wav"]
-    refused = httpx.post(f"{url}/v1/chat/completions", json={"model": "omni", "messages": HELLO})
+    refused = httpx.post(f"{url}/v1/chat/completions", json=ASK)
     assert refused.status_code == 503 and "thinker" in refused.json()["error"]["message"]
     assert "No worker for thinker" in httpx.get(url).text
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support import wait_until
 from tests.web import attacks
 from tests.web.attacks import GET, HEAD, SPOKEN, AttackTarget, error_of, read_to_end, read_up_to
-from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import Script
 from tests.web.test_disconnect import in_flight
 from web.http.protocol import http
@@ -185,7 +185,7 @@ def test_connection_answered_before_end_of_body_ends_when_idle(
 
 
 def test_memory_of_all_bodies_is_bounded(loaded: Loaded) -> None:
-    padded = json.dumps({"model": "omni", "messages": HELLO}).encode().ljust(700_000)
+    padded = json.dumps(ASK).encode().ljust(700_000)
     with serving(bounded(loaded, body_memory_mib=1)) as gateway:
         with attacks.slow_body(AttackTarget.of(gateway.url), 900_000) as slow:
             slow.sendall(b" " * 600_000)
@@ -208,7 +208,7 @@ def test_memory_of_all_bodies_is_bounded(loaded: Loaded) -> None:
 
 
 def test_body_memory_is_freed_when_answer_begins(loaded: Loaded) -> None:
-    body = {"model": "omni", "messages": HELLO, "stream": True}
+    body = {**ASK, "stream": True}
     padded = json.dumps(body).encode().ljust(700_000)
     with serving(bounded(loaded, body_memory_mib=1)) as gateway:
         gateway.client.script = Script(stall_at=1)

@@ -62,7 +62,7 @@ def test_recording_with_large_pictures_is_accepted(gateway: ServedGateway) -> No
 
 
 def test_other_requests_are_answered_while_bombs_are_decoded(loaded: Loaded) -> None:
-    """The decoders never reply, so a request that waited for one of them would never end."""
+    """The decoders never reply, so a request that waited for a decoder would never end."""
     with stuck_gateway(loaded) as (gateway, stuck), ExitStack() as bombs:
         for _ in range(NUM_BOMBS):
             bombs.enter_context(send(gateway, codebooks()))

@@ -208,7 +208,7 @@ def test_costly_event_does_not_stall_the_event_loop(tiny: GatewayTarget, bomb: B
 
 
 def send_event(target: GatewayTarget, content: bytes) -> None:
-    """Send an event, and another one after it, until the gateway has handled both."""
+    """Send an event and a second event, until the gateway has handled both."""
     with connect(
         target.url.replace("http", "ws") + "/v1/realtime", source_address=(new_address(), 0)
     ) as socket:

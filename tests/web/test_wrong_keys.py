@@ -9,13 +9,12 @@ import httpx
 import pytest
 from websockets.typing import Subprotocol
 
-from tests.web.conftest import Loaded, ServedGateway, bounded, serving
+from tests.web.conftest import KEY, Loaded, ServedGateway, bearer, bounded, serving
 from tests.web.realtime.refused_socket import refusal_of
 from web.http.guard import CSRF_HEADER, KEY_SUBPROTOCOL_PREFIX
 from web.http.protocol.abuse import MAX_TRACKED, OTHERS, PERIOD_S, TimedAbuseLog
 from web.http.wrong_keys import FIRST_S, FORGIVEN_S, LONGEST_S, MAX_ADDRESSES, NUM_FREE, WrongKeys
 
-KEY = "the-right-key"
 MODELS = "/v1/models"
 
 
@@ -26,10 +25,6 @@ def locked(
     """A gateway whose first back-off outlasts a test on any machine."""
     monkeypatch.setattr("web.http.wrong_keys.FIRST_S", LONGEST_S)
     return serve_with(KEY)
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def wrong_keys_lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -10,7 +10,7 @@ _PAD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartLine:
-    """One line of a chart. `path`: an SVG path with gaps where nothing was measured. `kind` selects
+    """A line of a chart. `path` is an SVG path with gaps where nothing was measured. `kind` selects
     the stroke.
     """
 
@@ -20,8 +20,8 @@ class ChartLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """`now`: the last measured value, at `at_us`. `note`: the value at the upper edge. Both are
-    text with units.
+    """A chart with two texts with units: `now`, the last measured value, at `at_us`; and `note`,
+    the value at the upper edge.
     """
 
     key: str
@@ -34,7 +34,9 @@ class Chart:
 
 
 def draw_path(values: Sequence[float | None], top: float) -> str:
-    """Return an SVG path from left to right: None leaves a gap, a single point becomes a dot."""
+    """Return an SVG path from left to right. A missing value leaves a gap, a single point becomes a
+    dot.
+    """
     step = WIDTH / max(len(values) - 1, 1)
     pieces: list[str] = []
     drawing = False

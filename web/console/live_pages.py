@@ -1,6 +1,6 @@
-"""Live pages: one server-sent stream each, whose messages replace the blocks that have changed.
+"""Live pages, each with a server-sent stream whose messages replace the blocks that have changed.
 
-The ids of a stream are those of the fleet's events. A page that reconnects is sent whole, so it
+The ids of a stream are the ids of the fleet's events. A page that reconnects is sent whole, so it
 shows what it missed.
 """
 

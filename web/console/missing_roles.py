@@ -1,4 +1,4 @@
-"""One sentence about roles without a worker that accepts tasks, for every page: what is absent, and
+"""A sentence about roles without a worker that accepts tasks, for every page: what is absent, and
 what is expected soon.
 """
 

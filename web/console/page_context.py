@@ -1,7 +1,7 @@
 """Base classes of the live pages and of their contexts. Knows no single page."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 from urllib.parse import urlencode
@@ -18,10 +18,10 @@ Query = Mapping[str, str]
 class PageContext:
     """Data that the template of every live page needs.
 
-    `stream_query`: parameters of the page's event stream. `trouble`: the problem to show first, and
-    `remedy` the command that solves it; both empty without one. `known`: False until the fleet
-    could be read, so that an empty list is not shown as "none".
-    `status`: the HTTP status.
+    `stream_query` has the parameters of the page's event stream. `trouble` is the problem to show
+    first, and `remedy` the command that solves it; both are empty without a problem. `known` is
+    False until the fleet could be read, so that an empty list is not shown as "none".
+    `status` is the HTTP status.
     """
 
     stream_query: Query = field(default_factory=dict[str, str])
@@ -33,14 +33,29 @@ class PageContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterLink:
-    """A link that filters a list by a state or role, "" for all. `count`: rows of the unfiltered
-    list that match it.
+    """A link that filters a list by a state or role, "" for all. `count` is the number of matching
+    rows in the unfiltered list.
     """
 
     name: str
     count: int
     path: str
     chosen: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilteredContext(PageContext):
+    """Data of a filtered list in pages. `wanted` is the value of every filter, "" if unset. `older`
+    and `newest` are paths, "" without such a page.
+    """
+
+    wanted: dict[str, str]
+    older: str = ""
+    newest: str = ""
+
+    @property
+    def filtered(self) -> bool:
+        return any(self.wanted.values())
 
 
 class LivePage(ABC):
@@ -67,6 +82,10 @@ class LivePage(ABC):
     def empty(self, query: Query) -> PageContext:
         """Return the context to show when the fleet cannot be read."""
         return self.context()
+
+
+def read_filters(query: Query, names: Sequence[str]) -> dict[str, str]:
+    return {name: query.get(name, "").strip() for name in names}
 
 
 def build_path(path: str, query: Query) -> str:

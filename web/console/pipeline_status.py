@@ -19,7 +19,7 @@ class StageCard:
     """`up`, `draining`, `standby` and `starting` count workers; `up` workers accept tasks, and
     `capacity` counts their slots.
 
-    `task` is that of the shown request, if any.
+    `task` is the stage's task of the shown request, if any.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""One request as lanes over time: the request, its stages, its edges, the owners of its KV cache.
+"""A request as lanes over time: the request, its stages, its edges, the owners of its KV cache.
 Pure; knows no SVG.
 
 Units: coordinates are thousandths of the request's time, `*_us` microseconds since 1970.

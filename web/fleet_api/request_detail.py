@@ -1,4 +1,4 @@
-"""One request's trace with its texts, and its audio, read from the logs of its edges. Knows no
+"""The trace of a request with its texts, and its audio, read from the logs of its edges. Knows no
 stage.
 """
 

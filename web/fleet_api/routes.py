@@ -143,14 +143,14 @@ class DeletionResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/fleet/jobs. `arguments`: as of `fleet jobs submit`, by the kind."""
+    """POST /v1/fleet/jobs. `arguments` are the arguments of `fleet jobs submit` for that kind."""
 
     kind: Literal["bench", "train"]
     arguments: dict[str, Any] = {}
 
 
 class FleetApi:
-    """One method per route; `routes()` lists them."""
+    """The fleet's routes, a method each; `routes()` lists them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway, self._client = gateway, gateway.client

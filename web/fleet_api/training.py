@@ -30,7 +30,7 @@ class ForgottenResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingApi:
-    """One method per route; `routes()` lists them."""
+    """The routes of training, a method each; `routes()` lists them."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._training = gateway.client.training

@@ -1,4 +1,4 @@
-"""One answer as it arrives: chunks of the client edges become pieces of text and audio, with token
+"""An answer as it arrives: chunks of the client edges become pieces of text and audio, with token
 counts. Knows no HTTP.
 """
 
@@ -109,6 +109,19 @@ class ClientEdges:
     audio: EdgeName | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerContext:
+    """Parts of the gateway that every answer uses. `num_cached` reads the number of a finished
+    request's prompt positions that the previous turn of the conversation had computed.
+    """
+
+    edges: ClientEdges
+    frontend: Frontend
+    metrics: Metrics
+    closing: asyncio.Event
+    num_cached: Callable[[RequestSpec], Awaitable[int]]
+
+
 class AnswerStream:
     """The answer to one request; an async context manager, which aborts the request when left
     before the end of the answer.
@@ -125,15 +138,11 @@ class AnswerStream:
 
     def __init__(
         self,
-        *,
+        context: AnswerContext,
         spec: RequestSpec,
         main: Sampling,
         stream: ClientStream,
-        edges: ClientEdges,
-        frontend: Frontend,
-        metrics: Metrics,
-        closing: asyncio.Event,
-        num_cached: Callable[[RequestSpec], Awaitable[int]],
+        *,
         max_leading_silence_ms: int | None,
         on_complete: Callable[[Sequence[int]], None] = lambda _: None,
     ) -> None:
@@ -142,17 +151,19 @@ class AnswerStream:
         self.is_stalled: Callable[[], bool] = lambda: False
         self.num_samples = 0
         self.first_audio_at: float | None = None
-        self._silence = LeadingSilenceTrimmer(frontend.sample_rate_hz, max_leading_silence_ms)
+        self._silence = LeadingSilenceTrimmer(
+            context.frontend.sample_rate_hz, max_leading_silence_ms
+        )
         self._text_ids: list[int] = []
         self._num_cached = 0
-        self._read_num_cached = num_cached
+        self._read_num_cached = context.num_cached
         self._main = main
         self._stream = stream
-        self._edges = edges
-        self._frontend = frontend
-        self._metrics = metrics
-        self._closing = closing
-        self._detokenizer = frontend.detokenizer()
+        self._edges = context.edges
+        self._frontend = context.frontend
+        self._metrics = context.metrics
+        self._closing = context.closing
+        self._detokenizer = context.frontend.detokenizer()
         self._trimmer = StopTrimmer(main.stop)
         self._pcm = bytearray()
         self._num_sent = 0

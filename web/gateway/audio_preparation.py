@@ -23,7 +23,9 @@ class AudioPreparation:
     """
 
     def __init__(self, client: FleetPort, frontend: Frontend, limits: Limits) -> None:
-        self._client, self._frontend, self._max_audio_s = client, frontend, limits.max_audio_s
+        self._client = client
+        self._frontend = frontend
+        self._max_audio_s = limits.max_audio_s
         self._pool = DecoderPool()
         self._num_preparing = 0
 

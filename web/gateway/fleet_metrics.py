@@ -46,7 +46,7 @@ Samples = Iterable[tuple[Sequence[str], float]]
 
 
 class FleetMetrics:
-    """Collector of the fleet's metrics, which are those of the last call of `show`."""
+    """Collector of the fleet's metrics, with the values of the last call of `show`."""
 
     def __init__(self, model: str) -> None:
         self._model = model

@@ -26,7 +26,7 @@ from fleet.core.ids import EdgeName, RequestId, StageName
 from fleet.core.request import RequestSpec, Sampling, session_name
 from fleet.graphs import Graph
 from fleet.processing import AudioPart, ChatRequest, Frontend, GivenAnswer, Message, TextPart
-from web.gateway.answer import AnswerStream, ClientEdges
+from web.gateway.answer import AnswerContext, AnswerStream, ClientEdges
 from web.gateway.audio_preparation import AudioPreparation
 from web.gateway.fleet_port import FleetPort
 from web.gateway.live_captures import NO_STORE, LiveCaptures
@@ -51,7 +51,7 @@ log = logging.getLogger("fleet.web")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedChat:
-    """A checked request that is not submitted yet. `blob`: its audio, float32 mono."""
+    """A checked request that is not submitted yet. `blob` is its audio, float32 mono."""
 
     spec: RequestSpec
     blob: bytes | None
@@ -103,6 +103,13 @@ class Gateway:
         self._defaults = stage_defaults(config, frontend.sampling())
         self._main = self.graph.main_stage.name
         self.captures = LiveCaptures(client, config)
+        self._answer_context = AnswerContext(
+            edges=self.edges,
+            frontend=frontend,
+            metrics=self.metrics,
+            closing=self.closing,
+            num_cached=self._num_cached,
+        )
 
     @property
     def speaks(self) -> bool:
@@ -154,10 +161,10 @@ class Gateway:
     ) -> PreparedChat:
         """Check a chat and decode its audio; no body is read here. `submit_prepared` submits it.
 
-        `stored`: its stored body, by default that of the options and messages. `kind`: kind of the
-        request in the request index, by default speech or text. `given`: the answer, or its
-        beginning. `where` and `voice_where` name the fields of prompt and voice in errors.
-        `continues`: the audio follows other audio, so all of its leading silence is sent.
+        `stored` is the stored body, by default made from the options and messages. `kind` is the
+        kind in the request index, by default speech or text. `given` is the answer, or its
+        beginning. `where` and `voice_where` name the fields of prompt and voice in errors. If the
+        answer `continues` other audio, all of its leading silence is sent.
 
         Raises: BadInput, InputTooLarge, Overloaded, NoWorker, RedisUnreachable.
         """
@@ -228,14 +235,10 @@ class Gateway:
     def _answer(self, spec: RequestSpec, stream: ClientStream) -> AnswerStream:
         silence_ms = spec.reply.get(MAX_LEADING_SILENCE_MS)
         return AnswerStream(
-            spec=spec,
-            main=self._sampling_of(spec, self._main),
-            stream=stream,
-            edges=self.edges,
-            frontend=self.frontend,
-            metrics=self.metrics,
-            closing=self.closing,
-            num_cached=self._num_cached,
+            self._answer_context,
+            spec,
+            self._sampling_of(spec, self._main),
+            stream,
             max_leading_silence_ms=int(silence_ms) if silence_ms is not None else None,
             on_complete=partial(self.captures.offer, spec, stream.blob),
         )
@@ -381,7 +384,9 @@ def client_edges(graph: Graph) -> ClientEdges:
 
 
 def model_name(config: FleetConfig) -> str:
-    """The configured name, otherwise that of the checkpoint folder, otherwise that of the graph."""
+    """Return the configured name, otherwise the name of the checkpoint folder, otherwise of the
+    graph.
+    """
     if config.web.model_name:
         return config.web.model_name
     folder = Path(config.checkpoint)

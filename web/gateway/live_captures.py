@@ -15,8 +15,8 @@ NO_STORE = "no_store"
 
 
 class LiveCaptures:
-    """None without `training.share`. Answers that their request contained, as texts to speak, are
-    not the model's own.
+    """Hidden-state samples of live answers; nothing without `training.share`. Answers that their
+    request contained, as texts to speak, are not the model's own.
     """
 
     def __init__(self, client: FleetPort, config: FleetConfig) -> None:

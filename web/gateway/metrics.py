@@ -44,8 +44,8 @@ class PlaybackContinuity:
 
 
 class Metrics:
-    """Metrics of a gateway, and in `fleet` of all workers. Each gateway has a registry of its own,
-    so that tests can run several in one process.
+    """Metrics of a gateway, and in `fleet` of all workers. A gateway has its own registry, so that
+    tests can run several in one process.
     """
 
     def __init__(self, client: FleetPort, model: str) -> None:

@@ -14,10 +14,10 @@ AUDIO_FIELDS = ("data", "url")
 
 
 def stored_body(options: ChatOptions, messages: Sequence[Message] = ()) -> str:
-    """The body as JSON, audio replaced by a note of its size; "" if that is longer than
+    """Return the body as JSON, audio replaced by a note of its size; "" if the text is longer than
     `MAX_STORED_BYTES`.
 
-    `messages` are those of a chat that had no body.
+    `messages` are the messages of a chat that had no body.
     """
     fields = options.model_dump(exclude_unset=True)
     if messages:

@@ -14,7 +14,7 @@ MIB = 1024 * 1024
 
 
 class BodyMemory:
-    """Memory of the bodies of all requests. Each request frees its share at its end, also after an
+    """Memory of the bodies of all requests. A request frees its share at its end, also after an
     error.
     """
 

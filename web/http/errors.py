@@ -74,9 +74,7 @@ class SessionEndedByOperator(BadInput):
 
 
 class SessionExpired(BadInput):
-    """The voice session has reached its maximum duration. Code and wording are those of OpenAI's
-    service.
-    """
+    """The voice session has reached its maximum duration. Code and wording are OpenAI's."""
 
     code = "session_expired"
 
@@ -189,11 +187,17 @@ def internal_error_response() -> Response:
     return error_response(ErrorEnvelope(body), 500)
 
 
+def refusal_response(error: FleetError, headers: Mapping[str, str] | None = None) -> Response:
+    return error_response(
+        envelope_of(error), status_of(error), headers, retry_after_s=error.retry_after_s
+    )
+
+
 async def on_fleet_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetError)
     if status_of(error) >= 500 and not error.retryable:
         log.error("request failed: %s: %s", error.code, error.message)
-    return error_response(envelope_of(error), status_of(error), retry_after_s=error.retry_after_s)
+    return refusal_response(error)
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

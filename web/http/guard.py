@@ -18,9 +18,7 @@ from web.http.errors import (
     ForeignHost,
     ReadOnly,
     Unauthorized,
-    envelope_of,
-    error_response,
-    status_of,
+    refusal_response,
 )
 from web.http.hosts import AllowedHosts
 from web.http.logins import Logins
@@ -178,10 +176,7 @@ class Guard:
             )
             await send({"type": "http.response.body"})
         else:
-            response = error_response(
-                envelope_of(refusal), status_of(refusal), retry_after_s=refusal.retry_after_s
-            )
-            await response(scope, receive, send)
+            await refusal_response(refusal)(scope, receive, send)
 
 
 class _WhileLoggedIn:

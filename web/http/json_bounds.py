@@ -28,8 +28,8 @@ _PIECE_BYTES = 64 * 1024
 
 
 def check_json(raw: bytes, *, max_values: int = MAX_VALUES, whole: str = "the body") -> None:
-    """Check the number of values, the bytes outside of strings, and those of wide strings; `whole`
-    names the text in errors.
+    """Check the number of values, the bytes outside of strings, and the bytes of wide strings;
+    `whole` names the text in errors.
 
     Invalid JSON is counted as a parser reads it, up to its first error. Time: half a millisecond
     per MiB.

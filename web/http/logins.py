@@ -49,7 +49,7 @@ class Logins:
         return token
 
     async def is_valid(self, token: str) -> bool:
-        """Return True if the token is that of a login that has not ended; renew the login if
+        """Return True if the token belongs to a login that has not ended; renew the login if
         due.
         """
         if self._key is None or not token:

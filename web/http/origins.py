@@ -14,7 +14,7 @@ from fleet.config.safety import find_any_origin_refusal
 from fleet.config.schema import WebConfig
 from fleet.config.values import ANY_ORIGIN
 from fleet.core.errors import BadInput, ConfigError, quoted
-from web.http.errors import Forbidden, envelope_of, error_response, status_of
+from web.http.errors import Forbidden, refusal_response
 from web.http.protocol.abuse import TimedAbuseLog
 
 API = ("/v1/", "/health", "/ready", "/metrics", "/openapi.json")
@@ -94,4 +94,4 @@ class Cors(CORSMiddleware):
         else:
             return super().preflight_response(request_headers)
         self._lines.note("refused preflights", quoted(origin), refusal.message)
-        return error_response(envelope_of(refusal), status_of(refusal), {"vary": "Origin"})
+        return refusal_response(refusal, {"vary": "Origin"})

@@ -1,5 +1,5 @@
-"""The gateway's certificate: that of the configuration, or a self-signed one in the data folder.
-Knows no route.
+"""The gateway's certificate, from the configuration or self-signed in the data folder. Knows no
+route.
 """
 
 import contextlib

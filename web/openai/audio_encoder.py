@@ -138,7 +138,7 @@ class _Sink:
 
 
 class _Compressed:
-    """One file of codec frames. Holds back less than a frame, and the codec's lookahead."""
+    """A file of codec frames. Holds back less than a frame, and the codec's lookahead."""
 
     def __init__(self, kind: FileFormat, rate_hz: int, sink: _Sink | io.BytesIO) -> None:
         codec = _CODECS[kind]
@@ -233,5 +233,7 @@ def _tempos(speed: float) -> list[float]:
 
 def _frame(pcm: bytes, rate_hz: int, start: int) -> av.AudioFrame:
     frame = av.AudioFrame.from_ndarray(np.frombuffer(pcm, "<i2")[None], format="s16", layout="mono")
-    frame.sample_rate, frame.pts, frame.time_base = rate_hz, start, Fraction(1, rate_hz)
+    frame.sample_rate = rate_hz
+    frame.pts = start
+    frame.time_base = Fraction(1, rate_hz)
     return frame

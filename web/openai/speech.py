@@ -69,7 +69,9 @@ class SpeechStream:
     def __init__(
         self, gateway: Gateway, body: SpeechBody, pieces: list[str], answer: AsyncExitStack
     ) -> None:
-        self._gateway, self._pieces, self._answer = gateway, pieces, answer
+        self._gateway = gateway
+        self._pieces = pieces
+        self._answer = answer
         self._options = ChatOptions(
             model=body.model,
             modalities=["audio"],
@@ -85,7 +87,8 @@ class SpeechStream:
         return await self._submit(self._pieces[0], request_id)
 
     async def audio(self, first: ActiveRequest) -> AsyncIterator[bytes]:
-        """Yield PCM16 of all pieces; `first` is that of `begin`. Raises: FleetError if one
+        """Yield PCM16 of all pieces; `first` is the piece that `begin` returned. Raises: FleetError
+        if one
         fails.
         """
         for number, text in enumerate(self._pieces):
@@ -116,7 +119,7 @@ class SpeechStream:
     async def _submit(
         self, piece: str, request_id: RequestId, *, continues: bool = False
     ) -> ActiveRequest:
-        """`continues`: the piece follows another one, so its leading silence is not trimmed."""
+        """If the piece `continues` an earlier piece, its leading silence is not trimmed."""
         prompt = TextPart(text=self._gateway.frontend.speech_prompt(piece), where="input")
         messages = (Message(role="user", content=prompt),)
         chat = await self._gateway.prepare_chat(

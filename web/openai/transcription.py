@@ -59,7 +59,7 @@ class Transcription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TranscriptionSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """One segment over the whole clip, since the model gives no times within it.
+    """A segment over the whole clip, since the model gives no times within it.
 
     `tokens`, `avg_logprob` and `no_speech_prob` are not measured: with these values, clients that
     filter by them keep it.

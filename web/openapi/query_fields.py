@@ -1,7 +1,7 @@
 """Middleware that refuses query parameters which a route does not read: a filter that is lost lists
 the wrong rows.
 
-The routes' parameters are those of `OPERATIONS`. Knows no value.
+`OPERATIONS` lists the parameters of each route. Knows no value.
 """
 
 import re
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fleet.core.errors import SHOWN_CHARS, UnsupportedValue
-from web.http.errors import envelope_of, error_response, status_of
+from web.http.errors import refusal_response
 from web.openapi.operations import OPERATIONS
 
 PREFIX = "/v1/"
@@ -35,7 +35,7 @@ class QueryFields:
         if error is None:
             await self.app(scope, receive, send)
         else:
-            await error_response(envelope_of(error), status_of(error))(scope, receive, send)
+            await refusal_response(error)(scope, receive, send)
 
 
 def unread_parameter(request: Request) -> UnsupportedValue | None:

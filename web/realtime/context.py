@@ -53,7 +53,7 @@ class SharedAudio:
 
 @dataclass(slots=True, kw_only=True)
 class SessionContext:
-    """State of one session that all of its parts read. It refers to none of them."""
+    """State of one session that all of its parts read. The context refers to none of the parts."""
 
     gateway: Gateway
     settings: Settings

@@ -1,4 +1,4 @@
-"""One run of the model for a response: submitted, collected as it arrives, and stopped when its
+"""A run of the model for a response: submitted, collected as it arrives, and stopped when its
 response is discarded.
 
 A speculative generation is collected like any other before a response adopts it. Knows no
@@ -99,7 +99,7 @@ class Generation:
         await self._clock.wait(self._progress, timeout_s)
 
     def release(self, num_bytes: int) -> None:
-        """Note that so many bytes of the audio were sent, so that more of it may be read."""
+        """Note that `num_bytes` of the audio were sent, so that more of it may be read."""
         self._released_bytes = num_bytes
         self._progress.set()
 

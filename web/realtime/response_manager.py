@@ -53,8 +53,8 @@ class NotActive(BadInput):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeResponse:
-    """A generation started before the turn was over. It is used only if neither conversation nor
-    settings changed since.
+    """A generation started before the turn was over. The generation is used only if neither
+    conversation nor settings changed since.
     """
 
     generation: Generation
@@ -79,11 +79,9 @@ class ResponseManager:
         """Item and timestamps of the user's last spoken turn, until a response to it begins."""
         self._stopping: set[asyncio.Task[None]] = set()
         self._context, self._events = context, events
-        self._gateway, self._conversation, self._clock = (
-            context.gateway,
-            context.conversation,
-            context.clock,
-        )
+        self._gateway = context.gateway
+        self._conversation = context.conversation
+        self._clock = context.clock
 
     @property
     def active(self) -> ResponseStream | None:

@@ -60,10 +60,10 @@ ResponseEvent = tuple["ResponseStream", Milestone]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsePlan:
-    """Parameters of a response. `skip_*`: the part that an earlier response, which this one
+    """Parameters of a response. `skip_*` is the part that an earlier response, which this one
     continues, has sent.
-    `instructions`: None for those of the session. `own_input`: it does not answer the conversation.
-    `ignored` names fields of the request that have no effect.
+    Without `instructions`, the session's apply. With its `own_input`, a response does not answer
+    the conversation. `ignored` names fields of the request that have no effect.
     """
 
     spoken: bool
@@ -81,13 +81,13 @@ class ResponsePlan:
 
 @dataclass(slots=True, kw_only=True)
 class TurnTimestamps:
-    """Times of a turn and its response. Units: seconds of the session's clock; `None`: unknown, or
+    """Times of a turn and its response. Units: seconds of the session's clock; None if unknown or
     not reached.
 
-    `voiced_end`: arrival of the last voiced sample of the user's turn, `voiced_end_ms` its position
-    in the session's input;
-    `decided`: the turn was over; `first_sent`: the first output was sent; `first_voiced`: its first
-    voiced sample is played by a client that plays without delay.
+    `voiced_end` is the arrival of the last voiced sample of the user's turn, `voiced_end_ms` its
+    position in the session's input.
+    At `decided` the turn was over, at `first_sent` the first output was sent, and at `first_voiced`
+    a client that plays without delay plays its first voiced sample.
     """
 
     voiced_end: float | None = None
@@ -111,7 +111,9 @@ class ResponseStream:
     ) -> None:
         self.id = response_id or shown_id(generation.request_id, RESPONSE)
         self.item_id = item_id or server.new_id("item")
-        self.plan, self.generation, self.timestamps = plan, generation, timestamps
+        self.plan = plan
+        self.generation = generation
+        self.timestamps = timestamps
         self.playhead = Playhead(OUTPUT_RATE_HZ)
         self.item: Item | None = None
         self.state = ResponseState.WAITING

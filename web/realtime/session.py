@@ -1,4 +1,4 @@
-"""One voice session: dispatches the client's events to its parts, and handles what they report.
+"""A voice session: dispatches the client's events to its parts, and handles what they report.
 
 Client events are handled immediately, in the order of arrival; responses and transcripts run beside
 them. A session outlives its socket: see `session_registry`. Knows no socket and no Redis.
@@ -71,7 +71,9 @@ class Session:
         self.events = EventQueue[ResponseEvent](self._on_response_event)
         self.responses = ResponseManager(self.context, self.events)
         self.turns = TurnManager(self.context, self.responses)
-        self._gateway, self._clock, self._on_change = gateway, clock, on_change
+        self._gateway = gateway
+        self._clock = clock
+        self._on_change = on_change
         self._conversation, self._send = self.context.conversation, self.context.send
         self._jobs: set[asyncio.Task[None]] = set()
         self._is_audio_refused = False
@@ -254,8 +256,8 @@ class Session:
                 self.publish()
 
     async def _send_timing(self, response: ResponseStream) -> None:
-        """Combine the timestamps of this process with those of the stages, whose clocks may differ
-        on other machines.
+        """Combine the timestamps of this process with the stages' timestamps, whose clocks may
+        differ on other machines.
         """
         timestamps, spoken = response.timestamps, response.plan.spoken
         first = timestamps.first_voiced if spoken else timestamps.first_sent

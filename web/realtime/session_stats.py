@@ -10,7 +10,7 @@ RETAINED_TURNS = 200
 
 
 class SessionStats:
-    """`underruns`: as the client counts them."""
+    """Counts and latencies of a session. The client counts the `underruns`."""
 
     def __init__(self) -> None:
         self.num_turns = 0
@@ -45,8 +45,8 @@ def timing_parts(
     """Divide the time from the end of speech to the response at each timestamp; the parts add up to
     the whole.
 
-    `arrived_us`: the gateway has received the first output; `voiced_us`: its first voiced sample is
-    played, None for text. A timestamp that is unknown, or before the last one (a speculative
+    The gateway has received the first output at `arrived_us`; its first voiced sample is played at
+    `voiced_us`, None for text. A timestamp that is unknown, or before the last one (a speculative
     response), takes no time.
     """
     timestamps = [

@@ -18,11 +18,11 @@ def shown_id(session_id: str) -> str:
 class SessionView(msgspec.Struct, frozen=True, kw_only=True):
     """A live session as the console shows it.
 
-    `voice_to_voice_*_ms`: from the user's last voiced sample to the response's first one, of spoken
-    turns. `created_us`, `seen_us`: since 1970.
+    `voice_to_voice_*_ms` are times from the user's last voiced sample to the response's first one,
+    of spoken turns. `created_us` and `seen_us` count from 1970.
     `state`: listening, hearing, thinking, speaking, interrupted, or away without a client.
-    `client_secret`: the first characters of the hash of the client secret that opened the session;
-    None for others.
+    `client_secret` has the first characters of the hash of the client secret that opened the
+    session; None if a key did.
     """
 
     id: str

@@ -25,8 +25,8 @@ VERSION = 2
 
 
 class StoredResponse(msgspec.Struct, frozen=True, kw_only=True):
-    """`seed`: that of its prompt, with which another gateway submits it again if its own was lost
-    before; None if unknown.
+    """A response under way. `seed` is the seed of its prompt, with which another gateway submits
+    the request again if it was lost; None if unknown.
     """
 
     response_id: str

@@ -58,11 +58,9 @@ class Turn:
 class TurnManager:
     def __init__(self, context: SessionContext, responses: ResponseManager) -> None:
         self._context, self._responses = context, responses
-        self._gateway, self._conversation, self._clock = (
-            context.gateway,
-            context.conversation,
-            context.clock,
-        )
+        self._gateway = context.gateway
+        self._conversation = context.conversation
+        self._clock = context.clock
         self._max_s = context.gateway.config.limits.max_audio_s
         form = context.settings.audio.input.format or PcmFormat()
         self.buffer = AudioInputBuffer(form.rate, self._rules())

@@ -124,7 +124,7 @@ def _language(fields: Sequence[tuple[str, str]]) -> dict[str, str | None]:
 
 
 def _base(name: str) -> str:
-    """Return the field that a form's name means: clients write those of lists and objects as
+    """Return the field that a form's name means: clients write list and object fields as
     `include[]` or `include[0]`.
     """
     return name.partition("[")[0] or name

@@ -329,8 +329,8 @@ def bad_input(error: ValidationError) -> BadInput:
 def _param(loc: tuple[int | str, ...]) -> str:
     """Return the path of a field as OpenAI writes it: `messages[0].content[1].input_audio.format`.
 
-    Tags of union branches in the location are skipped: those of Fleet begin with a colon; that of a
-    part follows an index.
+    Tags of union branches in the location are skipped: Fleet's tags begin with a colon; the tag of
+    a part follows an index.
     """
     path = ""
     after_index = False

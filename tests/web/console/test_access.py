@@ -195,7 +195,7 @@ def test_pages_mark_their_navigation_item_and_have_one_heading(
 def test_buttons_call_only_the_public_api(
     reports: dict[str, PageReport], gateway: ServedGateway
 ) -> None:
-    """They call routes of the OpenAPI document, and nothing else."""
+    """Buttons and forms call routes of the OpenAPI document, and nothing else."""
     described = cast(
         "dict[str, dict[str, object]]", gateway.http.get("/openapi.json").json()["paths"]
     )

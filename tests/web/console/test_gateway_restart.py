@@ -20,7 +20,7 @@ ANSWERED = "the second gateway answers, without Redis"
 
 
 def replace_gateway(loaded: Loaded, first: ExitStack, gateway: ServedGateway) -> ExitStack:
-    """Stop a gateway and start another one of the same fleet at its port."""
+    """Stop a gateway and start a new gateway of the same fleet at its port."""
     first.close()
     second = ExitStack()
     second.enter_context(

@@ -15,7 +15,7 @@ from tests.web.fake_client import worker_view
 
 @pytest.fixture
 def workers(gateway: ServedGateway) -> list[WorkerView]:
-    """One worker of each stage, to be changed by the test."""
+    """A worker of each stage, to be changed by the test."""
     telemetry = gateway.client.telemetry
     telemetry.worker_list = asyncio.run(telemetry.workers())
     return telemetry.worker_list

@@ -16,7 +16,7 @@ from web.realtime.transport.refusal import MAX_REASON_BYTES
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """`error` is that of the event."""
+    """`error` is the error in the event."""
 
     error: dict[str, Any]
     close_code: int | None

@@ -1,7 +1,6 @@
 """Access to the voice sockets by API key, client secret or console page."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,10 +35,9 @@ async def created(socket: ClientConnection) -> dict[str, Any]:
 
 
 async def test_secret_opens_its_session_from_any_origin(
-    serve_with: Callable[[str | None], ServedGateway],
+    locked: ServedGateway,
 ) -> None:
-    gateway = serve_with("secret")
-    async with AsyncOpenAI(base_url=f"{gateway.url}/v1", api_key="secret", max_retries=0) as client:
+    async with AsyncOpenAI(base_url=f"{locked.url}/v1", api_key="secret", max_retries=0) as client:
         secret = await client.realtime.client_secrets.create(
             session=SESSION,
             expires_after={"anchor": "created_at", "seconds": 60},  # pyright: ignore[reportArgumentType]
@@ -49,7 +47,7 @@ async def test_secret_opens_its_session_from_any_origin(
     assert secret.session.id.startswith("sess_")
     elsewhere = Origin("https://shop.example")
     async with connect(
-        address(gateway), subprotocols=protocols(secret.value), origin=elsewhere
+        address(locked), subprotocols=protocols(secret.value), origin=elsewhere
     ) as socket:
         assert socket.subprotocol == "realtime"
         session = await created(socket)
@@ -57,11 +55,11 @@ async def test_secret_opens_its_session_from_any_origin(
         session["instructions"] == INSTRUCTIONS and session["audio"]["output"]["voice"] == "marin"
     )
     async with connect(
-        address(gateway), additional_headers={"authorization": f"Bearer {secret.value}"}
+        address(locked), additional_headers={"authorization": f"Bearer {secret.value}"}
     ) as socket:
         assert socket.subprotocol is None and (await created(socket))["instructions"]
-    gateway.client.voice.secrets.clear()
-    refusal = await refusal_of(gateway, subprotocols=protocols(secret.value))
+    locked.client.voice.secrets.clear()
+    refusal = await refusal_of(locked, subprotocols=protocols(secret.value))
     assert (
         refusal.close_code == 3000
         and "client secret is unknown or has expired" in refusal.error["message"]
@@ -69,15 +67,14 @@ async def test_secret_opens_its_session_from_any_origin(
 
 
 async def test_socket_without_a_valid_key_is_refused(
-    serve_with: Callable[[str | None], ServedGateway],
+    locked: ServedGateway,
 ) -> None:
-    gateway = serve_with("secret")
     for key in ("wrong", "ek_made-up"):
-        refusal = await refusal_of(gateway, subprotocols=protocols(key))
+        refusal = await refusal_of(locked, subprotocols=protocols(key))
         assert refusal.close_code == 3000 and refusal.subprotocol == "realtime"
-    async with connect(address(gateway), subprotocols=protocols("secret")) as socket:
+    async with connect(address(locked), subprotocols=protocols("secret")) as socket:
         assert await created(socket)
-    denied = gateway.http.post("/v1/realtime/client_secrets", json={})
+    denied = locked.http.post("/v1/realtime/client_secrets", json={})
     assert denied.status_code == 401
 
 

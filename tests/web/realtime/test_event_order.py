@@ -127,7 +127,9 @@ class OrderedClient:
     """Sends random client events that are valid at that time, and sometimes invalid ones."""
 
     def __init__(self, seed: int, page: SocketClient, mirror: Mirror) -> None:
-        self._random, self._page, self._mirror = random.Random(seed), page, mirror
+        self._random = random.Random(seed)
+        self._page = page
+        self._mirror = mirror
 
     async def act(self) -> None:
         choose, item = self._random.choice, self._random.choice([*self._mirror.items, "unknown"])

@@ -134,6 +134,18 @@ async def test_language_of_the_transcription_is_in_its_prompt(
             {"response": {"input": [{**message("x"), "weight": 1}]}},
             "response.input[0].weight",
         ),
+        ("response.create", {"response": {"prompt": {"id": "pmpt_1"}}}, "response.prompt"),
+        (
+            "response.create",
+            {"response": {"audio": {"output": {"format": {"type": "audio/pcmu"}}}}},
+            "response.audio.output.format",
+        ),
+        (
+            "conversation.item.create",
+            {"item": message("", kind="input_image")},
+            "item.content[0].type",
+        ),
+        ("output_audio_buffer.clear", {}, "type"),
         ("response.create", {"any_new_setting": 1}, "any_new_setting"),
         ("conversation.item.create", {"item": {**message("x"), "name": "anna"}}, "item.name"),
         ("conversation.item.create", {"item": message("x"), "after": "a"}, "after"),
@@ -152,13 +164,6 @@ async def test_labels_of_an_item_are_ignored(client: SocketClient) -> None:
     item = message("hello", object="realtime.item", status="completed", id="mine")
     await client.send("conversation.item.create", item=item)
     await client.complete(parallel_tool_calls=True, reasoning=None)
-
-
-async def test_ignored_tools_are_a_warning_on_session_and_response(client: SocketClient) -> None:
-    _, now = await client.update(tools=TOOLS)
-    assert now["warnings"][0].startswith("session.tools: ignored: this model calls no tools")
-    done = await client.complete("hello", tools=TOOLS)
-    assert done["warnings"][0].startswith("response.tools: ignored: this model calls no tools")
 
 
 def test_secret_with_a_setting_without_effect_is_refused(gateway: ServedGateway) -> None:

@@ -336,7 +336,7 @@ async def test_turn_that_may_not_interrupt_is_answered_next(
 async def test_out_of_band_response_leaves_the_deferred_one_pending(
     page: SocketClient, gateway: ServedGateway
 ) -> None:
-    """It ends while one response is active and another is deferred until its end."""
+    """The turn ends while a response is active and another is deferred until its end."""
     aside = {
         "conversation": "none",
         "input": [message("classify this")],

@@ -14,7 +14,9 @@ from tests.harness import ThreadFleet, thread_fleet
 from tests.support import await_until
 from tests.web.conftest import Loaded
 from tests.web.realtime.socket_client import SocketClient
-from tests.web.realtime.test_secret_access import KEY, HttpxGateway, opening, serving
+from tests.web.realtime.test_secret_access import KEY, HttpxGateway, first, opening, serving
+
+reachable = first
 
 
 @pytest.fixture
@@ -38,12 +40,6 @@ async def cut_off(
         monkeypatch.setattr(gateway.client.requests, "_replicate", wait)
         yield gateway
         over.set()
-
-
-@pytest.fixture
-async def reachable(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
-    async with serving(loaded, redis_url) as gateway:
-        yield gateway
 
 
 async def begin(

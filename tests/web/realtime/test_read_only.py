@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.support import wait_until
-from tests.web.conftest import HELLO, Loaded, ServedGateway, bounded, serving
+from tests.web.conftest import ASK, Loaded, ServedGateway, bounded, serving
 from tests.web.fake_client import Script
 from tests.web.realtime.refused_socket import refusal_of
 from tests.web.realtime.socket_client import opened
@@ -23,7 +23,7 @@ def shared_gateway(loaded: Loaded) -> Iterator[ServedGateway]:
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 def test_read_only_gateway_refuses_to_resume_a_stream(gateway: ServedGateway, method: str) -> None:
     gateway.client.script = Script(gap_s=0.02)
-    body = {"model": "omni", "messages": HELLO, "stream": True}
+    body = {**ASK, "stream": True}
     with ThreadPoolExecutor() as pool:
         asked = pool.submit(gateway.http.post, "/v1/chat/completions", json=body)
         (request,) = wait_until(lambda: list(gateway.client.streams), "the answer to be under way")

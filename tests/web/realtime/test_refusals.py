@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosedError
 from websockets.typing import Origin, Subprotocol
 
 from fleet.core.errors import BadInput, FleetError, RedisUnreachable
-from tests.web.conftest import ServedGateway
+from tests.web.conftest import ServedGateway, bearer
 from tests.web.realtime.refused_socket import refusal_of
 from tests.web.realtime.socket_client import opened
 from web.http.errors import Unauthorized
@@ -37,10 +37,6 @@ EVIL = "http://evil.example"
 @pytest.fixture
 def locked(serve_with: Callable[[str | None], ServedGateway]) -> ServedGateway:
     return serve_with(KEY)
-
-
-def bearer(key: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {key}"}
 
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:

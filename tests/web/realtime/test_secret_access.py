@@ -95,11 +95,8 @@ async def first(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
         yield gateway
 
 
-@pytest.fixture
-async def second(loaded: Loaded, redis_url: str) -> AsyncIterator[HttpxGateway]:
-    """Another gateway of the same fleet."""
-    async with serving(loaded, redis_url) as gateway:
-        yield gateway
+second = first
+"""Another gateway of the same fleet."""
 
 
 @asynccontextmanager
@@ -222,7 +219,7 @@ async def test_secret_bound_counts_queued_sessions(loaded: Loaded, redis_url: st
 
 
 async def test_secrets_leave_places_for_the_api_key(loaded: Loaded, redis_url: str) -> None:
-    """It enters before a secret that was queued earlier."""
+    """A client with the API key enters before a secret that was queued earlier."""
     async with serving(loaded, redis_url, max_sessions=2, secret_share=0.5) as gateway:
         one, other = await gateway.secret(), await gateway.secret()
         async with (
@@ -292,7 +289,7 @@ async def test_secret_opens_another_session_after_the_lease_of_a_dead_gateway(
 async def test_session_that_returns_before_the_next_write_is_continued(
     first: HttpxGateway, second: HttpxGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It includes the items added at the other gateway meanwhile."""
+    """The session includes the items added at the other gateway meanwhile."""
     monkeypatch.setattr(session_records, "RENEW_S", 60.0)
     secret = await first.secret()
     async with opening(first, secret) as client:

@@ -257,7 +257,7 @@ async def test_client_that_leaves_while_its_session_opens_leaves_none_behind(
 async def test_client_that_leaves_during_a_takeover_is_away(
     talk: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may reconnect, or a client secret may open another session instead."""
+    """The client may reconnect, or a client secret may open a new session instead."""
     session = await talk.begin()
     await talk.passes(0)
     other, hold, asked, gate = (

@@ -135,7 +135,7 @@ def tap(page: Page) -> None:
 
 
 def tapped(page: Page, at_least: int) -> NDArray[np.int16]:
-    """Return all recorded samples once there are `at_least` so many, followed by silence."""
+    """Return all recorded samples once there are `at_least` samples, followed by silence."""
     wait_js(
         page,
         f"tapped.length > {at_least} + 4800 && tapped.slice(-2400).every((sample) => sample === 0)",

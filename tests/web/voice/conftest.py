@@ -34,11 +34,9 @@ def serve_fake_voice(loaded: Loaded) -> Iterator[Site]:
     config = bounded(loaded, allowed_hosts=(LAN_NAME,)).config
     inner = create_app(config, loaded.fake_client(), loaded.frontend, None)
     app = Starlette(routes=[WebSocketRoute("/console/ws", server.endpoint), Mount("/", inner)])
-    app.state.closing, app.state.detach_all, app.state.close = (
-        inner.state.closing,
-        inner.state.detach_all,
-        inner.state.close,
-    )
+    app.state.closing = inner.state.closing
+    app.state.detach_all = inner.state.detach_all
+    app.state.close = inner.state.close
     with serving_app(app, config) as served:
         yield Site(url=served.url, server=server)
 

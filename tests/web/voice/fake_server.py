@@ -60,9 +60,9 @@ async def pace(seconds: float) -> None:
 class VoiceScript:
     """Behaviour of the next connections and answers.
 
-    `drop_after`: close the connection once after so many samples of an answer; `stall_after`: send
-    no more. `place`: position in the queue. `repeat`: samples sent again after a reconnect. `late`:
-    frames sent after a cancel.
+    After `drop_after` samples of an answer the connection is closed once; after `stall_after`
+    samples nothing more is sent. `place` is the position in the queue, `repeat` the number of
+    samples sent again after a reconnect, `late` the number of frames sent after a cancel.
     """
 
     text: str = TEXT

@@ -169,7 +169,7 @@ def test_sent_audio_maps_positions_to_times(module_page: Page) -> None:
 
 
 def test_frames_with_repeats_and_gaps_are_joined(module_page: Page) -> None:
-    """Positions stay those of the server: a repeat is dropped, a gap becomes silence."""
+    """Positions are the server's: a repeat is dropped, a gap becomes silence."""
     frames = "[[0, [1, 2, 3]], [2, [3, 4]], [0, [1, 2]], [6, [7]]]"
     taken = f"{frames}.map(([at, pcm]) => [...a.acceptFrame(at, Int16Array.from(pcm))])"
     joined = module(

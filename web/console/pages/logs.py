@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from fleet.core.errors import FleetError
 from fleet.telemetry.views import LEVELS, LogLine, LogQuery
 from web.console.live_pages import format_message
-from web.console.page_context import LivePage, PageContext, Query, build_path
+from web.console.page_context import FilteredContext, LivePage, Query, build_path, read_filters
 from web.console.refresh import wait_for_any
 from web.console.templating import Templates
 from web.fleet_api.routes import read_log_query
@@ -27,24 +27,13 @@ RETRY_S, LONG_S = 1.0, 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogsContext(PageContext):
-    """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a
-    page.
+class LogsContext(FilteredContext):
+    """If `follows`, new lines are appended live; not on a page of older lines."""
 
-    `follows`: new lines are appended live; not on a page of older lines.
-    """
-
-    wanted: dict[str, str]
     lines: tuple[LogLine, ...] = ()
-    older: str = ""
-    newest: str = ""
     follows: bool = True
     dropped: int = 0
     levels: tuple[str, ...] = LEVELS
-
-    @property
-    def filtered(self) -> bool:
-        return any(self.wanted.values())
 
 
 class LogsPage(LivePage):
@@ -53,12 +42,12 @@ class LogsPage(LivePage):
     live = ()
 
     def empty(self, query: Query) -> LogsContext:
-        wanted = read_filters(query)
+        wanted = read_filters(query, FIELDS)
         return LogsContext(stream_query=wanted, wanted=wanted, follows=False)
 
     async def read(self, query: Query) -> LogsContext:
         """Raises: BadInput if a filter is invalid."""
-        wanted, before = read_filters(query), query.get("before", "")
+        wanted, before = read_filters(query, FIELDS), query.get("before", "")
         page = await self._gateway.client.telemetry.logs(
             read_log_query(wanted), before=before, limit=PAGE_SIZE
         )
@@ -73,10 +62,6 @@ class LogsPage(LivePage):
         )
 
 
-def read_filters(query: Query) -> dict[str, str]:
-    return {name: query.get(name, "").strip() for name in FIELDS}
-
-
 class LogStream:
     """GET /console/live/logs: each new line once, under its id in the log, so that a reconnecting
     page continues where it was.
@@ -88,7 +73,7 @@ class LogStream:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
-        query = read_log_query(read_filters(request.query_params))
+        query = read_log_query(read_filters(request.query_params, FIELDS))
         after = request.headers.get("last-event-id") or request.query_params.get("after", "")
         await until_disconnect(receive, send_stream(send, {}, self._messages(query, after)))
 

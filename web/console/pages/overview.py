@@ -21,10 +21,11 @@ Pick = Callable[[SeriesPoint], float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSummary:
-    """`wanted`: replicas in the configuration. `draining`: workers that accept no more tasks.
-    `loaded_percent`: of its weights, by the most advanced of its starting workers; None if it is
-    not known. `waiting` counts tasks, `oldest_s` is the longest wait among them. `busy`: path of
-    the running tasks over time. `resources`: memory and load of its workers.
+    """A stage as the overview shows it. `wanted` counts the replicas in the configuration,
+    `draining` the workers that accept no more tasks. `loaded_percent` is the loaded share of the
+    weights in the most advanced starting worker; None if it is not known. `waiting` counts tasks,
+    `oldest_s` is the longest wait among them. `busy` is the chart path of the running tasks over
+    time, `resources` the memory and load of the workers.
 
     Units: `p50_ms`, `p95_ms` of a task, as last measured at `at_us`; None without a measurement.
     """

@@ -1,4 +1,4 @@
-"""One request: its outcome, timeline, text and audio, and its log lines.
+"""A request: its outcome, timeline, text and audio, and its log lines.
 
 Knows no stage by name.
 """

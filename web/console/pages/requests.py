@@ -7,7 +7,14 @@ from starlette.responses import RedirectResponse, Response
 
 from fleet.core.ids import request_id_of
 from fleet.telemetry.trace import STATES, RequestFilter, RequestPage, RequestRow
-from web.console.page_context import FilterLink, LivePage, PageContext, Query, build_path
+from web.console.page_context import (
+    FilteredContext,
+    FilterLink,
+    LivePage,
+    Query,
+    build_path,
+    read_filters,
+)
 from web.fleet_api.routes import read_request_filter
 from web.gateway.gateway import Gateway
 
@@ -31,22 +38,11 @@ class RequestTableRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RequestsContext(PageContext):
-    """`wanted`: value of every filter, "" if unset. `older`, `newest`: paths, "" without such a
-    page.
-    """
-
-    wanted: dict[str, str]
+class RequestsContext(FilteredContext):
     chips: tuple[FilterLink, ...]
     rows: tuple[RequestTableRow, ...]
-    older: str
-    newest: str
     stages: tuple[str, ...]
     kinds: tuple[str, ...] = KINDS
-
-    @property
-    def filtered(self) -> bool:
-        return any(self.wanted.values())
 
 
 class RequestsPage(LivePage):
@@ -59,14 +55,14 @@ class RequestsPage(LivePage):
 
     async def read(self, query: Query) -> RequestsContext:
         """Raises: BadInput if a filter is invalid."""
-        wanted = read_request_filter(read_filters(query))
+        wanted = read_request_filter(read_filters(query, FIELDS))
         found = await self._gateway.client.telemetry.list_requests(
             wanted, before=query.get("before", ""), limit=PAGE_SIZE
         )
         return self._build(query, found)
 
     def _build(self, query: Query, found: RequestPage) -> RequestsContext:
-        wanted = read_filters(query)
+        wanted = read_filters(query, FIELDS)
         before, counts = query.get("before", ""), {"": sum(found.counts.values()), **found.counts}
         chips = (
             FilterLink(
@@ -106,10 +102,6 @@ class RequestsPage(LivePage):
 
 def _redirect(request_id: str) -> Response:
     return RedirectResponse(f"{PATH}/{request_id}" if request_id else PATH, status_code=303)
-
-
-def read_filters(query: Query) -> dict[str, str]:
-    return {name: query.get(name, "").strip() for name in FIELDS}
 
 
 def build_row(row: RequestRow, gateway: Gateway) -> RequestTableRow:

@@ -12,8 +12,8 @@ MAX_ROWS = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingContext(PageContext):
-    """`versions`: the newest. `workers`: those that draft; `num_more` are left out. `charts`: of
-    the loss, if any.
+    """The newest `versions`; the `workers` that draft, without `num_more` further ones; and
+    `charts` of the loss, if any.
     """
 
     state: TrainingState | None = None

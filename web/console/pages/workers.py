@@ -39,11 +39,11 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersContext(PageContext):
-    """`here`: at most `MAX_ROWS` workers, of `role` if one is chosen. `first`, `more`: paths, ""
-    without such a page.
+    """At most `MAX_ROWS` workers in `here`, of `role` if a role is chosen. `first` and `more` are
+    paths, "" without such a page.
 
-    `routes`: of divided models, of the stage of `role` if one is chosen, and `unused` span workers;
-    `num_routes`, `num_unused` with those that are left out.
+    `routes` are the routes of divided models, of the stage of `role` if a role is chosen, and
+    `unused` the span workers in no route; `num_routes` and `num_unused` count the omitted ones too.
     """
 
     role: str
@@ -60,8 +60,8 @@ class WorkersContext(PageContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneWorkerContext(PageContext):
-    """`row` is None for an unknown worker. `route`: in which it has a part of a divided model;
-    `hop`: that part.
+    """`row` is None for an unknown worker. `route` is the route of a divided model in which the
+    worker has the part `hop`.
     """
 
     id: str

@@ -24,8 +24,8 @@ class _Count:
 
 
 class AbuseLog:
-    """One line per kind and address in `PERIOD_S`: the first event is logged immediately, the
-    others as a count.
+    """A line per kind and address in `PERIOD_S`: the first event is logged immediately, the others
+    as a count.
     """
 
     def __init__(self) -> None:

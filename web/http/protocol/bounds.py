@@ -1,4 +1,4 @@
-"""Limits of every connection, far beyond the needs of any API client; those of the deployment are
+"""Limits of every connection, far beyond the needs of any API client; the deployment's limits are
 in `WebConfig`.
 """
 

@@ -1,4 +1,4 @@
-"""One connection of a client, in HTTP or WebSocket, and the progress of its outgoing bytes."""
+"""A connection of a client, in HTTP or WebSocket, and the progress of its outgoing bytes."""
 
 import asyncio
 import fcntl
@@ -104,4 +104,6 @@ class SendProgress:
         return too_slow
 
     def _begin(self, buffered: int, now: float) -> None:
-        self._since, self._buffered, self._sent = now, buffered, 0
+        self._since = now
+        self._buffered = buffered
+        self._sent = 0

@@ -63,7 +63,7 @@ class PipelineFlow(FlowControl):
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """One connection, from the accepted socket to its end or to its upgrade to a WebSocket."""
+    """A connection, from the accepted socket to its end or to its upgrade to a WebSocket."""
 
     def __init__(
         self,
@@ -118,7 +118,9 @@ class BoundedHttp(HttpToolsProtocol):
         except OSError as error:
             # otherwise the peer disconnected, or was disconnected
             if isinstance(error, ssl.SSLError):
-                self._note("TLS handshakes that failed", f"the TLS handshake failed: {error}")
+                self._table.note(
+                    self._slot, "TLS handshakes that failed", f"the TLS handshake failed: {error}"
+                )
             secured = None
         if secured is None or secured.is_closing() or self.parser is None:  # pyright: ignore[reportUnnecessaryComparison]
             transport.abort()
@@ -155,7 +157,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _refuse_connection(self) -> None:
         """Refuse a new connection: the limit is reached, and no other connection is idle."""
-        self._note(refusal.FULL.kind, refusal.FULL.message)
+        self._table.note(self._slot, refusal.FULL.kind, refusal.FULL.message)
         self._refusal = refusal.FULL
         if self._tls is None:
             self.transport.write(refusal.FULL.response(self.server_state.default_headers))
@@ -355,7 +357,8 @@ class BoundedHttp(HttpToolsProtocol):
 
     def _check_handshake(self, now: float) -> None:
         if self._head_since is not None and now - self._head_since > self._web.header_timeout_s:
-            self._note(
+            self._table.note(
+                self._slot,
                 "TLS handshakes that took too long",
                 "the TLS handshake did not end in time (web.header_timeout_s)",
             )
@@ -385,7 +388,11 @@ class BoundedHttp(HttpToolsProtocol):
             f"{request}the client read too little of its answer for "
             f"{self._web.send_timeout_s:g} s (web.send_timeout_s)"
         )
-        self._note("connections whose client does not read", f"{message}; the connection is closed")
+        self._table.note(
+            self._slot,
+            "connections whose client does not read",
+            f"{message}; the connection is closed",
+        )
         self._slot.raw.abort()
 
     def _check_receiving(self, now: float) -> None:
@@ -418,7 +425,7 @@ class BoundedHttp(HttpToolsProtocol):
         """Send the refusal, unless another answer is being sent; then end the connection."""
         self._refusal = found
         if logged:
-            self._note(found.kind, found.message)
+            self._table.note(self._slot, found.kind, found.message)
         self.pipeline.clear()
         running = (
             self._running
@@ -449,9 +456,6 @@ class BoundedHttp(HttpToolsProtocol):
             self.transport.write_eof()
         else:
             self.transport.close()
-
-    def _note(self, kind: str, message: str) -> None:
-        self._table.abuse.note(kind, self._slot.address, message, self.loop.time())
 
 
 def _unfit_for_websocket(

@@ -73,7 +73,9 @@ class MessageSize:
             self.num_discarded += num_bytes
 
     def begin_read(self, num_bytes: int, *, in_head: bool) -> None:
-        self._read, self._body_of_read, self.num_chunks, self._ended = num_bytes, 0, 0, False
+        self._read = num_bytes
+        self._body_of_read = self.num_chunks = 0
+        self._ended = False
         if in_head:
             self.num_head_bytes += num_bytes
 
@@ -117,5 +119,6 @@ class BodyPace:
         self._total += self.num_bytes
         pace = LARGE_BYTES_PER_S if self._total > LARGE_BODY_BYTES else MIN_BYTES_PER_S
         slow = self.num_bytes < pace * (now - self._since)
-        self._since, self._seen, self.num_bytes = now, 0, 0
+        self._since = now
+        self._seen = self.num_bytes = 0
         return slow

@@ -12,9 +12,9 @@ from web.http.errors import ErrorBody, ErrorEnvelope, type_of
 from web.http.protocol.bounds import MAX_FIELDS, MAX_HEAD_BYTES, MAX_PIPELINED, MAX_URL_BYTES
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ConnectionRefusal:
-    """`kind`: refusals of one kind are counted together in the log."""
+    """Refusal of a request. The log counts refusals of the same `kind` together."""
 
     status: int
     code: str
@@ -40,111 +40,102 @@ class ConnectionRefusal:
         return b"\r\n".join([*lines, b"", body])
 
 
+_BAD, _LARGE = "bad_request", "header_too_large"
+
 MALFORMED = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="malformed requests",
-    message="what was sent is not a valid HTTP request",
+    400, _BAD, "malformed requests", "what was sent is not a valid HTTP request"
 )
 NOT_ONE_HOST = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="requests without exactly one Host",
-    message="the request has no Host field, or several; send exactly one",
+    400,
+    _BAD,
+    "requests without exactly one Host",
+    "the request has no Host field, or several; send exactly one",
 )
 INVALID_HOST = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="requests with an invalid Host",
-    message="the Host field is not a name or address with an optional port",
+    400,
+    _BAD,
+    "requests with an invalid Host",
+    "the Host field is not a name or address with an optional port",
 )
 INVALID_TARGET = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="requests with an invalid target",
-    message="the request's target is neither a path nor the address of an http server",
+    400,
+    _BAD,
+    "requests with an invalid target",
+    "the request's target is neither a path nor the address of an http server",
 )
 NO_PROXY = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="requests for a tunnel",
-    message="CONNECT is refused: this server is not a proxy",
+    400, _BAD, "requests for a tunnel", "CONNECT is refused: this server is not a proxy"
 )
 UNKNOWN_CODING = ConnectionRefusal(
-    status=501,
-    code="bad_request",
-    kind="requests with an unknown transfer coding",
-    message="the only transfer coding served is chunked; send the body uncompressed",
+    501,
+    _BAD,
+    "requests with an unknown transfer coding",
+    "the only transfer coding served is chunked; send the body uncompressed",
 )
 VERSION = ConnectionRefusal(
-    status=505,
-    code="bad_request",
-    kind="requests of other versions of HTTP",
-    message="this server speaks HTTP/1.1 and HTTP/1.0 only",
+    505, _BAD, "requests of other versions of HTTP", "this server speaks HTTP/1.1 and HTTP/1.0 only"
 )
 LONG_URL = ConnectionRefusal(
-    status=414,
-    code="url_too_long",
-    kind="requests with too long a URL",
-    message=f"the URL is longer than {MAX_URL_BYTES} bytes; send large input in the body",
+    414,
+    "url_too_long",
+    "requests with too long a URL",
+    f"the URL is longer than {MAX_URL_BYTES} bytes; send large input in the body",
 )
 LARGE_HEAD = ConnectionRefusal(
-    status=431,
-    code="header_too_large",
-    kind="requests with too large a head",
-    message=f"the request's head is larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter "
+    431,
+    _LARGE,
+    "requests with too large a head",
+    f"the request's head is larger than {MAX_HEAD_BYTES} bytes; send fewer or shorter "
     "header fields",
 )
 MANY_FIELDS = ConnectionRefusal(
-    status=431,
-    code="header_too_large",
-    kind="requests with too many header fields",
-    message=f"the request has more than {MAX_FIELDS} header fields; send fewer",
+    431,
+    _LARGE,
+    "requests with too many header fields",
+    f"the request has more than {MAX_FIELDS} header fields; send fewer",
 )
 MUCH_FRAMING = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="chunked bodies that are mostly not content",
-    message="the chunked body has too many bytes of chunk extensions or trailer fields; leave "
-    "them out",
+    400,
+    _BAD,
+    "chunked bodies that are mostly not content",
+    "the chunked body has too many bytes of chunk extensions or trailer fields; leave them out",
 )
 PIPELINED = ConnectionRefusal(
-    status=429,
-    code="rate_limit_exceeded",
-    kind="connections with too many pipelined requests",
-    message=f"more than {MAX_PIPELINED} requests wait on this connection; read the answers first",
+    429,
+    "rate_limit_exceeded",
+    "connections with too many pipelined requests",
+    f"more than {MAX_PIPELINED} requests wait on this connection; read the answers first",
 )
 UPGRADE_TOO_SOON = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="upgrades within a request",
-    message="a WebSocket was asked for before the answer to the request before it had ended; "
+    400,
+    _BAD,
+    "upgrades within a request",
+    "a WebSocket was asked for before the answer to the request before it had ended; "
     "use another connection",
 )
 LONG_WEBSOCKET_URL = ConnectionRefusal(
-    status=414,
-    code="url_too_long",
-    kind="WebSockets with too long a URL",
-    message="the URL of the WebSocket is longer than 8 KiB; send settings in events once it is "
-    "open",
+    414,
+    "url_too_long",
+    "WebSockets with too long a URL",
+    "the URL of the WebSocket is longer than 8 KiB; send settings in events once it is open",
 )
 LARGE_WEBSOCKET_HEAD = ConnectionRefusal(
-    status=431,
-    code="header_too_large",
-    kind="WebSockets with too large a header field",
-    message="a header field of the WebSocket's request is longer than 8 KiB; send a shorter one",
+    431,
+    _LARGE,
+    "WebSockets with too large a header field",
+    "a header field of the WebSocket's request is longer than 8 KiB; send a shorter one",
 )
 BAD_HANDSHAKE = ConnectionRefusal(
-    status=400,
-    code="bad_request",
-    kind="malformed WebSocket handshakes",
-    message="the request for a WebSocket is not a valid handshake, or has a body",
+    400,
+    _BAD,
+    "malformed WebSocket handshakes",
+    "the request for a WebSocket is not a valid handshake, or has a body",
 )
 FULL = ConnectionRefusal(
-    status=503,
-    code="overloaded",
-    kind="connections beyond the bound",
-    message="this server has as many connections as it may have (web.max_connections, "
+    503,
+    "overloaded",
+    "connections beyond the bound",
+    "this server has as many connections as it may have (web.max_connections, "
     "web.max_connections_per_address); "
     "try again shortly",
 )
@@ -152,18 +143,18 @@ FULL = ConnectionRefusal(
 
 def slow_head(timeout_s: float) -> ConnectionRefusal:
     return ConnectionRefusal(
-        status=408,
-        code="request_timeout",
-        kind="requests whose head did not arrive in time",
-        message=f"the request's head did not arrive within {timeout_s:g} s (web.header_timeout_s)",
+        408,
+        "request_timeout",
+        "requests whose head did not arrive in time",
+        f"the request's head did not arrive within {timeout_s:g} s (web.header_timeout_s)",
     )
 
 
 def slow_body(timeout_s: float) -> ConnectionRefusal:
     return ConnectionRefusal(
-        status=408,
-        code="request_timeout",
-        kind="requests whose body did not arrive in time",
-        message=f"the request's body came too slowly, or not at all, for {timeout_s:g} s "
+        408,
+        "request_timeout",
+        "requests whose body did not arrive in time",
+        f"the request's body came too slowly, or not at all, for {timeout_s:g} s "
         "(web.body_timeout_s)",
     )

@@ -109,6 +109,10 @@ class ConnectionTable:
         for connection in list(self._open):
             connection.raw.abort()
 
+    def note(self, connection: Connection, kind: str, message: str) -> None:
+        """Log or count an event of a connection. Events of the same `kind` are counted together."""
+        self.abuse.note(kind, connection.address, message, asyncio.get_running_loop().time())
+
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """Check one slice of the connections: closing a thousand in one step would stall the event
         loop.
@@ -141,11 +145,10 @@ class ConnectionTable:
             candidates[0],
         )
         self.remove(longest)
-        now = asyncio.get_running_loop().time()
         message = (
             f"a connection without a request was closed to make room for another (web.{setting})"
         )
-        self.abuse.note("connections closed to make room", longest.address, message, now)
+        self.note(longest, "connections closed to make room", message)
         longest.raw.abort()
         return True
 

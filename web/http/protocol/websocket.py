@@ -105,7 +105,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def _end(self, code: CloseCode, kind: str, reason: str) -> None:
         """Close the WebSocket and drop its unfinished message."""
-        self._note(kind, f"a WebSocket was closed: {reason}")
+        self._table.note(self._slot, kind, f"a WebSocket was closed: {reason}")
         if self.conn.state is State.OPEN and not self.close_sent:
             self.conn.fail(code, reason)
             self.transport.write(b"".join(self.conn.data_to_send()))
@@ -132,7 +132,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         wait forever.
         """
         found = refusal.BAD_HANDSHAKE
-        self._note(found.kind, f"{found.message} ({self.conn.handshake_exc})")
+        self._table.note(self._slot, found.kind, f"{found.message} ({self.conn.handshake_exc})")
         self.close_sent = True
         self.transport.write(
             b"".join(self.conn.data_to_send()) or found.response(self.default_headers)
@@ -166,7 +166,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             else:
                 self.queue.put_nowait({"type": "websocket.receive", "bytes": data})
         except UnicodeDecodeError:
-            self._note("WebSocket texts that are not UTF-8", "a text is not UTF-8")
+            self._table.note(
+                self._slot, "WebSocket texts that are not UTF-8", "a text is not UTF-8"
+            )
             self.conn.send_close(1007)
             self.handle_parser_exception()
             return
@@ -211,7 +213,7 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
                 f"the client of a WebSocket read too little for {timeout_s:g} s "
                 "(web.send_timeout_s); it is disconnected"
             )
-            self._note("WebSockets whose client does not read", message)
+            self._table.note(self._slot, "WebSockets whose client does not read", message)
             self._slot.raw.abort()
         elif closing and not buffered and self._ends_at is None:
             self._ends_at = now + LINGER_S
@@ -221,6 +223,3 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
             self._pace.begin(now)
             return False
         return self._pace.is_too_slow(now, self._table.web.body_timeout_s)
-
-    def _note(self, kind: str, message: str) -> None:
-        self._table.abuse.note(kind, self._slot.address, message, self.loop.time())

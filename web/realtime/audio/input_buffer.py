@@ -198,9 +198,7 @@ class AudioInputBuffer:
         return pcm
 
     def _flush_resampler(self) -> bytes:
-        """Return the samples that the resampler holds back. It must be cleared before its next
-        use.
-        """
+        """Return the samples that the resampler holds back. Clear it before its next use."""
         if self._resampler is None:
             return b""
         end = (

@@ -23,7 +23,9 @@ class Playhead:
 
     def send(self, num_samples: int, now: float) -> None:
         if not self._is_started or self.position(now) >= self.sent:
-            self._base, self._since, self._is_started = self.sent, now, True
+            self._base = self.sent
+            self._since = now
+            self._is_started = True
         self.sent += num_samples
 
     def report(self, played: int, now: float) -> None:

@@ -64,11 +64,11 @@ TurnEvent = TurnStarted | TurnPaused | TurnResumed | TurnStopped
 
 
 class TurnDetector:
-    """Takes the probability of speech of every frame, in order. Units: `end` of a frame in the
-    stream's samples.
+    """Detector of turns, given the probability of speech of every frame, in order. Units: `end` of
+    a frame in the stream's samples.
 
-    Invariants: events come as Started (Paused Resumed)* [Paused] Stopped; `end` of the last Paused
-    is that of Stopped.
+    Invariants: events come as Started (Paused Resumed)* [Paused] Stopped; the last Paused and
+    Stopped have the same `end`.
     """
 
     def __init__(self, rules: TurnRules) -> None:
@@ -109,7 +109,9 @@ class TurnDetector:
         voiced = end - self._voiced_run * FRAME_SAMPLES
         prefix = self.rules.prefix_ms * RATE_HZ // 1000
         self._start = min(voiced, max(self._floor, voiced - prefix))
-        self.speaking, self._voiced, self._quiet, self._voiced_run = True, self._voiced_run, 0, 0
+        self.speaking = True
+        self._voiced = self._voiced_run
+        self._quiet = self._voiced_run = 0
         return [TurnStarted(self._start, voiced)]
 
     def _in_speech(self, probability: float, end: int) -> list[TurnEvent]:

@@ -310,10 +310,10 @@ class Timing(FleetEvent, tag="fleet.timing", kw_only=True):
     client that plays without delay; the parts add up to it. Without speech it begins with the
     request, and for text it ends with the first text.
 
-    `voice_to_voice_ms`: null unless the turn is spoken, the end of its speech is known, and the
-    response is spoken.
-    `voiced_end_ms`: position of the user's last voiced sample in the session's input; null if
-    unknown. Part `silence`: from the first audio to the first voiced sample.
+    `voice_to_voice_ms` is null unless turn and response are spoken, and the end of the turn's
+    speech is known.
+    `voiced_end_ms` is the position of the user's last voiced sample in the session's input; null if
+    unknown. The part `silence` is the time from the first audio to the first voiced sample.
     """
 
     response_id: str

@@ -16,9 +16,7 @@ from web.http.errors import (
     UnknownSocket,
     UnsupportedValue,
     UpgradeRequired,
-    envelope_of,
-    error_response,
-    status_of,
+    refusal_response,
 )
 from web.http.guard import CLIENT_SECRET_PREFIX, client_key
 from web.http.json_response import json_response
@@ -88,7 +86,7 @@ class VoiceRoutes:
         error = UpgradeRequired(
             "this is a WebSocket: connect with ws:// or wss://, as OpenAI's realtime clients do"
         )
-        return error_response(envelope_of(error), status_of(error), {"upgrade": "websocket"})
+        return refusal_response(error, {"upgrade": "websocket"})
 
     async def no_such_socket(self, websocket: WebSocket) -> None:
         path = websocket.scope["path"][:80]

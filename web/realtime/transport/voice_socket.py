@@ -39,7 +39,7 @@ def _count(query: QueryParams, name: str) -> int | None:
 
 
 class VoiceSocket:
-    """One connection, from its first frame to its last."""
+    """A connection, from its first frame to its last."""
 
     def __init__(
         self,
@@ -51,7 +51,9 @@ class VoiceSocket:
         """`on_refused` is called with the error that ends the connection, and returns the one to
         send.
         """
-        self._registry, self._websocket, self._writer = registry, websocket, writer
+        self._registry = registry
+        self._websocket = websocket
+        self._writer = writer
         self._on_refused = on_refused
         self._session: Session | None = None
         self._early: list[str | bytes] = []

@@ -1,4 +1,4 @@
-"""One row per field of a request, and the check of a request against its rows. Knows no route."""
+"""A row per field of a request, and the check of a request against its rows. Knows no route."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,16 +21,16 @@ UNKNOWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field. `path` names it from the body's root, `[]` stands for the index of a list and `*`
+    """A field. `path` names it from the body's root, `[]` stands for the index of a list and `*`
     for any key.
 
-    `reason`: for a refused field the cause and the remedy, for an ignored one why it cannot change
+    `reason` is the cause and the remedy of a refused field, or why an ignored field cannot change
     the answer.
-    `accepted`: values of a refused field that mean the same as its absence; null always does. None:
-    every empty value and false.
-    `checked_by_value`: the value decides, in code of the route; `reason` says which values are
+    `accepted` values of a refused field mean the same as its absence; null always does. If not
+    given, every empty value and false are accepted.
+    If `checked_by_value`, code of the route decides by the value; `reason` says which values are
     served.
-    `warns`: an ignored field that the client may count on, so the answer has a warning.
+    An ignored field that a client may count on `warns` in the answer.
     """
 
     path: str
@@ -75,8 +75,8 @@ def under(prefix: str, *groups: Sequence[Field]) -> list[Field]:
 
 
 class Given(NamedTuple):
-    """A field of a request. `where`: its place as errors name it, `messages[0].name`; `row` is None
-    for an unknown field.
+    """A field of a request. `where` is its place as errors name it, `messages[0].name`; `row` is
+    None for an unknown field.
     """
 
     where: str
@@ -103,8 +103,8 @@ class FieldTable:
         """Paths of the objects and lists whose fields have rows."""
 
     def row_of(self, path: str) -> Field | None:
-        """Return the row that decides about a field: its own, or that of a refused or ignored
-        object around it.
+        """Return the row that decides about a field: its own row, or the row of a refused or
+        ignored object around it.
         """
         for end in [at for at, char in enumerate(path) if char in ".["] + [len(path)]:
             row = self._by_path.get(path[:end])
@@ -202,8 +202,8 @@ def _is_accepted(row: Field, value: object) -> bool:
 
 
 def _items(body: object) -> Iterator[tuple[str, object]]:
-    """Yield the fields that a request has; those of a model that the request does not give are left
-    out.
+    """Yield the fields that a request has; fields of a model that the request does not give are
+    left out.
     """
     if isinstance(body, BaseModel):
         for name in type(body).model_fields:
