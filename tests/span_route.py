@@ -39,9 +39,11 @@ from fleet.spans.protocol.messages import (
     SpanPass,
     SpanReport,
     SpanResult,
+    SpanSetup,
     decode_span_message,
 )
-from fleet.spans.route.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
+from fleet.spans.route.division import RouteFailure, RouteWorker
+from fleet.spans.route.setup import set_up_route
 from fleet.spans.torch.model import SpanLayers, SpanRows
 from fleet.stages.base import AnchorOptions, BuildOptions, BuiltSpan
 from fleet.stages.builders import span_builder, stage_builder
@@ -367,10 +369,12 @@ class SpanRoute:
         """Set up the next generation of the route; return False if a worker is gone."""
         self.generation += 1
         hops = [
-            RouteHop(worker=worker.name, address=worker.address, key=KEY, span=span)
+            RouteWorker(worker=worker.name, address=worker.address, key=KEY, span=span)
             for worker, span in zip(self.worker_at, self.split.workers, strict=True)
         ]
-        terms = RouteTerms(
+        terms = SpanSetup(
+            span="",
+            following="",
             generation=self.generation,
             lineage=self._lineage or self.generation,
             num_pages=self._slot.num_pages,

@@ -33,7 +33,9 @@ from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.route.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
+from fleet.spans.protocol.messages import SpanSetup
+from fleet.spans.route.division import RouteFailure, RouteWorker
+from fleet.spans.route.setup import set_up_route
 
 if TYPE_CHECKING:
     from fleet.stages.base import BuiltSpan
@@ -90,7 +92,7 @@ class MeasuredStage:
         )
         assert spans is not None and anchor is not None, "not an anchor"
         hops = [
-            RouteHop(
+            RouteWorker(
                 worker=WorkerId(name),
                 address=address,
                 key=bytes.fromhex(self._begin.key),
@@ -98,7 +100,9 @@ class MeasuredStage:
             )
             for (name, address), span in zip(addresses.items(), spans.worker_spans, strict=True)
         ]
-        terms = RouteTerms(
+        terms = SpanSetup(
+            span="",
+            following="",
             generation=GENERATION,
             lineage=GENERATION,
             num_pages=slot.num_pages,

@@ -14,6 +14,7 @@ from typing import Protocol
 from fleet.config.schema import SpansConfig
 from fleet.core.byte_sizes import format_byte_size
 from fleet.core.ids import StageName, WorkerId
+from fleet.spans.net.addresses import SpanAddress
 from fleet.spans.protocol.layers import LayerSpan, Topology, plan_route, topology_of
 from fleet.spans.protocol.plan import ModelSizes, plan_workers
 
@@ -39,28 +40,37 @@ class RouteGap(RouteFailure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeWorker:
-    """A listed worker that accepts work and is in no other anchor's route. `span`: the one that it
-    has loaded, "" for none.
+class RouteWorker:
+    """A span worker: where it listens, the key of connections to it, and its span.
 
+    `span`: span that it has loaded, or that it is to load, in its notation; "" for none. `anchor`:
+    anchor of its route, "" without one. `stands_by`: True if it is to replace a lost worker.
     `memory`: bytes that it may occupy.
     """
 
     worker: WorkerId
-    span: str
-    memory: int
-    stands_by: bool
+    address: SpanAddress
+    key: bytes
+    span: str = ""
+    anchor: str = ""
+    stands_by: bool = False
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The free workers, those of the anchor's last route first and standby ones last.
+    """The workers that an anchor may have: those of its last route first, standby ones last.
 
-    `limit`: the most that this anchor is to have, since other anchors need some too.
+    `limit`: most of them that this anchor is to have, since other anchors need some too.
     """
 
-    free: Sequence[FreeWorker]
+    free: Sequence[RouteWorker]
     limit: int
+
+    def with_spans(self, placed: Sequence[tuple[WorkerId, LayerSpan | str]]) -> list[RouteWorker]:
+        """Return workers, each with the span that it is to have."""
+        by_name = {each.worker: each for each in self.free}
+        return [replace(by_name[worker], span=str(span)) for worker, span in placed]
 
 
 class RouteDivision(Protocol):
@@ -248,13 +258,13 @@ class AutomaticDivision(RouteDivision):
             except RouteGap as gap:
                 yield worker, f"without it {gap}"
 
-    def _in_order(self, candidates: Candidates) -> list[FreeWorker]:
+    def _in_order(self, candidates: Candidates) -> list[RouteWorker]:
         """Return the free workers: those of the present division first, in its order; then by the
         layers that they have loaded, so that a successor of this anchor finds the same division.
         """
         place = {worker: number for number, (worker, _) in enumerate(self._placed)}
 
-        def rank(each: FreeWorker) -> tuple[int, int]:
+        def rank(each: RouteWorker) -> tuple[int, int]:
             loaded = (
                 LayerSpan.parse(each.span, "span").first if each.span else len(self._sizes.layers)
             )
@@ -284,7 +294,7 @@ class AutomaticDivision(RouteDivision):
     def _bytes_of(self, span: LayerSpan) -> int:
         return self._sizes.bytes_of(span, is_anchor=False)
 
-    def _divided(self, workers: Sequence[FreeWorker]) -> Placed:
+    def _divided(self, workers: Sequence[RouteWorker]) -> Placed:
         """Divide the layers among workers. Raises: RouteGap with the arithmetic if they do not
         fit.
         """
