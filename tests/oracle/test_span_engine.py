@@ -18,7 +18,8 @@ from fleet.core.ids import RequestId, StageName
 from fleet.core.request import Sampling
 from fleet.spans.net.ring import BlockReads
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
-from tests.span_route import LM, WAIT_S, SpanRoute, Split, TextDriver, single
+from tests.span_route import SpanRoute, Split, TextDriver, single
+from tests.span_workers import LM, WAIT_S
 
 pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 

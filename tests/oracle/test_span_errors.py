@@ -28,7 +28,8 @@ from tests.oracle.test_span_engine import (
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import ObservedLayers, TextDriver, route_of, single
+from tests.span_route import TextDriver, route_of, single
+from tests.span_workers import ObservedLayers
 
 pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 

@@ -12,7 +12,6 @@ MAX_FMT_SKIPS = 30
 LARGE = {
     "fleet/cli/chaos.py: chaos",
     "fleet/cli/serve.py: worker",
-    "fleet/cli/spans.py: plan",
     "fleet/config/rules.py",
     "fleet/config/schema.py",
     "fleet/control/requests.py",
@@ -30,8 +29,6 @@ LARGE = {
     "tests/contract/test_engine.py",
     "tests/e2e/test_telemetry.py: test_traces_logs_and_worker_commands_of_a_fleet_of_processes",
     "tests/fundamentals/test_fencing.py",
-    "tests/oracle/test_omni_spans.py",
-    "tests/span_route.py",
     "tests/unit/test_chaos.py",
     "tests/unit/test_config_bad.py",
     "tests/unit/test_lm_loop.py",

@@ -16,8 +16,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.drafts.capture.patience import patiently
-from fleet.drafts.capture.source import AnsweredPrompt, CapturePort
+from fleet.drafts.capture.source import AnsweredPrompt, CapturePort, patiently
 from fleet.processing import ChatRequest, Frontend, GivenAnswer, Message, TextPart
 
 EXAMPLE = '{"prompt": "What is ten plus five?", "answer": "fifteen"}'

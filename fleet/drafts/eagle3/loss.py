@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleet.core.errors import SampleRefused
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.unrolled import UnrolledAttention
 from fleet.drafts.eagle3.vocabulary import mask_of
@@ -72,26 +71,6 @@ class TrainingRows:
     taps_NT: Tensor
     target: TargetRows
     is_answer_N: Tensor
-
-    def check(self) -> None:
-        """Raises: SampleRefused for fewer than three positions, differing lengths, or values that
-        are not finite.
-        """
-        parts = {
-            "taps": self.taps_NT,
-            "embeddings": self.embeddings_NH,
-            "target logits": self.target.logits_ND,
-            "greedy tokens": self.target.greedy_N,
-            "answer mask": self.is_answer_N,
-        }
-        num_rows = len(self.taps_NT)
-        if num_rows < 3:
-            raise SampleRefused(f"sample: {num_rows} positions; a draft needs at least 3")
-        for name, part in parts.items():
-            if len(part) != num_rows:
-                raise SampleRefused(f"sample: {len(part)} rows of {name}, {num_rows} of taps")
-            if part.is_floating_point() and not bool(part.isfinite().all()):
-                raise SampleRefused(f"sample: {name} are not finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,12 +143,11 @@ def unrolled_loss(
 
     A row's loss is the Kullback-Leibler divergence of the head's distribution from the target's,
     restricted to the draft vocabulary.
-    Raises: SampleRefused as `TrainingRows.check`; ArithmeticError if the loss is not finite.
+    The samples were checked (`DraftSample.check`). Raises: ArithmeticError if the loss is not
+    finite.
     """
-    for sample in samples:
-        sample.check()
     steps = UnrolledSteps(head, samples, num_steps)
-    loss, sums = head.fc.new_zeros(()), _Sums()
+    loss, sums = head.fc.new_zeros(()), list[tuple[int, int, int, float]]()
     is_reached_n: Tensor | None = None
     for step, hidden_nH in enumerate(steps.hidden_rows()):
         is_counted_n, logits_nD, greedy_n = steps.targets(step)
@@ -179,11 +157,20 @@ def unrolled_loss(
         losses = divergences(drafted_nD[is_trained_n], logits_nD[is_trained_n])
         loss = loss + decay**step * losses.sum() / max(len(losses), 1)
         is_right_n = is_reached_n & (head.vocabulary_D[drafted_nD.argmax(-1)] == greedy_n)
-        sums.add(is_reached_n, is_right_n, losses)
+        sums.append(
+            (
+                int(is_reached_n.sum()),
+                int(is_right_n.sum()),
+                len(losses),
+                float(losses.detach().sum()),
+            )
+        )
         is_reached_n = is_right_n
     if not bool(loss.isfinite()):
         raise ArithmeticError("the loss of the draft head is not finite")
-    return UnrolledLoss(loss=loss, counts=sums.counts())
+    reached, accepted, trained, loss_sum = zip(*sums, strict=True)
+    counts = DraftCounts(reached=reached, accepted=accepted, trained=trained, loss_sum=loss_sum)
+    return UnrolledLoss(loss=loss, counts=counts)
 
 
 def divergences(drafted_nD: Tensor, target_nD: Tensor) -> Tensor:
@@ -193,28 +180,6 @@ def divergences(drafted_nD: Tensor, target_nD: Tensor) -> Tensor:
     return F.kl_div(
         drafted_nD.to(wide).log_softmax(-1), target, reduction="none", log_target=True
     ).sum(-1)
-
-
-class _Sums:
-    def __init__(self) -> None:
-        self._reached: list[int] = []
-        self._accepted: list[int] = []
-        self._trained: list[int] = []
-        self._loss_sum: list[float] = []
-
-    def add(self, is_reached_n: Tensor, is_right_n: Tensor, losses: Tensor) -> None:
-        self._reached.append(int(is_reached_n.sum()))
-        self._accepted.append(int(is_right_n.sum()))
-        self._trained.append(len(losses))
-        self._loss_sum.append(float(losses.detach().sum()))
-
-    def counts(self) -> DraftCounts:
-        return DraftCounts(
-            reached=tuple(self._reached),
-            accepted=tuple(self._accepted),
-            trained=tuple(self._trained),
-            loss_sum=tuple(self._loss_sum),
-        )
 
 
 class UnrolledSteps:
