@@ -46,9 +46,9 @@ class Gain:
 
 
 class DrafterChoice:
-    """The drafter to use. `names`: those to choose from, besides none. Not thread-safe.
+    """The drafter to use. Not thread-safe. `names`: drafters to choose from, besides none.
 
-    `name`: the present one, or `OFF`; `gains`: of each at its last trial.
+    `name`: the present drafter, or `OFF`. `gains`: gain of each drafter at its last trial.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class DrafterChoice:
         self._is_trial = True
 
     def add(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """Count a decode pass of the present drafter, which may be another one afterwards."""
+        """Count a decode step of the present drafter. The choice may change with it."""
         if self.name == OFF:
             self._plain.add(num_requests, seconds)
         plain_s = self._plain.of(num_requests)

@@ -1,4 +1,4 @@
-"""Times of passes, and the number of drafts that is worth its time. Knows no requests."""
+"""Step times, and the number of drafts that is worth its time. Knows no requests."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Average:
 
 
 class PassTimes:
-    """Times of passes by a number, such as that of their requests or rows."""
+    """Step times by a number, such as the step's requests or rows."""
 
     def __init__(self) -> None:
         self._times: dict[int, Average] = {}
@@ -48,8 +48,8 @@ class PassTimes:
         return min((number for number, time in self._times.items() if time.is_known), default=None)
 
     def of(self, number: int) -> float | None:
-        """Return the time of such a pass, between those of the nearest numbers that are known; None
-        while none is.
+        """Return the time of such a step, interpolated between the nearest known numbers; None
+        while none is known.
         """
         known = sorted(each for each, time in self._times.items() if time.is_known)
         if not known:
@@ -100,8 +100,9 @@ class PassCosts:
         return plain_s + (known_s - plain_s) * (size - own) / (least - own)
 
     def add(self, num_requests: int, num_drafts: int, seconds: float, apart_s: float = 0.0) -> None:
-        """Count the time of a pass. `apart_s`: that it took longer than such passes in a row, since
-        a head read its backlog first; it is not part of their time, but wasted on an alternative.
+        """Count the time of a step. `apart_s`: time by which it took longer than such steps in a
+        row, since a head read its backlog first; it counts as wasted on an alternative, not as time
+        of the step.
         """
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
         if self._is_alternative:
@@ -121,9 +122,9 @@ class PassCosts:
     ) -> int:
         """Return the best number of drafts for each request.
 
-        `tokens`: expected of a pass for each such number from 0 on; `drafts`: of all requests
-        together. `token_s`: time that each token takes apart from passes if drafts are made.
-        `is_timed`: the time of this pass will be counted.
+        `tokens`: expected tokens of a step for each such number from 0 on. `drafts`: drafts of all
+        requests together, likewise. `token_s`: time that each token takes apart from steps if
+        drafts are made. `is_timed`: the time of this step will be counted.
         """
         self._is_alternative = False
         if self._plain.least is None:

@@ -1,7 +1,7 @@
-"""Speculation in the batch loop: which drafts a pass verifies. It decides about speed only; answers
-do not depend on it.
+"""Speculation in the batch loop: which drafts a step verifies. Decides about speed only; answers do
+not depend on it.
 
-A pass computes the known rows of its requests and those of their drafts. The number of drafts
+A step computes the known rows of its requests and the rows of their drafts. The number of drafts
 follows from measured times: a draft is worth its row if the share of drafts that is accepted there
 outweighs the time that a row adds.
 """
@@ -81,16 +81,15 @@ class _Measured:
                 self.rates[number].add(is_accepted, RATE_WEIGHT)
 
     def num_expected(self, length: int) -> float:
-        """Return the number of drafts of so many that are accepted on average."""
+        """Return the number of accepted drafts that is expected of `length` drafts."""
         return sum(accumulate((rate.value for rate in self.rates[:length]), mul))
 
 
 class Speculation(Drafting):
     """The drafts of the requests of one batch loop. Not thread-safe.
 
-    `drafters`: by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: drafts of one
-    request in a pass.
-    `follows_times`: False to verify every draft.
+    `drafters`: drafters by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: most
+    drafts of one request in a step. `follows_times`: False to verify every draft.
     """
 
     def __init__(
@@ -216,8 +215,8 @@ class Speculation(Drafting):
     def _drafts(
         self, drafter: Drafter, asked: Sequence[AskedDraft], *, is_timed: bool
     ) -> Sequence[Sequence[int]]:
-        """Return the drafts of each request that are worth their time. `is_timed`: that of the pass
-        will be counted.
+        """Return the drafts of each request that are worth their time. `is_timed`: the time of the
+        step will be counted.
         """
         began_s = time.monotonic()
         most = [each.most for each in asked]

@@ -117,8 +117,8 @@ def _text_edges(config: FleetConfig) -> tuple[EdgeName, ...]:
 async def answered(
     specs: Iterable[RequestSpec], client: CapturePort
 ) -> AsyncIterator[AnsweredPrompt]:
-    """Yield each request with its answer, which is the given one or that of the fleet. Raises:
-    FleetError of a request.
+    """Yield each request with its answer, given or asked of the fleet. Raises: FleetError of a
+    request.
     """
     for spec in specs:
         if spec.given:

@@ -25,10 +25,10 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """Progress of a run. `submitted`, `trained` and `refused` count samples; `windows`: in the
-    trainer's last checkpoint.
+    """Progress of a run. `submitted`, `trained` and `refused` count samples.
 
-    `version`: of the draft head that the run made; 0 before its end.
+    `windows`: optimizer steps in the trainer's last checkpoint. `version`: version of the draft
+    head that the run made; 0 before its end.
     """
 
     state: RunState = RunState.RUNNING
@@ -49,8 +49,8 @@ class RunProgress:
 
 @dataclass(slots=True, kw_only=True)
 class CapturedRun:
-    """One run over `pool`. `name` is the source of its version; `num_at_once`: captures whose end
-    it awaits.
+    """A training run over `pool`. `name`: source of its version. `num_at_once`: samples whose end
+    it awaits at one time.
     """
 
     source: CaptureSource

@@ -92,13 +92,13 @@ class CaptureSource:
         self._offered: set[asyncio.Task[None]] = set()
 
     async def capture(self, answered: AnsweredPrompt, *, publish: str = "") -> Acknowledged:
-        """Capture one answer and wait for its acknowledgement, first for others in flight and while
-        the fleet is full.
+        """Submit one sample and wait for its acknowledgement; before, wait for others in flight and
+        while the fleet is full.
 
-        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is
-        aborted. One that was lost with Redis is repeated, and one whose rows had no room beside
-        those of others. Raises: SampleRefused if they have no room alone; FleetError of the
-        request, NoWorker.
+        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the sample is aborted.
+        A sample that was lost with Redis is repeated, and so is a sample whose rows had no room
+        beside others. Raises: SampleRefused if they have no room alone; FleetError of the request,
+        NoWorker.
         """
         try:
             done = await self._captured_in_room(answered, publish)

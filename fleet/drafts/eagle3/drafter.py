@@ -1,8 +1,8 @@
-"""The draft head as a drafter of the batch loop: it reads the rows of each pass, and drafts before
-the next one.
+"""The draft head as a drafter of the batch loop: it reads the hidden states of each step, and
+drafts before the next one.
 
 Its keys and values are the last layer of the target's KV pool, so they move and end with a
-request's pages. Rows that the head has not read, as those of an earlier worker, make its guesses
+request's pages. Rows that the head has not read, such as an earlier worker's, make its guesses
 worse and nothing else. Legend: see the package.
 """
 
@@ -180,8 +180,8 @@ class HeadDrafter(Drafter):
         return found
 
     def _is_ready(self, asked: AskedDraft, most: int) -> bool:
-        """Return True if the head has read every row but that of the last token, and pages are free
-        for the rows of drafts.
+        """Return True if the head has read every row but the last token's, and pages are free for
+        the rows of drafts.
         """
         num_read, _ = self._hidden.get(asked.request, (-1, None))
         return (

@@ -1,5 +1,4 @@
-"""The head as a torch module. It knows neither pages nor training: attention and embedding are
-given.
+"""The head as a torch module, without pages and training: attention and embedding are given.
 
 Source: vLLM 0.32, `llama_eagle3.py`. Legend: see the package.
 """
@@ -104,11 +103,11 @@ class Eagle3Head(nn.Module):
     def forward(
         self, embeddings_NH: Tensor, hidden_NH: Tensor, positions_N: Tensor, attend: Attend
     ) -> Tensor:
-        """Run the layer: [N, H] -> [N, H], the rows that the next step reads and that `logits` are
-        computed from.
+        """Run the layer: [N, H] -> [N, H], the hidden states that the next step reads and that
+        `logits` are computed from.
 
-        `embeddings_NH`: of the tokens after the rows' positions. `hidden_NH`: from `fuse`, or from
-        the step before.
+        `embeddings_NH`: embeddings of the tokens after the rows' positions. `hidden_NH`: result of
+        `fuse`, or of the step before.
         """
         config = self.config
         normed_NH = self._normed(hidden_NH, self.hidden_norm)

@@ -2,10 +2,10 @@
 ("training-time test").
 
 Row i of step s, counted from 0, reads the embedding of token i + 1 + s and predicts token i + 2 +
-s, which the target predicts at position i + 1 + s. It is trained if that token is one of an answer,
-exists in the sample, and if the target's most likely token is in the draft vocabulary; a draft that
-the vocabulary lacks is counted as a wrong one. The first token of an answer counts too, although in
-serving the target draws it before the head is asked.
+s, which the target predicts at position i + 1 + s. A row is trained if that token belongs to an
+answer and exists in the sample, and if the target's most likely token is in the draft vocabulary; a
+draft that the vocabulary lacks is counted as a wrong one. The first token of an answer counts too,
+although in serving the target samples it before the head is asked.
 Source: SpecForge, `specforge/core/eagle3.py`; speculators 0.9, `models/eagle3/metrics.py`. Legend:
 see the package; n rows kept.
 """
@@ -59,12 +59,11 @@ class TargetRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """One sample on the trainer's device.
+    """A sample on the trainer's device.
 
-    `embeddings_NH`: the rows that enter the target's first layer, for audio those of its clips.
-    `taps_NT`: low to high.
-    `is_answer_N`: True at tokens of an answer, bool. Answers are best the target's greedy ones: in
-    others a step follows a token that the head could not have drafted.
+    `embeddings_NH`: rows that enter the target's first layer; for audio, embeddings of its clips.
+    `taps_NT`: low to high. `is_answer_N`: True at tokens of an answer, bool. Answers are best the
+    target's greedy ones: in others a step follows a token that the head could not have drafted.
     """
 
     embeddings_NH: Tensor
@@ -77,9 +76,8 @@ class TrainingRows:
 class DraftCounts:
     """Sums over rows, by step, which add up over batches; rates are computed from the sums.
 
-    `reached`: rows whose earlier drafts were all right; `accepted`: of those, the ones whose draft
-    is right too. `trained`,
-    `loss_sum`: rows in the loss, and its sum in nats.
+    `reached`: rows whose earlier drafts were all right. `accepted`: reached rows whose draft is
+    right too. `trained`, `loss_sum`: rows in the loss, and its sum in nats.
     """
 
     reached: tuple[int, ...]
@@ -129,7 +127,7 @@ def _added(one: tuple[Number, ...], other: tuple[Number, ...]) -> tuple[Number, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledLoss:
-    """`loss`: a scalar to differentiate. `counts`: on the host."""
+    """Loss of samples. `loss`: a scalar to differentiate. `counts`: sums, on the host."""
 
     loss: Tensor
     counts: DraftCounts

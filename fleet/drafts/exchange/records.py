@@ -17,7 +17,7 @@ class RedisRecords(TrainingRecords):
     """Records as the worker `trainer` writes them, each write fenced by its registration."""
 
     def __init__(self, client: redis.Redis, trainer: WorkerId, stage: StageName) -> None:
-        """`stage`: that drafts with the versions."""
+        """`stage`: stage whose workers draft with the versions."""
         self._client, self._trainer, self._stage = client, trainer, stage
 
     def checkpoint(self) -> str:

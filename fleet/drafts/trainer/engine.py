@@ -89,8 +89,8 @@ class _Saved:
 
 
 class TrainerEngine(Engine):
-    """One draft head in training. `folder`: of checkpoints and versions, shared by all trainers of
-    the fleet.
+    """A draft head in training. `folder`: checkpoints and versions, shared by all trainers of the
+    fleet.
 
     Invariants: the checkpoint that `TrainingRecords` names is never deleted; a sample is
     acknowledged once, after the records name a checkpoint whose ids contain it.
@@ -138,8 +138,8 @@ class TrainerEngine(Engine):
         return self._trainer
 
     def begin(self, records: TrainingRecords) -> None:
-        """Continue under other records: those of the next incarnation of the worker. Samples of the
-        last one are forgotten.
+        """Continue under the records of the next incarnation of the worker. Samples of the last one
+        are forgotten.
         """
         self._records = records
         self._forget()

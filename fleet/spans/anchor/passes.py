@@ -68,7 +68,7 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPassOptions:
-    """How an anchor computes with its span workers.
+    """Settings of an anchor's steps over its span workers.
 
     `returned`: what the last worker returns; all rows if the anchor is last. `window`: most steps
     in flight; None for two more than there are workers. `wire_dtype`: dtype of hidden states

@@ -15,7 +15,7 @@ from fleet.spans.protocol.messages import AnySpanMessage, SpanFetch, SpanPass, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanArrival:
-    """A message from a worker of the route, with its rows. `at_s`: of its arrival, by
+    """A message from a worker of the route, with its rows. `at_s`: time of arrival, by
     `time.monotonic`.
     """
 
@@ -92,7 +92,7 @@ class SpanChain(Protocol):
 
 
 class DelegatingChain(SpanChain):
-    """A chain that passes every call on to another one: base of those that observe it."""
+    """A chain that passes every call on: base class of chains that observe another."""
 
     def __init__(self, chain: SpanChain) -> None:
         self._chain = chain

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class ConnectedChain(SpanChain):
-    """`connections`: in the order of the layers, as are `ready`; all of them put their arrivals
-    into `arrivals`.
+    """The span workers of a route, each over a connection. `connections` and `ready` follow the
+    order of the layers; all connections put their arrivals into `arrivals`.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ class RouteWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The workers that an anchor may have: those of its last route first, standby ones last.
+    """The workers that an anchor may have: its last route's workers first, standby ones last.
 
     `limit`: most of them that this anchor is to have, since other anchors need some too.
     """
@@ -104,8 +104,8 @@ def assign_spans(wanted: Sequence[str], hosted: Mapping[WorkerId, str]) -> list[
     """Return a worker for each wanted span, None where there are too few.
 
     `hosted`: the span that each free worker has loaded, "" for none; of equal ones, the first is
-    chosen. A worker keeps its span where that is wanted; then those without a span load one, and
-    last those that have another one.
+    chosen. A worker keeps its span where that is wanted; then workers without a span load one, and
+    last workers with an unwanted span.
     """
     chosen: list[WorkerId | None] = [None] * len(wanted)
     free = dict(hosted)
@@ -171,8 +171,8 @@ class AutomaticDivision(RouteDivision):
         head_on_anchor: bool,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`spans`: with the anchor's span of this model. `head_on_anchor`: the workers have no
-        output head.
+        """`spans`: configuration, with the anchor's span of this model. `head_on_anchor`: the
+        workers have no output head.
         """
         self._stage, self._sizes, self._head_on_anchor, self._now_s = (
             stage,
@@ -259,7 +259,7 @@ class AutomaticDivision(RouteDivision):
                 yield worker, f"without it {gap}"
 
     def _in_order(self, candidates: Candidates) -> list[RouteWorker]:
-        """Return the free workers: those of the present division first, in its order; then by the
+        """Return the free workers: members of the present division first, in its order; then by the
         layers that they have loaded, so that a successor of this anchor finds the same division.
         """
         place = {worker: number for number, (worker, _) in enumerate(self._placed)}

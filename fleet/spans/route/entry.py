@@ -70,7 +70,7 @@ def anchor_options(
 
 
 class AnchorRoute:
-    """The route of an anchor's process, opened anew by each incarnation of the worker."""
+    """The route of an anchor's process, which each incarnation of the worker opens."""
 
     def __init__(
         self,

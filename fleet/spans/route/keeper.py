@@ -59,12 +59,11 @@ HAND_OVER_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
-    """The route of the anchor `anchor`. `role`: of its span workers. `division`: of the layers
-    among them.
+    """Settings of the route of the anchor `anchor`.
 
-    `sizes`: of the layers, None if nothing is known of the workers' memory. `no_worker_timeout_s`:
-    after it requests fail for layers that no worker has. `wire_dtype`, `returned`: as in
-    `SpanSetup`.
+    `role`: role of the span workers. `division`: division of the layers among them. `sizes`: layer
+    sizes; None if nothing is known of the workers' memory. `no_worker_timeout_s`: time after which
+    requests fail for layers that no worker has. `wire_dtype`, `returned`: see `SpanSetup`.
     """
 
     anchor: WorkerId
@@ -324,7 +323,7 @@ class RouteKeeper:
         )
 
     def _find(self, records: SpanRecords) -> Candidates:
-        """Return the span workers that this anchor may have: those of its last route first, and
+        """Return the span workers that this anchor may have: its last route's workers first, and
         standby ones last.
         """
         own, found = self._settings.anchor, records.find(self._settings.role)

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteMembers:
-    """The workers of a route. `are_listed`: none has left or was fenced. `leaving`: those that
-    accept no more work.
+    """State of a route's workers. `are_listed`: none has left or was fenced. `leaving`: workers
+    that accept no more work.
     """
 
     are_listed: bool
@@ -30,8 +30,8 @@ class RouteMembers:
 
 
 class SpanRecords:
-    """Reads records; those not signed with the fleet's secret, where there is one, are ignored with
-    a warning.
+    """Reads records of span workers. A record that is not signed with the fleet's secret, where
+    there is one, is ignored with a warning.
     """
 
     def __init__(self, client: redis.Redis, secret: FleetSecret | None) -> None:

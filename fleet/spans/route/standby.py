@@ -20,11 +20,11 @@ RETRY_S = 60.0
 
 
 def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteWorker]) -> list[RouteWorker]:
-    """Return the unused workers that are to load a span, with it: the first one of which they have
+    """Return the unused workers that are to load a span, with it: the first span of which they have
     the fewest copies.
 
-    `spans`: of the route. The `span` of an unused worker is the one that it has loaded, "" for
-    none.
+    `spans`: spans of the route. The `span` of an unused worker is the one that it has loaded, ""
+    for none.
     """
     copies = Counter(dict.fromkeys(spans, 0))
     copies.update(hop.span for hop in unused if hop.span in copies)

@@ -32,8 +32,8 @@ class SpanRows:
 
 
 class SpanLayers(Protocol):
-    """A span of a model's layers. `kv_shape`: of its own layers, which are numbered from 0 in the
-    pool.
+    """A span of a model's layers. `kv_shape`: shape of the keys and values of these layers, which
+    are numbered from 0 in the pool.
     """
 
     @property
