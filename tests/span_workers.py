@@ -121,7 +121,9 @@ class SpanWorkerThread:
         workers: "dict[WorkerId, SpanWorkerThread]",
         blocks: BlockReads | None = None,
     ) -> None:
-        self.name, self._options, self._workers = WorkerId(name), options, workers
+        self.name = WorkerId(name)
+        self._options = options
+        self._workers = workers
         self.arrivals = SpanArrivals(blocks)
         self._listener = SpanListener("127.0.0.1", arrivals=self.arrivals, key=KEY, own_name=name)
         self.address = self._listener.address

@@ -63,7 +63,9 @@ class DrafterChoice:
         self._begin_trial()
 
     def _begin_trial(self) -> None:
-        self.name, self._gain, self._num_passes = self._waiting.pop(0), Gain(), 0
+        self.name = self._waiting.pop(0)
+        self._gain = Gain()
+        self._num_passes = 0
         self._is_trial = True
 
     def add(self, num_requests: int, num_tokens: int, seconds: float) -> None:
@@ -91,7 +93,9 @@ class DrafterChoice:
         best = max(self._names, key=lambda name: LEAST_GAIN if name == OFF else self.gains[name])
         self._term = min(2 * self._term, LAST_TERM) if best == self._best else FIRST_TERM
         self.name = self._best = best
-        self._gain, self._num_passes, self._is_trial = Gain(), 0, False
+        self._gain = Gain()
+        self._num_passes = 0
+        self._is_trial = False
 
     def _has_lost(self) -> bool:
         """Return True if the present drafter is clearly slower than at its trial."""

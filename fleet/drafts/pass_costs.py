@@ -73,10 +73,12 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._plain, self._drafted = PassTimes(), PassTimes()
-        self._num_same, self._credit_s, self._alternative = 0, 0.0, 0
-        """Passes since an alternative was measured, the time that the next one may waste, and the
-        number of its drafts.
-        """
+        self._num_same = 0
+        """Steps since an alternative was measured."""
+        self._credit_s = 0.0
+        """Time that the next alternative may waste."""
+        self._alternative = 0
+        """Number of drafts of the next alternative."""
         self._is_alternative = False
         self._estimated_s = 0.0
         """Time of the alternative that is measured."""
@@ -162,7 +164,9 @@ class PassCosts:
         wasted_s = times[number] - tokens[number] / tokens[best] * times[best]
         if number == best or self._num_same < FEWEST_BETWEEN or self._credit_s < wasted_s:
             return best
-        self._num_same, self._alternative, self._is_alternative = 0, self._alternative + 1, True
+        self._num_same = 0
+        self._alternative += 1
+        self._is_alternative = True
         self._credit_s = min(self._credit_s, MOST_CREDIT * times[best]) - max(0.0, wasted_s)
         self._estimated_s = times[number]
         return number

@@ -95,7 +95,9 @@ class Speculation(Drafting):
     def __init__(
         self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True
     ) -> None:
-        self._drafters, self._most, self.follows_times = drafters, most, follows_times
+        self._drafters = drafters
+        self._most = most
+        self.follows_times = follows_times
         self._costs = {each: PassCosts() for each in (OFF, *drafters)}
         self._answer_tokens = Average()
         self._rates = {each: self._first_rates() for each in (OFF, *drafters)}
@@ -143,7 +145,9 @@ class Speculation(Drafting):
         """Draft with another drafter, and continue its counts."""
         for drafter in self._drafters.values():
             drafter.forget_requests()
-        self._name, self._drafter, self._own = name, self._drafters.get(name), self._measured[name]
+        self._name = name
+        self._drafter = self._drafters.get(name)
+        self._own = self._measured[name]
         self._early: set[RequestId] | None = None
         self._num_early_passes = 0
 

@@ -68,7 +68,9 @@ class HeadDrafter(Drafter):
     def __init__(
         self, head: Eagle3Head | None, pool: KVPool, embed: Callable[[Tensor], Tensor]
     ) -> None:
-        self._head, self._pool, self._embed = head, pool, embed
+        self._head = head
+        self._pool = pool
+        self._embed = embed
         self._layer = pool.shape.num_layers - 1
         self._hidden: dict[RequestId, tuple[int, Tensor]] = {}
         """By request, the number of rows that the head has read, and its hidden row of the last of

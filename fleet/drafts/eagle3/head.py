@@ -79,18 +79,16 @@ class Eagle3Head(nn.Module):
             name: nn.Parameter(weight.to(device, config.torch_dtype))
             for name, weight in drawn.items()
         }
-        self.fc, self.embedding_norm, self.hidden_norm = (
-            ready["fc"],
-            ready["embedding_norm"],
-            ready["hidden_norm"],
-        )
-        self.qkv, self.out, self.post_norm = ready["qkv"], ready["out"], ready["post_norm"]
-        self.gate_up, self.down, self.norm, self.lm_head = (
-            ready["gate_up"],
-            ready["down"],
-            ready["norm"],
-            ready["lm_head"],
-        )
+        self.fc = ready["fc"]
+        self.embedding_norm = ready["embedding_norm"]
+        self.hidden_norm = ready["hidden_norm"]
+        self.qkv = ready["qkv"]
+        self.out = ready["out"]
+        self.post_norm = ready["post_norm"]
+        self.gate_up = ready["gate_up"]
+        self.down = ready["down"]
+        self.norm = ready["norm"]
+        self.lm_head = ready["lm_head"]
         self.register_buffer("vocabulary_D", vocabulary_D.long().to(device), persistent=False)
         self._params = AttentionParams(scale=config.head_dim**-0.5)
 

@@ -188,7 +188,9 @@ class UnrolledSteps:
     """
 
     def __init__(self, head: Eagle3Head, samples: Sequence[TrainingRows], num_steps: int) -> None:
-        self._head, self._samples, self._num_steps = head, samples, num_steps
+        self._head = head
+        self._samples = samples
+        self._num_steps = num_steps
         self._in_vocabulary_V = mask_of(head.vocabulary_D, head.config.vocab_size)
         self._lengths = [len(sample.taps_NT) - 1 for sample in samples]
         self.kept = [_rows_before(sample.is_answer_N, num_steps) for sample in samples]

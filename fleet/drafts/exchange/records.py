@@ -18,7 +18,9 @@ class RedisRecords(TrainingRecords):
 
     def __init__(self, client: redis.Redis, trainer: WorkerId, stage: StageName) -> None:
         """`stage`: stage whose workers draft with the versions."""
-        self._client, self._trainer, self._stage = client, trainer, stage
+        self._client = client
+        self._trainer = trainer
+        self._stage = stage
 
     def checkpoint(self) -> str:
         return text(self._client.hget(keys.TRAINING, "checkpoint"))

@@ -103,7 +103,9 @@ class TrainerEngine(Engine):
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._trainer, self._schedule, self._clock = trainer, schedule, clock
+        self._trainer = trainer
+        self._schedule = schedule
+        self._clock = clock
         self._folder, self._checkpoints = folder, Checkpoints(trainer, folder)
         self._records: TrainingRecords | None = None
         self._name = UNKNOWN

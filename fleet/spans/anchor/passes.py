@@ -93,7 +93,10 @@ class SpanPasses(PassQueue[TaskT]):
     def __init__(
         self, program: SpanProgram[TaskT], pool: KVPool, route: RouteSlot, options: SpanPassOptions
     ) -> None:
-        self._program, self._pool, self._route, self._options = program, pool, route, options
+        self._program = program
+        self._pool = pool
+        self._route = route
+        self._options = options
         self._computer = SpanComputer(program.layers, pool, tiled=options.tiled)
         self._keys = RowKeys()
         self._chain: SpanChain | None = None

@@ -67,11 +67,9 @@ class SpanHost:
     def __init__(
         self, layers: SpanLayers, pool: KVPool, *, tiled: bool, returned: Returned | None
     ) -> None:
-        self._computer, self._pool, self._returned = (
-            SpanComputer(layers, pool, tiled=tiled),
-            pool,
-            returned,
-        )
+        self._computer = SpanComputer(layers, pool, tiled=tiled)
+        self._pool = pool
+        self._returned = returned
         self._tables: dict[int, HostedTable] = {}
         self._used_pages: set[int] = set()
         self.last_number = self.num_rows = self.num_rows_again = 0

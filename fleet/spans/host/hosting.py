@@ -111,12 +111,10 @@ class SpanHosting:
         """`when_loading` is called before a span is loaded that a route needs now, which may take
         long.
         """
-        self._where, self._spans, self._neighbours, self._when_loading = (
-            where,
-            spans,
-            neighbours,
-            when_loading,
-        )
+        self._where = where
+        self._spans = spans
+        self._neighbours = neighbours
+        self._when_loading = when_loading
         self._like = torch.empty(0, dtype=where.dtype, device=where.device)
         self._connections: dict[SpanConnection, str] = {}
         self._late: set[SpanConnection] = set()
@@ -227,7 +225,9 @@ class SpanHosting:
             )
             return
         self._leave("its worker is in a newer route")
-        self._generation, self._has_started, self._early = setup.generation, False, []
+        self._generation = setup.generation
+        self._has_started = False
+        self._early = []
         if self.route is not None and not _resumes(setup, self.route.setup):
             self.route = None  # its memory is free before that of the new one is allocated
         following: SpanConnection | None = None

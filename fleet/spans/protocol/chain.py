@@ -156,7 +156,9 @@ class RouteSlot:
     """
 
     def __init__(self, *, num_layers: int, num_pages: int, page_size: int) -> None:
-        self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.page_size = page_size
         self._lock = threading.Lock()
         self._next: SpanChain | None = None
         self._outage: FleetError | None = None

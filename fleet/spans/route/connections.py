@@ -32,12 +32,10 @@ class ConnectedChain(SpanChain):
         ready: Sequence[SpanReady],
         arrivals: SpanArrivals,
     ) -> None:
-        self._generation, self._connections, self._ready, self._arrivals = (
-            generation,
-            connections,
-            ready,
-            arrivals,
-        )
+        self._generation = generation
+        self._connections = connections
+        self._ready = ready
+        self._arrivals = arrivals
         self._expects_end = False
 
     @property

@@ -127,7 +127,9 @@ class GivenDivision(RouteDivision):
     """Spans that the configuration gives, each on a worker that has it loaded if there is one."""
 
     def __init__(self, stage: StageName, spans: SpansConfig, num_layers: int) -> None:
-        self._stage, self._spans, self._num_layers = stage, spans, num_layers
+        self._stage = stage
+        self._spans = spans
+        self._num_layers = num_layers
 
     def place(self, candidates: Candidates) -> Placed:
         wanted = self._spans.worker_spans
@@ -174,12 +176,10 @@ class AutomaticDivision(RouteDivision):
         """`spans`: configuration, with the anchor's span of this model. `head_on_anchor`: the
         workers have no output head.
         """
-        self._stage, self._sizes, self._head_on_anchor, self._now_s = (
-            stage,
-            sizes,
-            head_on_anchor,
-            now_s,
-        )
+        self._stage = stage
+        self._sizes = sizes
+        self._head_on_anchor = head_on_anchor
+        self._now_s = now_s
         self._num_expected = spans.replicas
         num_layers = len(sizes.layers)
         anchor = spans.anchor_span.of_model(num_layers, "anchor")

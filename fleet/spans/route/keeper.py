@@ -96,12 +96,10 @@ class RouteKeeper:
         """`is_needed` returns True while the anchor computes or accepts tasks; other anchors may
         else have its span workers.
         """
-        self._redis_url, self._settings, self._slot, self._secret = (
-            redis_url,
-            settings,
-            slot,
-            secret,
-        )
+        self._redis_url = redis_url
+        self._settings = settings
+        self._slot = slot
+        self._secret = secret
         self._is_needed = is_needed
         self._stopping = threading.Event()
         self._chain: ConnectedChain | None = None

@@ -68,7 +68,9 @@ class SpanComputer:
     """Computes passes of a span: all rows together, or in fixed tiles (numerics invariant)."""
 
     def __init__(self, layers: SpanLayers, pool: KVPool, *, tiled: bool) -> None:
-        self.layers, self.pool, self._tiled = layers, pool, tiled
+        self.layers = layers
+        self.pool = pool
+        self._tiled = tiled
 
     def run(self, rows_NH: Tensor, extents: Sequence[Extent]) -> SpanRows:
         if not self._tiled:
