@@ -41,7 +41,7 @@ Engine = LMEngine[CausalTask]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Spans of a model: the anchor's and, in the order of the layers, those of the workers."""
+    """Division of a model: the anchor's span and, in the order of the layers, the workers' spans."""
 
     anchor: str
     workers: tuple[str, ...]
@@ -113,7 +113,7 @@ class SpanRoute:
         stage: StageName = LM,
         blocks: BlockReads | None = None,
     ) -> None:
-        """`options`: of `BuildOptions`. `anchor`: of `AnchorOptions`. `blocks`: see
+        """`options`: fields of `BuildOptions`. `anchor`: fields of `AnchorOptions`. `blocks`: see
         `SpanArrivals`.
         """
         self.split, self._blocks = split, blocks

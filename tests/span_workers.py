@@ -99,7 +99,9 @@ def graph_of(stage: StageName) -> Graph:
 
 
 def loaded_span(options: BuildOptions, span: LayerSpan) -> BuiltSpan:
-    """Load a worker's span once: a killed worker's thread has ended before another one uses it."""
+    """Load a worker's span once: a killed worker's thread has ended before its successor uses the
+    span.
+    """
     with _loading:
         return _loaded_once(options.stage, options.checkpoint, options.numerics, span)
 

@@ -112,7 +112,7 @@ def wait_for_nothing_live(fleet: ProcessFleet) -> None:
         ("redis", signal.SIGKILL),
     ],
 )
-def test_b7_run_survives_a_lost_process(
+def test_run_survives_a_lost_process(
     fleet: ProcessFleet, pool: Path, role: str, signum: signal.Signals
 ) -> None:
     with training(fleet, pool) as run:

@@ -154,7 +154,7 @@ def test_divided_model_gives_equal_bytes(
 
 @pytest.mark.parametrize("name", ["forward 3", "reverse 3"])
 def test_rows_that_are_read_by_nixl_give_equal_bytes(name: str, folder: Path) -> None:
-    """Those of every pass, also after a worker is replaced."""
+    """Rows of every step, also after a worker is replaced."""
     with driven(
         folder, SPLITS[name], blocks=BlockReads(min_bytes=1), numerics="invariant", max_batch=32
     ) as driver:
@@ -201,7 +201,7 @@ def test_divided_model_with_fast_numerics_gives_close_logits(
 
 
 def play_session(driver: TextDriver) -> None:
-    """One script of two conversations beside single requests: sync, steps, draws, a pause, a finish
+    """Script of two conversations beside single requests: sync, steps, samples, a pause, a finish
     and an abort.
     """
     first = [*PROMPT[:20], 5, 9]

@@ -33,7 +33,7 @@ def question(number: int) -> RequestSpec:
     )
 
 
-async def test_b1_b2_rows_go_by_nixl_and_only_headers_through_redis(
+async def test_rows_go_by_nixl_and_only_headers_through_redis(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -57,7 +57,7 @@ async def test_b1_b2_rows_go_by_nixl_and_only_headers_through_redis(
         await training.wait_empty()
 
 
-async def test_b2_rows_without_room_are_refused_and_not_sent_through_redis(
+async def test_rows_without_room_are_refused_and_not_sent_through_redis(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tests.harness.ARENA_BYTES", 4096)
@@ -70,7 +70,7 @@ async def test_b2_rows_without_room_are_refused_and_not_sent_through_redis(
         await training.wait_empty()
 
 
-async def test_b3_live_answer_is_shed_while_another_request_waits(
+async def test_live_answer_is_shed_while_another_request_waits(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -94,7 +94,7 @@ async def test_b3_live_answer_is_shed_while_another_request_waits(
         await await_until(is_trained_on, "the next one to be trained on")
 
 
-async def test_b3_answers_beside_captures_stay_the_same(
+async def test_answers_beside_captures_stay_the_same(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(
@@ -112,7 +112,7 @@ async def test_b3_answers_beside_captures_stay_the_same(
         await training.wait_empty()
 
 
-async def test_b4_b16_rows_of_another_target_are_refused_and_freed(
+async def test_rows_of_another_target_are_refused_and_freed(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path, without=TRAINER) as training:
@@ -153,7 +153,7 @@ async def test_second_trainer_stands_by(
         assert second.availability.standing_by and third.availability.standing_by
 
 
-async def test_b18_trainer_forgets_its_samples_by_order(
+async def test_trainer_forgets_its_samples_by_order(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:

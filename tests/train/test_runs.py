@@ -37,7 +37,7 @@ async def acknowledged(training: TrainingFleet) -> int:
     return (await training.client.training.counts())["acknowledged"]
 
 
-async def test_b7_full_drain_then_terminate(
+async def test_full_drain_then_terminate(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -58,7 +58,7 @@ async def test_b7_full_drain_then_terminate(
         await training.wait_empty()
 
 
-async def test_b6_training_begins_before_the_pool_is_drained(
+async def test_training_begins_before_the_pool_is_drained(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -68,7 +68,7 @@ async def test_b6_training_begins_before_the_pool_is_drained(
         assert any(0 < each.trained and each.submitted < 12 for each in seen)
 
 
-async def test_b6_samples_are_captured_while_the_trainer_trains(
+async def test_samples_are_captured_while_the_trainer_trains(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first ones are acknowledged before all windows that they are worth, so that others take
@@ -115,7 +115,7 @@ async def test_sample_that_has_no_room_is_refused_and_the_run_continues(
         await training.wait_empty()
 
 
-async def test_b7_run_that_is_stopped_makes_no_version(
+async def test_run_that_is_stopped_makes_no_version(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -126,7 +126,7 @@ async def test_b7_run_that_is_stopped_makes_no_version(
         await training.wait_empty()
 
 
-async def test_b7_producer_exception_propagates_and_unblocks_consumer(
+async def test_producer_exception_propagates_and_unblocks_consumer(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async def failing() -> AsyncIterator[AnsweredPrompt]:
@@ -142,11 +142,9 @@ async def test_b7_producer_exception_propagates_and_unblocks_consumer(
         await training.wait_empty()
 
 
-async def test_b7_trainer_stops_first(
-    redis_url: str, text_checkpoint: Path, tmp_path: Path
-) -> None:
-    """It ends in the middle, and no other one is there: the run fails with the remedy, although its
-    producer is blocked.
+async def test_trainer_stops_first(redis_url: str, text_checkpoint: Path, tmp_path: Path) -> None:
+    """The trainer ends in the middle, and no other is there: the run fails with the remedy,
+    although its producer is blocked.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         given = training.run_over(prompt(number) for number in range(10_000))
@@ -159,7 +157,7 @@ async def test_b7_trainer_stops_first(
         await training.wait_empty()
 
 
-async def test_b7_error_of_the_trainer_fails_the_run(
+async def test_error_of_the_trainer_fails_the_run(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*_: object) -> None:
@@ -174,7 +172,7 @@ async def test_b7_error_of_the_trainer_fails_the_run(
         await training.wait_empty()
 
 
-async def test_b8_b9_run_survives_the_death_of_the_trainer(
+async def test_run_survives_the_death_of_the_trainer(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     """The standby trainer continues from the last durable checkpoint, and no sample is acknowledged
@@ -196,11 +194,11 @@ async def test_b8_b9_run_survives_the_death_of_the_trainer(
         assert len(list((tmp_path / CHECKPOINTS).iterdir())) == 1
 
 
-async def test_b8_trainer_that_was_fenced_acknowledges_nothing(
+async def test_trainer_that_was_fenced_acknowledges_nothing(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """It is frozen past its lease, another one takes over, and it continues: its checkpoint and
-    acknowledgements are refused.
+    """The trainer is frozen past its lease, a successor takes over, and it continues: its
+    checkpoint and acknowledgements are refused.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         training.fleet.add_worker(TRAINER)
@@ -213,7 +211,7 @@ async def test_b8_trainer_that_was_fenced_acknowledges_nothing(
         assert frozen.worker in training.fleet.killed or frozen.engine.stats().running == 0
 
 
-async def test_b10_run_survives_the_death_of_the_worker_that_computes_captures(
+async def test_run_survives_the_death_of_the_worker_that_computes_captures(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -227,7 +225,7 @@ async def test_b10_run_survives_the_death_of_the_worker_that_computes_captures(
         await training.wait_empty()
 
 
-async def test_b10_next_run_continues_from_the_checkpoint_of_the_last_one(
+async def test_next_run_continues_from_the_checkpoint_of_the_last_one(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:

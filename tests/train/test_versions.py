@@ -140,7 +140,7 @@ async def test_head_trained_on_an_answer_guesses_it_and_a_random_head_gives_way(
         assert noted.number == random and "guesses in a row are right" in noted.note
 
 
-async def test_b17_next_version_learns_traffic_that_has_changed(
+async def test_next_version_learns_traffic_that_has_changed(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     """Acceptance falls when other questions come, and the version that was trained on their answers
@@ -163,7 +163,7 @@ async def test_b17_next_version_learns_traffic_that_has_changed(
         assert [version.samples for version in state.versions] == [2, 1] and state.acknowledged == 2
 
 
-async def test_b12_later_worker_reads_the_version_from_a_worker_when_no_trainer_is_there(
+async def test_later_worker_reads_the_version_from_a_worker_when_no_trainer_is_there(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -177,7 +177,7 @@ async def test_b12_later_worker_reads_the_version_from_a_worker_when_no_trainer_
         await wait_for_version(second, number)
 
 
-async def test_b14_exchange_changes_no_running_answer(
+async def test_exchange_changes_no_running_answer(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     settings = ("numerics=invariant", "stages.lm.speculation.drafter=eagle3")
@@ -202,7 +202,7 @@ async def test_b14_exchange_changes_no_running_answer(
         await exchanging
 
 
-async def test_b15_rollback_returns_to_the_version_before(
+async def test_rollback_returns_to_the_version_before(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
@@ -228,7 +228,7 @@ async def test_version_that_does_not_exist_is_refused(
             await training.client.training.promote(7)
 
 
-async def test_b16_damaged_version_is_not_used_and_the_present_one_stays(
+async def test_damaged_version_is_not_used_and_the_present_one_stays(
     redis_url: str, text_checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:

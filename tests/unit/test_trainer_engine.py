@@ -77,7 +77,7 @@ class Seconds:
 
 @dataclass
 class TrainerBench:
-    """One trainer whose clock is the test's."""
+    """A trainer whose clock is the test's."""
 
     folder: Path
     records: LocalRecords = field(default_factory=LocalRecords)
@@ -228,7 +228,7 @@ def test_sample_that_no_checkpoint_contains_is_trained_on_by_the_successor(tmp_p
 
 
 class FencedRecords(LocalRecords):
-    """Records of a worker in whose place another one trains."""
+    """Records of a worker in whose place a successor trains."""
 
     def note_checkpoint(self, name: str) -> bool:
         return False
@@ -460,13 +460,13 @@ def published(bench: TrainerBench, passes: int) -> DraftVersion:
     return bench.records.versions[-1]
 
 
-def test_b13_version_that_is_better_on_held_out_samples_is_promoted(tmp_path: Path) -> None:
+def test_version_that_is_better_on_held_out_samples_is_promoted(tmp_path: Path) -> None:
     bench = TrainerBench(tmp_path, held_out=0.5, passes=100, margin=0.05, checkpoint_windows=1000)
     version = published(bench, 100)
     assert bench.records.present == version and (version.acceptance or 0) > 0.05, "none was in use"
 
 
-def test_b13_version_that_is_no_better_is_kept_and_not_promoted(tmp_path: Path) -> None:
+def test_version_that_is_no_better_is_kept_and_not_promoted(tmp_path: Path) -> None:
     bench = TrainerBench(tmp_path, held_out=0.5, passes=100, margin=0.05, checkpoint_windows=1000)
     good = published(bench, 100)
     bench.engine._trainer.reset()  # pyright: ignore[reportPrivateUsage]
@@ -479,7 +479,7 @@ def test_b13_version_that_is_no_better_is_kept_and_not_promoted(tmp_path: Path) 
     )
 
 
-def test_b13_no_version_is_promoted_unless_the_operator_wants_it(tmp_path: Path) -> None:
+def test_no_version_is_promoted_unless_the_operator_wants_it(tmp_path: Path) -> None:
     bench = TrainerBench(tmp_path, held_out=0.5, passes=10)
     published(bench, 10)
     assert bench.records.present is None
