@@ -41,7 +41,7 @@ Engine = LMEngine[CausalTask]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Division of a model: the anchor's span and, in the order of the layers, the workers' spans."""
+    """Division of a model: the anchor's span, and the workers' spans in their order."""
 
     anchor: str
     workers: tuple[str, ...]

@@ -34,7 +34,7 @@ SETTINGS = (
 
 @dataclass(slots=True)
 class TrainingFleet:
-    """A fleet with a trainer. `run` trains on a number of prompts; `source` submits single samples."""
+    """A fleet with a trainer. `run` trains on a number of prompts; `source` submits samples."""
 
     fleet: ThreadFleet
     client: FleetClient

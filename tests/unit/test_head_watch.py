@@ -1,4 +1,4 @@
-"""A version of the draft head that is clearly worse than the version before gives way to it, once."""
+"""A draft head that is clearly worse than the version before gives way to it, once."""
 
 import pytest
 

@@ -41,7 +41,7 @@ def extents_of(work: SpanPass) -> list[Extent]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRows:
     """Hidden states that leave a span worker. `rows`: input of the next worker, or result of the
-    last one; None if no process wants them.
+    last one; None if no process reads them.
     """
 
     rows: Tensor | None
