@@ -2,7 +2,7 @@
 process continues.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -148,7 +148,7 @@ NEXT_SETUP = msgspec.structs.replace(SETUP, generation=2, lineage=2)
 Damaged = list[tuple[AnySpanMessage, bytes]]
 
 
-def changed(message: AnySpanMessage, payload: bytes, *changes: dict[str, object]) -> Damaged:
+def changed(message: AnySpanMessage, payload: bytes, *changes: Mapping[str, Any]) -> Damaged:
     return [(msgspec.structs.replace(message, **each), payload) for each in changes]
 
 

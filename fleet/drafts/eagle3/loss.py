@@ -166,8 +166,12 @@ def unrolled_loss(
         is_reached_n = is_right_n
     if not bool(loss.isfinite()):
         raise ArithmeticError("the loss of the draft head is not finite")
-    reached, accepted, trained, loss_sum = zip(*sums, strict=True)
-    counts = DraftCounts(reached=reached, accepted=accepted, trained=trained, loss_sum=loss_sum)
+    counts = DraftCounts(
+        reached=tuple(each[0] for each in sums),
+        accepted=tuple(each[1] for each in sums),
+        trained=tuple(each[2] for each in sums),
+        loss_sum=tuple(each[3] for each in sums),
+    )
     return UnrolledLoss(loss=loss, counts=counts)
 
 
