@@ -1,6 +1,4 @@
-"""Both ends of span connections for tests: a listener, its connections, and peers that are bare
-sockets.
-"""
+"""Listener, connections and bare sockets as the ends of span connections in tests."""
 
 import socket
 import threading
@@ -31,7 +29,7 @@ WAIT_S = 30.0
 
 @dataclass(slots=True)
 class SpanPair:
-    """Both ends of one connection, each with its own queue."""
+    """The ends of one connection, with a queue for each."""
 
     dialer: SpanConnection
     dialer_arrivals: SpanArrivals

@@ -43,8 +43,8 @@ class DeadSpanWorker(BaseException):
 
 @dataclass(slots=True, kw_only=True)
 class SpanThreads:
-    """`refused`: errors with which processes ended. `num_died`: those that `DeadSpanWorker` ended;
-    each is started again, until the end of the test.
+    """Processes of a divided model on threads. `refused`: errors with which they ended. `num_died`:
+    workers that `DeadSpanWorker` ended; each is started again, until the end of the test.
     """
 
     config: FleetConfig

@@ -78,8 +78,8 @@ def use(
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:
-    """Let the workers of a stage use another drafter. They do so within a second, between two
-    passes; no answer changes.
+    """Let the workers of a stage use another drafter, within a second and between two steps. No
+    answer changes.
 
     Example: fleet draft use suffix
     """

@@ -24,9 +24,9 @@ from fleet.stages.span_sizes import pass_buffer_bytes, process_sizes
 class PlanRequest:
     """The stage to divide, and the memory of the processes in bytes, the anchor's first.
 
-    `num_pages`: of the KV pool; `kv_pages`: that number in the deployment, None if it has none.
-    `changed`: keys of the deployment that options replace. `keep_bytes`, `window`: see
-    `PassLimits`.
+    `num_pages`: pages of the KV pool. `kv_pages`: number in the deployment file, None if the
+    file has no number. `changed`: keys of the deployment that options replace. `keep_bytes`,
+    `window`: see `PassLimits`.
     """
 
     graph: str
@@ -80,8 +80,8 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MadePlan:
-    """The division, with the sizes it was made from. `headers`: of the checkpoint's weight files,
-    None if there are none.
+    """The division, with the sizes it was made from. `headers`: headers of the checkpoint's weight
+    files, None if there are none.
 
     If it does not fit: `further_worker_bytes`, see the function of this name; `remedies`: changes
     each of which alone is enough.
@@ -157,8 +157,8 @@ def _buffers(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int
 
 
 def _max_pages(request: PlanRequest, sizes: ModelSizes, dtype: torch.dtype) -> int:
-    """Return the most KV pages, fewer than those of the request, with which the model fits; 0 if it
-    fits with none.
+    """Return the largest smaller number of KV pages with which the model fits; 0 if it fits with
+    none.
     """
     page = request.options.own.page_size_tokens
     position_bytes = sizes.kv_bytes // (request.num_positions + page)

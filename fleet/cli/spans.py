@@ -30,49 +30,55 @@ def spans() -> None:
     """Divide the layers of a model that no single process can hold."""
 
 
+Memory = Annotated[
+    list[str],
+    typer.Option(
+        MEMORY,
+        metavar="SIZE",
+        help="Memory of a process: 900MiB, 2GB, 1.5GiB. First the anchor's, then each span "
+        "worker's in order of layers.",
+    ),
+]
+AnchorPlace = Annotated[
+    Literal["first", "last"],
+    typer.Option(
+        help="The layers of the anchor: the first ones, or the last ones with the output head."
+    ),
+]
+DividedStage = Annotated[
+    str | None,
+    typer.Option(help="The stage. Default: the first one whose layers can be divided."),
+]
+Checkpoint = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="A folder with config.json; weight files may be missing. Default: the deployment's.",
+    ),
+]
+Positions = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Positions of keys and values. Default: kv_pages x page_size_tokens of the stage.",
+    ),
+]
+DType = Annotated[
+    Literal["float32", "bfloat16", "float16"] | None,
+    typer.Option(help="Default: the deployment's; auto is float32 on a CPU, bfloat16 on a GPU."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
 @app.command()
 def plan(
-    memory: Annotated[
-        list[str],
-        typer.Option(
-            MEMORY,
-            metavar="SIZE",
-            help="Memory of a process: 900MiB, 2GB, 1.5GiB. First the anchor's, then each span "
-            "worker's in order of layers.",
-        ),
-    ],
-    anchor: Annotated[
-        Literal["first", "last"],
-        typer.Option(
-            help="The layers of the anchor: the first ones, or the last ones with the output head."
-        ),
-    ] = "first",
-    stage: Annotated[
-        str | None,
-        typer.Option(help="The stage. Default: the first one whose layers can be divided."),
-    ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="A folder with config.json; weight files may be missing. Default: the "
-            "deployment's.",
-        ),
-    ] = None,
-    positions: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Positions of keys and values. Default: kv_pages x page_size_tokens of the stage.",
-        ),
-    ] = None,
-    dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option(
-            help="Default: the deployment's; auto is float32 on a CPU, bfloat16 on a GPU."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    memory: Memory,
+    anchor: AnchorPlace = "first",
+    stage: DividedStage = None,
+    checkpoint: Checkpoint = None,
+    positions: Positions = None,
+    dtype: DType = None,
+    as_json: AsJson = False,
     config: ConfigFile = None,
     set_: Overrides = None,
 ) -> None:

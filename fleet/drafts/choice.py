@@ -46,9 +46,9 @@ class Gain:
 
 
 class DrafterChoice:
-    """The drafter to use. `names`: those to choose from, besides none. Not thread-safe.
+    """The drafter to use. Not thread-safe. `names`: drafters to choose from, besides none.
 
-    `name`: the present one, or `OFF`; `gains`: of each at its last trial.
+    `name`: the present drafter, or `OFF`. `gains`: gain of each drafter at its last trial.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -63,11 +63,13 @@ class DrafterChoice:
         self._begin_trial()
 
     def _begin_trial(self) -> None:
-        self.name, self._gain, self._num_passes = self._waiting.pop(0), Gain(), 0
+        self.name = self._waiting.pop(0)
+        self._gain = Gain()
+        self._num_passes = 0
         self._is_trial = True
 
     def add(self, num_requests: int, num_tokens: int, seconds: float) -> None:
-        """Count a decode pass of the present drafter, which may be another one afterwards."""
+        """Count a decode step of the present drafter. The choice may change with it."""
         if self.name == OFF:
             self._plain.add(num_requests, seconds)
         plain_s = self._plain.of(num_requests)
@@ -91,7 +93,9 @@ class DrafterChoice:
         best = max(self._names, key=lambda name: LEAST_GAIN if name == OFF else self.gains[name])
         self._term = min(2 * self._term, LAST_TERM) if best == self._best else FIRST_TERM
         self.name = self._best = best
-        self._gain, self._num_passes, self._is_trial = Gain(), 0, False
+        self._gain = Gain()
+        self._num_passes = 0
+        self._is_trial = False
 
     def _has_lost(self) -> bool:
         """Return True if the present drafter is clearly slower than at its trial."""

@@ -34,8 +34,8 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedDraft:
-    """A request whose next token is drawn in a pass. `table`: its pages. `most`: drafts that may
-    follow.
+    """A request after whose rows a token is sampled in the next step. `table`: pages of the
+    request. `most`: most drafts that may follow.
     """
 
     request: RequestId
@@ -60,11 +60,11 @@ class ComputedRows:
 
 
 class Drafter(Protocol):
-    """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a pass.
+    """Source of drafts. Not thread-safe. `costs_time`: drafting itself takes a part of a step.
 
-    Its backlog are rows of a prompt, and those of passes before the last one, that it has not read
-    since no drafts were wanted.
-    `backlog_s`: the seconds that the last `propose` read rows of the backlog.
+    Its backlog are rows of a prompt, and of steps before the last one, that it has not read since
+    no drafts were wanted. `backlog_s`: seconds for which the last `propose` read rows of the
+    backlog.
     """
 
     costs_time: bool = False
@@ -113,7 +113,7 @@ class Proposer(Protocol):
         ...
 
     def propose(self, most: int) -> Sequence[int]:
-        """Return at most so many guesses of the next tokens; none if there is no reason for one."""
+        """Return at most `most` guesses of the next tokens; none if there is no reason for one."""
         ...
 
 
@@ -174,7 +174,7 @@ class IndexedTokens:
 
 
 class AnswerTable:
-    """Answers that were served, the latest ones. `max_tokens`: that they may have together."""
+    """Answers that were served, the latest ones. `max_tokens`: limit of their tokens together."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens, self.num_tokens = max_tokens, 0
@@ -248,8 +248,8 @@ class NgramDrafter(MatchingDrafter):
 
 
 class SuffixDrafter(MatchingDrafter):
-    """Guesses from the request's own tokens and from answers that were served. `max_tokens`: of
-    these answers.
+    """Guesses from the request's own tokens and from answers that were served. `max_tokens`: see
+    `AnswerTable`.
     """
 
     def __init__(self, max_tokens: int) -> None:

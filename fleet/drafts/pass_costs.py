@@ -1,4 +1,4 @@
-"""Times of passes, and the number of drafts that is worth its time. Knows no requests."""
+"""Step times, and the number of drafts that is worth its time. Knows no requests."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Average:
 
 
 class PassTimes:
-    """Times of passes by a number, such as that of their requests or rows."""
+    """Step times by a number, such as the step's requests or rows."""
 
     def __init__(self) -> None:
         self._times: dict[int, Average] = {}
@@ -48,8 +48,8 @@ class PassTimes:
         return min((number for number, time in self._times.items() if time.is_known), default=None)
 
     def of(self, number: int) -> float | None:
-        """Return the time of such a pass, between those of the nearest numbers that are known; None
-        while none is.
+        """Return the time of such a step, interpolated between the nearest known numbers; None
+        while none is known.
         """
         known = sorted(each for each, time in self._times.items() if time.is_known)
         if not known:
@@ -73,10 +73,12 @@ class PassCosts:
 
     def __init__(self) -> None:
         self._plain, self._drafted = PassTimes(), PassTimes()
-        self._num_same, self._credit_s, self._alternative = 0, 0.0, 0
-        """Passes since an alternative was measured, the time that the next one may waste, and the
-        number of its drafts.
-        """
+        self._num_same = 0
+        """Steps since an alternative was measured."""
+        self._credit_s = 0.0
+        """Time that the next alternative may waste."""
+        self._alternative = 0
+        """Number of drafts of the next alternative."""
         self._is_alternative = False
         self._estimated_s = 0.0
         """Time of the alternative that is measured."""
@@ -100,8 +102,9 @@ class PassCosts:
         return plain_s + (known_s - plain_s) * (size - own) / (least - own)
 
     def add(self, num_requests: int, num_drafts: int, seconds: float, apart_s: float = 0.0) -> None:
-        """Count the time of a pass. `apart_s`: that it took longer than such passes in a row, since
-        a head read its backlog first; it is not part of their time, but wasted on an alternative.
+        """Count the time of a step. `apart_s`: time by which it took longer than such steps in a
+        row, since a head read its backlog first; it counts as wasted on an alternative, not as time
+        of the step.
         """
         weight = RARE_WEIGHT if self._is_alternative else WEIGHT
         if self._is_alternative:
@@ -121,9 +124,9 @@ class PassCosts:
     ) -> int:
         """Return the best number of drafts for each request.
 
-        `tokens`: expected of a pass for each such number from 0 on; `drafts`: of all requests
-        together. `token_s`: time that each token takes apart from passes if drafts are made.
-        `is_timed`: the time of this pass will be counted.
+        `tokens`: expected tokens of a step for each such number from 0 on. `drafts`: drafts of all
+        requests together, likewise. `token_s`: time that each token takes apart from steps if
+        drafts are made. `is_timed`: the time of this step will be counted.
         """
         self._is_alternative = False
         if self._plain.least is None:
@@ -161,7 +164,9 @@ class PassCosts:
         wasted_s = times[number] - tokens[number] / tokens[best] * times[best]
         if number == best or self._num_same < FEWEST_BETWEEN or self._credit_s < wasted_s:
             return best
-        self._num_same, self._alternative, self._is_alternative = 0, self._alternative + 1, True
+        self._num_same = 0
+        self._alternative += 1
+        self._is_alternative = True
         self._credit_s = min(self._credit_s, MOST_CREDIT * times[best]) - max(0.0, wasted_s)
         self._estimated_s = times[number]
         return number

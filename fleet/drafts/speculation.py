@@ -1,7 +1,7 @@
-"""Speculation in the batch loop: which drafts a pass verifies. It decides about speed only; answers
-do not depend on it.
+"""Speculation in the batch loop: which drafts a step verifies. Decides about speed only; answers do
+not depend on it.
 
-A pass computes the known rows of its requests and those of their drafts. The number of drafts
+A step computes the known rows of its requests and the rows of their drafts. The number of drafts
 follows from measured times: a draft is worth its row if the share of drafts that is accepted there
 outweighs the time that a row adds.
 """
@@ -81,22 +81,23 @@ class _Measured:
                 self.rates[number].add(is_accepted, RATE_WEIGHT)
 
     def num_expected(self, length: int) -> float:
-        """Return the number of drafts of so many that are accepted on average."""
+        """Return the number of accepted drafts that is expected of `length` drafts."""
         return sum(accumulate((rate.value for rate in self.rates[:length]), mul))
 
 
 class Speculation(Drafting):
     """The drafts of the requests of one batch loop. Not thread-safe.
 
-    `drafters`: by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: drafts of one
-    request in a pass.
-    `follows_times`: False to verify every draft.
+    `drafters`: drafters by name; `OFF` is none of them, `AUTO` the fastest at present. `most`: most
+    drafts of one request in a step. `follows_times`: False to verify every draft.
     """
 
     def __init__(
         self, drafters: Mapping[str, Drafter], name: str, most: int, *, follows_times: bool = True
     ) -> None:
-        self._drafters, self._most, self.follows_times = drafters, most, follows_times
+        self._drafters = drafters
+        self._most = most
+        self.follows_times = follows_times
         self._costs = {each: PassCosts() for each in (OFF, *drafters)}
         self._answer_tokens = Average()
         self._rates = {each: self._first_rates() for each in (OFF, *drafters)}
@@ -144,7 +145,9 @@ class Speculation(Drafting):
         """Draft with another drafter, and continue its counts."""
         for drafter in self._drafters.values():
             drafter.forget_requests()
-        self._name, self._drafter, self._own = name, self._drafters.get(name), self._measured[name]
+        self._name = name
+        self._drafter = self._drafters.get(name)
+        self._own = self._measured[name]
         self._early: set[RequestId] | None = None
         self._num_early_passes = 0
 
@@ -216,8 +219,8 @@ class Speculation(Drafting):
     def _drafts(
         self, drafter: Drafter, asked: Sequence[AskedDraft], *, is_timed: bool
     ) -> Sequence[Sequence[int]]:
-        """Return the drafts of each request that are worth their time. `is_timed`: that of the pass
-        will be counted.
+        """Return the drafts of each request that are worth their time. `is_timed`: the time of the
+        step will be counted.
         """
         began_s = time.monotonic()
         most = [each.most for each in asked]

@@ -15,13 +15,14 @@ NOT_NEEDED = "its anchor accepts no tasks, and needs no span workers"
 
 
 class HopView(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a route. `worker`: "" for a span that no worker of the route has; then all
-    else but `span` is empty.
+    """A process of a route. `worker`: "" for a span that no worker of the route has; then all else
+    but `span` is empty.
 
-    `num_passes`, `num_rows` and the bytes since it joined; see `SpanFigures`. Times are means per
-    pass over its last `num_recent` passes, in microseconds, None before the first; see `PassSums`.
-    `share`: of the time that a pass takes, in percent; None until all processes of the route have
-    computed. `computes_most`: none of them computes longer for a pass: a span to shrink.
+    `num_passes`, `num_rows` and the bytes count since it joined; see `SpanFigures`. Times are means
+    per step over its last `num_recent` steps, in microseconds, None before the first; see
+    `PassSums`. `share`: part of a step's time, in percent; None until all processes of the
+    route have computed. `computes_most`: True if no process computes longer for a step: a span to
+    shrink.
     """
 
     span: str
@@ -48,13 +49,13 @@ class HopView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RouteView(msgspec.Struct, frozen=True, kw_only=True):
-    """The route of an anchor. `hops`: its processes, the anchor included, in the order of the
-    layers.
+    """The route of an anchor. `hops`: the processes of the route, the anchor included, in the order
+    of the layers.
 
-    `gap`: why the anchor cannot compute, with every missing range of layers; "" if it can.
-    Microseconds, means over the anchor's last passes, None until all processes have computed:
-    `pass_us`, from the beginning of a pass to its end; `between_us`, the part of it in no process:
-    on the network, and until the receiver's kernel has delivered it.
+    `gap`: why the anchor cannot compute, with every missing range of layers; "" if it can. Times
+    are microseconds, means over the anchor's last steps, None until all processes have computed:
+    `pass_us`, duration of a step; `between_us`, its part in no process: on the network, and until
+    the receiver's kernel has delivered it.
     """
 
     stage: StageName

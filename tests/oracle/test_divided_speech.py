@@ -21,7 +21,8 @@ from tests.oracle.divided_speech import (
     requests,
     whole_speech,
 )
-from tests.span_route import KillPoint, SpanRoute
+from tests.span_route import SpanRoute
+from tests.span_workers import KillPoint
 
 pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 

@@ -19,7 +19,8 @@ from fleet.core.request import Sampling
 from fleet.spans.net.ring import BlockReads
 from tests.capabilities import prefixes_of
 from tests.oracle.test_text_engine import FAMILIES, Family, write_model
-from tests.span_route import LM, WAIT_S, SpanRoute, Split, TextDriver, single
+from tests.span_route import SpanRoute, Split, TextDriver, single
+from tests.span_workers import LM, WAIT_S
 
 pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
@@ -154,7 +155,7 @@ def test_divided_model_gives_equal_bytes(
 
 @pytest.mark.parametrize("name", ["forward 3", "reverse 3"])
 def test_rows_that_are_read_by_nixl_give_equal_bytes(name: str, folder: Path) -> None:
-    """Those of every pass, also after a worker is replaced."""
+    """Rows of every step, also after a worker is replaced."""
     with driven(
         folder, SPLITS[name], blocks=BlockReads(min_bytes=1), numerics="invariant", max_batch=32
     ) as driver:
@@ -201,7 +202,7 @@ def test_divided_model_with_fast_numerics_gives_close_logits(
 
 
 def play_session(driver: TextDriver) -> None:
-    """One script of two conversations beside single requests: sync, steps, draws, a pause, a finish
+    """Script of two conversations beside single requests: sync, steps, samples, a pause, a finish
     and an abort.
     """
     first = [*PROMPT[:20], 5, 9]

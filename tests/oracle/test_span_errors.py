@@ -29,7 +29,8 @@ from tests.oracle.test_span_engine import (
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import ObservedLayers, TextDriver, route_of, single
+from tests.span_route import TextDriver, route_of, single
+from tests.span_workers import ObservedLayers
 
 pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_all(driver: TextDriver, folder: Path) -> None:
-    """Run the requests, and compare their answers with those of one process."""
+    """Run the requests, and compare their answers with one process's answers."""
     submit_all(driver, NUM, MAX_TOKENS, sampled=True)
     driver.run()
     assert_equal_bytes(driver, expected(folder, NUM, MAX_TOKENS, sampled=True))
@@ -177,8 +178,8 @@ def test_worker_that_missed_a_route_of_the_lineage_takes_part_again(
 
 @pytest.mark.parametrize("name", TWO_WORKERS)
 def test_workers_keep_rows_over_routes_that_never_start(name: str, folder: Path) -> None:
-    """One route ends before the engine begins to use it, and in another one a worker cannot connect
-    to the next.
+    """A route ends before the engine begins to use it, and in the next route a worker cannot
+    connect to its neighbour.
     """
     with driven(folder, SPLITS[name], **INVARIANT) as driver:
         route = route_of(driver)

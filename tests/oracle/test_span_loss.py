@@ -26,7 +26,8 @@ from tests.oracle.test_span_engine import (
     submit_all,
 )
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import KillPoint, SpanRoute, SpanWorkerThread, TextDriver, route_of, single
+from tests.span_route import SpanRoute, TextDriver, route_of, single
+from tests.span_workers import KillPoint, SpanWorkerThread
 
 pytestmark = pytest.mark.one_file_in(3, "spans of an engine")
 

@@ -29,7 +29,8 @@ from tests.oracle.divided_speech import THINKERS
 from tests.oracle.test_sessions import OracleConversation
 from tests.oracle.test_span_engine import SMALL_QWEN, SPLITS, driven
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import LM, Split, TextDriver, route_of, single
+from tests.span_route import Split, TextDriver, route_of, single
+from tests.span_workers import LM
 from tests.support import wait_until
 
 FIRST = list(range(40, 73))

@@ -11,7 +11,8 @@ from fleet.core.request import Sampling
 from fleet.spans.protocol.figures import PassSums, SpanFigures
 from tests.oracle.test_span_engine import HEAD_ON_ANCHOR, PROMPT, SMALL_QWEN, THREE_LAYERS, driven
 from tests.oracle.test_text_engine import write_model
-from tests.span_route import SpanWorkerThread, TextDriver, route_of
+from tests.span_route import TextDriver, route_of
+from tests.span_workers import SpanWorkerThread
 
 CHUNK, NUM_TOKENS = 8, 6
 NUM_PASSES = -(-len(PROMPT) // CHUNK) + NUM_TOKENS - 1

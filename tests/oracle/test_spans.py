@@ -59,7 +59,7 @@ def spans_of(folder: Path, notations: Sequence[str], anchor: int = 0) -> list[Sp
 
 
 def layout(shape: KVShape, num_layers: int) -> RowLayout:
-    """Return the layout of one request's first rows, in a pool of its own with so many layers."""
+    """Return the layout of one request's first rows, in a pool of its own."""
     own = KVShape(num_layers=num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     pool = KVPool(own, num_pages=4, page_size=16, dtype=torch.float32, device=torch.device("cpu"))
     table = pool.open_table()

@@ -34,7 +34,7 @@ SETTINGS = (
 
 @dataclass(slots=True)
 class TrainingFleet:
-    """`run` trains on so many prompts; `source` submits single captures."""
+    """A fleet with a trainer. `run` trains on a number of prompts; `source` submits samples."""
 
     fleet: ThreadFleet
     client: FleetClient

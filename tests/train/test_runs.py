@@ -145,8 +145,8 @@ async def test_producer_exception_propagates_and_unblocks_consumer(
 async def test_trainer_that_stops_first_ends_the_run(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """It ends in the middle, and no other one is there: the run fails with the remedy, although its
-    producer is blocked.
+    """The trainer ends in the middle, and no other is there: the run fails with the remedy,
+    although its producer is blocked.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         given = training.run_over(prompt(number) for number in range(10_000))
@@ -199,8 +199,8 @@ async def test_run_survives_the_death_of_the_trainer(
 async def test_trainer_that_was_fenced_acknowledges_nothing(
     redis_url: str, text_checkpoint: Path, tmp_path: Path
 ) -> None:
-    """It is frozen past its lease, another one takes over, and it continues: its checkpoint and
-    acknowledgements are refused.
+    """The trainer is frozen past its lease, a successor takes over, and it continues: its
+    checkpoint and acknowledgements are refused.
     """
     async with training_fleet(redis_url, text_checkpoint, tmp_path) as training:
         training.fleet.add_worker(TRAINER)

@@ -19,7 +19,7 @@ PASS_S = 0.02
 
 
 class ThousandRows:
-    """A task of so many rows."""
+    """A task of a thousand rows."""
 
     num_rows = 1000
 
@@ -102,7 +102,7 @@ def test_one_capture_is_in_flight_beside_answers_where_several_passes_are() -> N
 
 
 def test_paused_answers_do_not_delay_captures() -> None:
-    """They wait for their clients, who may be slow."""
+    """Paused answers wait for their clients, who may be slow."""
     loop, paused = Loop(0.0), scheduled("a")
     paused.paused = True
     assert loop.run_pass([paused, *CAPTURES]) == ["c1", "c2"]

@@ -27,7 +27,7 @@ NUM_LAYERS = CONFIG.num_layers
 
 
 class Format(NamedTuple):
-    """One format: writing and reading with what both need."""
+    """A format: writing and reading with what both need."""
 
     write: Callable[[Eagle3Head, Path], None]
     read: Callable[..., Eagle3Head]

@@ -153,7 +153,7 @@ def test_batched_drafts_equal_single_ones() -> None:
 
 
 def test_acceptance_of_drafts_over_pages_is_the_simulated_one() -> None:
-    """Each draft follows the head's own earlier drafts, as in serving; training feeds the sample's
+    """A draft follows the head's own earlier drafts, as in serving; training feeds the sample's
     tokens.
     """
     head, sample = make_head(), make_sample(LENGTH + 20, answer_start=4)

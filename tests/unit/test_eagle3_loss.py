@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fleet.core.errors import SampleRefused
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.loss import (
     DraftCounts,
@@ -193,35 +192,6 @@ def test_target_rows_of_hidden_rows_equal_those_of_logits(monkeypatch: pytest.Mo
     whole = TargetRows.of_logits(hidden @ head_VH.T, VOCABULARY)
     torch.testing.assert_close(chunked.logits_ND, whole.logits_ND)
     assert torch.equal(chunked.greedy_N, whole.greedy_N)
-
-
-@pytest.mark.parametrize("part", ["taps_NT", "embeddings_NH"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_sample_that_is_not_finite_is_refused(part: str, value: float) -> None:
-    sample = make_sample(8, 2)
-    rows = getattr(sample, part).clone()
-    rows[5, 3] = value
-    with pytest.raises(SampleRefused, match="not finite"):
-        unrolled_loss(make_head(), [replace(sample, **{part: rows})])
-
-
-def test_target_logits_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(SampleRefused, match="target logits are not finite"):
-        unrolled_loss(make_head(), [with_noise(make_sample(8, 2), 3), _spoilt(make_sample(8, 2))])
-
-
-def _spoilt(sample: TrainingRows) -> TrainingRows:
-    return replace(
-        sample, target=replace(sample.target, logits_ND=sample.target.logits_ND * torch.nan)
-    )
-
-
-def test_sample_with_too_few_rows_is_refused() -> None:
-    sample = make_sample(8, 2)
-    with pytest.raises(SampleRefused, match="7 rows of embeddings, 8 of taps"):
-        unrolled_loss(make_head(), [replace(sample, embeddings_NH=sample.embeddings_NH[1:])])
-    with pytest.raises(SampleRefused, match="needs at least 3"):
-        unrolled_loss(make_head(), [make_sample(2, 1)])
 
 
 def test_loss_that_is_not_finite_is_an_error() -> None:

@@ -1,6 +1,4 @@
-"""A version of the draft head whose guesses are clearly worse than those of the version before
-gives way to it, once.
-"""
+"""A draft head that is clearly worse than the version before gives way to it, once."""
 
 import pytest
 
@@ -9,7 +7,7 @@ from fleet.drafts.figures.speculation import SpeculationFigures
 
 
 def figures(version: int, num_drafts: int, share: float) -> SpeculationFigures:
-    """Figures of so many passes with three guesses each, of which a share is right at each
+    """Statistics of `num_drafts` steps with three drafts each, of which a share is right at each
     position.
     """
     accepted = tuple(round(num_drafts * share**position) for position in (1, 2, 3))

@@ -17,9 +17,9 @@ from fleet.spans.route.division import (
     LOSS_GRACE_S,
     AutomaticDivision,
     Candidates,
-    FreeWorker,
     Placed,
     RouteGap,
+    RouteWorker,
     fits_beside,
 )
 
@@ -56,17 +56,17 @@ class Route:
             StageName("lm"), spans, SIZES, head_on_anchor=head_on_anchor, now_s=self.clock
         )
 
-    def place(self, *free: FreeWorker, limit: int = 99) -> list[str]:
+    def place(self, *free: RouteWorker, limit: int = 99) -> list[str]:
         placed = self.division.place(Candidates(free=free, limit=limit))
         self.division.accept(placed)
         return described(placed)
 
-    def better(self, *free: FreeWorker, limit: int = 99, is_leaving: bool = False) -> list[str]:
+    def better(self, *free: RouteWorker, limit: int = 99, is_leaving: bool = False) -> list[str]:
         return described(
             self.division.better(Candidates(free=free, limit=limit), is_leaving=is_leaving)
         )
 
-    def losses(self, *free: FreeWorker) -> dict[WorkerId, str]:
+    def losses(self, *free: RouteWorker) -> dict[WorkerId, str]:
         return dict(self.division.losses(Candidates(free=free, limit=99)) or {})
 
 
@@ -76,9 +76,14 @@ def described(placed: Placed) -> list[str]:
 
 def worker(
     number: int, memory_mib: int = 10_000, span: str = "", *, stands_by: bool = False
-) -> FreeWorker:
-    return FreeWorker(
-        worker=WorkerId(f"w{number}"), span=span, memory=memory_mib * MIB, stands_by=stands_by
+) -> RouteWorker:
+    return RouteWorker(
+        worker=WorkerId(f"w{number}"),
+        address=("127.0.0.1", 1),
+        key=b"",
+        span=span,
+        memory=memory_mib * MIB,
+        stands_by=stands_by,
     )
 
 

@@ -1,5 +1,5 @@
 """The choice of a worker for each span: loaded spans are kept, and as few workers as possible load
-another one.
+a new one.
 """
 
 from itertools import permutations

@@ -209,7 +209,7 @@ def test_closing_with_a_backlog_drops_it(served: ListenerUnderTest) -> None:
 
 
 def test_end_of_sending_is_reported_once_for_each_frame_in_order(served: ListenerUnderTest) -> None:
-    """A frame that the kernel takes immediately, and then those of a backlog."""
+    """A frame that the kernel takes immediately, and then frames of a backlog."""
     sock, connection = served.connect_raw()
     sizes, ended = (10, 8 * 2**20, 20, 8 * 2**20), list[int]()
     connection.send(b"", bytes(sizes[0]), when_sent=lambda: ended.append(0))

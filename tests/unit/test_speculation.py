@@ -323,8 +323,8 @@ def test_backlog_is_read_where_enough_of_an_average_answer_is_left(
 def test_best_number_of_drafts_is_found_though_each_is_right_by_chance(
     rate: float, draft_s: float, best: int
 ) -> None:
-    """`rate`: of drafts that are right after right ones. The best number is 3 to 10 % faster than
-    the one below.
+    """`rate`: share of right drafts after right ones. The best number is 3 to 10 % faster than the
+    one below.
     """
     speculation, chance = Speculation({"suffix": CountedGuesses()}, "suffix", 3), random.Random(1)
     drafts = run_passes(speculation, 3000, is_right=lambda: chance.random() < rate, draft_s=draft_s)

@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.core.ids import WorkerId
-from fleet.spans.route.setup import RouteHop
+from fleet.spans.route.division import RouteWorker
 from fleet.spans.route.standby import choose_standby_spans
 
 SPANS = ("0:3", "4:7", "8:output")
 
 
-def unused(*loaded: str) -> list[RouteHop]:
+def unused(*loaded: str) -> list[RouteWorker]:
     return [
-        RouteHop(worker=WorkerId(f"w{number}"), address=("127.0.0.1", 1), key=b"", span=span)
+        RouteWorker(worker=WorkerId(f"w{number}"), address=("127.0.0.1", 1), key=b"", span=span)
         for number, span in enumerate(loaded)
     ]
 

@@ -77,7 +77,7 @@ class Seconds:
 
 @dataclass
 class TrainerBench:
-    """One trainer whose clock is the test's."""
+    """A trainer whose clock is the test's."""
 
     folder: Path
     records: LocalRecords = field(default_factory=LocalRecords)
@@ -228,7 +228,7 @@ def test_sample_that_no_checkpoint_contains_is_trained_on_by_the_successor(tmp_p
 
 
 class FencedRecords(LocalRecords):
-    """Records of a worker in whose place another one trains."""
+    """Records of a worker in whose place a successor trains."""
 
     def note_checkpoint(self, name: str) -> bool:
         return False

@@ -16,8 +16,7 @@ from fleet.core.clock import now_us
 from fleet.core.errors import BadInput
 from fleet.core.ids import EdgeName, new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.drafts.capture.patience import patiently
-from fleet.drafts.capture.source import AnsweredPrompt, CapturePort
+from fleet.drafts.capture.source import AnsweredPrompt, CapturePort, patiently
 from fleet.processing import ChatRequest, Frontend, GivenAnswer, Message, TextPart
 
 EXAMPLE = '{"prompt": "What is ten plus five?", "answer": "fifteen"}'
@@ -118,8 +117,8 @@ def _text_edges(config: FleetConfig) -> tuple[EdgeName, ...]:
 async def answered(
     specs: Iterable[RequestSpec], client: CapturePort
 ) -> AsyncIterator[AnsweredPrompt]:
-    """Yield each request with its answer, which is the given one or that of the fleet. Raises:
-    FleetError of a request.
+    """Yield each request with its answer, given or asked of the fleet. Raises: FleetError of a
+    request.
     """
     for spec in specs:
         if spec.given:

@@ -54,7 +54,7 @@ class CaptureSlots:
             self._limiter.total_tokens, self._num_since = self.limit + 1, 0
 
     def note_no_room(self, slot: CaptureSlot, error: TransferError) -> None:
-        """Count a capture whose rows had no room. One that began before the last reduction says
+        """Count a sample whose rows had no room. A sample that began before the last reduction says
         nothing of the present number.
         """
         if slot.num_reductions < self._num_reductions or self.limit == 1:

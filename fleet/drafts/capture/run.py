@@ -25,10 +25,10 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunProgress:
-    """Progress of a run. `submitted`, `trained` and `refused` count samples; `windows`: in the
-    trainer's last checkpoint.
+    """Progress of a run. `submitted`, `trained` and `refused` count samples.
 
-    `version`: of the draft head that the run made; 0 before its end.
+    `windows`: optimizer steps in the trainer's last checkpoint. `version`: version of the draft
+    head that the run made; 0 before its end.
     """
 
     state: RunState = RunState.RUNNING
@@ -49,8 +49,8 @@ class RunProgress:
 
 @dataclass(slots=True, kw_only=True)
 class CapturedRun:
-    """One run over `pool`. `name` is the source of its version; `num_at_once`: captures whose end
-    it awaits.
+    """A training run over `pool`. `name`: source of its version. `num_at_once`: samples whose end
+    it awaits at one time.
     """
 
     source: CaptureSource
@@ -72,15 +72,11 @@ class CapturedRun:
                 running.add(asyncio.create_task(self._train_on(answered)))
                 self._note(submitted=self.progress.submitted + 1)
                 while len(running) >= self.num_at_once and not stop.is_set():
-                    await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                    _raise_failed(running)
-                    running = {task for task in running if not task.done()}
+                    running = await _still_running(running, stopping)
                 if stop.is_set():
                     break
             while running and not stop.is_set():
-                await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                _raise_failed(running)
-                running = {task for task in running if not task.done()}
+                running = await _still_running(running, stopping)
             if stop.is_set():
                 return self._note(state=RunState.STOPPED)
             return await self._publish(stopping)
@@ -129,7 +125,12 @@ class CapturedRun:
         return self.progress
 
 
-def _raise_failed(tasks: set["asyncio.Task[None]"]) -> None:
-    for task in tasks:
+async def _still_running(
+    running: set["asyncio.Task[None]"], stopping: "asyncio.Task[bool]"
+) -> set["asyncio.Task[None]"]:
+    """Wait for a task to end; return the others. Raises: the error of a task that failed."""
+    await asyncio.wait({*running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
         if task.done() and not task.cancelled() and (error := task.exception()) is not None:
             raise error
+    return {task for task in running if not task.done()}

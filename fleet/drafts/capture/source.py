@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -15,20 +16,37 @@ from fleet.control.stream import ClientStream
 from fleet.control.training import Outcome, TrainingClient
 from fleet.core.chunk import Chunk
 from fleet.core.clock import now_us
-from fleet.core.errors import FleetError, Overloaded, SampleRefused, TransferError
+from fleet.core.errors import FleetError, Overloaded, RedisUnreachable, SampleRefused, TransferError
 from fleet.core.ids import RequestId, new_request_id
 from fleet.core.request import RequestSpec, Sampling
-from fleet.drafts.capture.patience import RETRY_S, patiently
 from fleet.drafts.capture.room import CaptureSlots
 from fleet.graphs.training import PUBLISH, TRAINED
 
 log = logging.getLogger(__name__)
 KIND = "capture"
+T = TypeVar("T")
+AWAY_S = 60.0
+"""Longest absence of Redis that a training run outlasts."""
+RETRY_S = 0.2
 NO_ROOM_TRIES = 5
 """Times that a capture without others of this process is tried: those of other processes may have
 taken the room.
 """
 NO_ROOM_PAUSE_S = 1.0
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of a call, which is repeated while Redis is away. Raises: its
+    RedisUnreachable after `AWAY_S`.
+    """
+    deadline_s = time.monotonic() + AWAY_S
+    while True:
+        try:
+            return await call()
+        except RedisUnreachable:
+            if time.monotonic() > deadline_s:
+                raise
+        await asyncio.sleep(RETRY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +92,13 @@ class CaptureSource:
         self._offered: set[asyncio.Task[None]] = set()
 
     async def capture(self, answered: AnsweredPrompt, *, publish: str = "") -> Acknowledged:
-        """Capture one answer and wait for its acknowledgement, first for others in flight and while
-        the fleet is full.
+        """Submit one sample and wait for its acknowledgement; before, wait for others in flight and
+        while the fleet is full.
 
-        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the capture is
-        aborted. One that was lost with Redis is repeated, and one whose rows had no room beside
-        those of others. Raises: SampleRefused if they have no room alone; FleetError of the
-        request, NoWorker.
+        `publish`: see `graphs.training.PUBLISH`. If the caller is cancelled, the sample is aborted.
+        A sample that was lost with Redis is repeated, and so is a sample whose rows had no room
+        beside others. Raises: SampleRefused if they have no room alone; FleetError of the request,
+        NoWorker.
         """
         try:
             done = await self._captured_in_room(answered, publish)

@@ -43,11 +43,12 @@ def default_layer_ids(num_layers: int) -> tuple[int, int, int]:
 class Eagle3Config:
     """Configuration of a head.
 
-    `layer_ids`: tap i is the rows that enter layer i of the target, counted from 0. `hidden_size`,
-    `num_layers`, `vocab_size`: of the target. `target_hash` identifies the target's weights, whose
-    embedding the head shares. The head's keys and values are one more layer of the target's KV pool
-    if `num_kv_heads` and `head_dim` are the target's. `norm_before_residual`: the layer adds its
-    attention to the normed hidden row instead of the row itself.
+    `layer_ids`: tap i is the hidden states that enter layer i of the target, counted from 0.
+    `hidden_size`, `num_layers` and `vocab_size` are the target's. `target_hash` identifies the
+    target's weights, whose embedding the head shares. The head's keys and values are one more layer
+    of the target's KV pool if `num_kv_heads` and `head_dim` are the target's.
+    `norm_before_residual`: the layer adds its attention to the normed hidden state instead of the
+    hidden state itself.
 
     Raises: ConfigError with the name of the field.
     """

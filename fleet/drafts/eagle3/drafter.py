@@ -1,8 +1,8 @@
-"""The draft head as a drafter of the batch loop: it reads the rows of each pass, and drafts before
-the next one.
+"""The draft head as a drafter of the batch loop: it reads the hidden states of each step, and
+drafts before the next one.
 
 Its keys and values are the last layer of the target's KV pool, so they move and end with a
-request's pages. Rows that the head has not read, as those of an earlier worker, make its guesses
+request's pages. Rows that the head has not read, such as an earlier worker's, make its guesses
 worse and nothing else. Legend: see the package.
 """
 
@@ -68,7 +68,9 @@ class HeadDrafter(Drafter):
     def __init__(
         self, head: Eagle3Head | None, pool: KVPool, embed: Callable[[Tensor], Tensor]
     ) -> None:
-        self._head, self._pool, self._embed = head, pool, embed
+        self._head = head
+        self._pool = pool
+        self._embed = embed
         self._layer = pool.shape.num_layers - 1
         self._hidden: dict[RequestId, tuple[int, Tensor]] = {}
         """By request, the number of rows that the head has read, and its hidden row of the last of
@@ -180,8 +182,8 @@ class HeadDrafter(Drafter):
         return found
 
     def _is_ready(self, asked: AskedDraft, most: int) -> bool:
-        """Return True if the head has read every row but that of the last token, and pages are free
-        for the rows of drafts.
+        """Return True if the head has read every row but the last token's, and pages are free for
+        the rows of drafts.
         """
         num_read, _ = self._hidden.get(asked.request, (-1, None))
         return (

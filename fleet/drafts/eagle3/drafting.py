@@ -18,11 +18,11 @@ from fleet.engine.torch.layout import Layout
 def read_taps(
     head: Eagle3Head, embeddings_NH: Tensor, taps_NT: Tensor, layout: Layout, layer: int
 ) -> Tensor:
-    """Compute rows from the target's taps, and so write their keys and values: returns the hidden
-    rows [N, H].
+    """Compute rows from the target's taps, which writes their keys and values: returns the hidden
+    states [N, H].
 
-    `layout`: of the rows' positions, whose tokens' successors are in `embeddings_NH`. `layer`: the
-    head's in the KV pool.
+    `layout`: positions of the rows. `embeddings_NH`: embeddings of the tokens after these
+    positions. `layer`: layer of the head in the KV pool.
     """
     return head(embeddings_NH, head.fuse(taps_NT), layout.positions, partial(layout.attend, layer))
 
@@ -38,9 +38,9 @@ def draft_tokens(
     """Draft one token of each request, and one more for each layout: returns the target's ids,
     int64 [S, drafts].
 
-    `hidden_SH`: last rows from `read_taps`. `layouts`: of one row a request each, at the positions
-    after them, in order. Their keys and values stay in the pool until `read_taps` of the same
-    positions overwrites them.
+    `hidden_SH`: last hidden states from `read_taps`. `layouts`: the positions after them in order,
+    one row of each request per layout. Their keys and values stay in the pool until `read_taps` of
+    the same positions overwrites them.
     """
     drafts = [head.draft(hidden_SH)]
     for layout in layouts:

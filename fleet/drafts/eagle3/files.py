@@ -1,8 +1,8 @@
-"""Files of a head: one of weights as safetensors, and JSON with the configuration and the hash of
-the weights' bytes.
+"""Files of a head: weights as safetensors, and JSON with the configuration and the hash of the
+weights' bytes.
 
 The embedding is the target's and is not stored. The format is Fleet's own; `speculators` and
-`sglang` write those of other programs.
+`sglang` write formats of other programs.
 """
 
 import hashlib
@@ -207,9 +207,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes, path: Path) -> dict[str, Any]:
-    """Raises: ConfigError unless the bytes are an object of JSON. `path`: of the file, for the
-    error.
-    """
+    """Parse an object of JSON. `path`: file named in the error. Raises: ConfigError."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:

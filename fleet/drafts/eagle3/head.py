@@ -1,5 +1,4 @@
-"""The head as a torch module. It knows neither pages nor training: attention and embedding are
-given.
+"""The head as a torch module, without pages and training: attention and embedding are given.
 
 Source: vLLM 0.32, `llama_eagle3.py`. Legend: see the package.
 """
@@ -80,18 +79,16 @@ class Eagle3Head(nn.Module):
             name: nn.Parameter(weight.to(device, config.torch_dtype))
             for name, weight in drawn.items()
         }
-        self.fc, self.embedding_norm, self.hidden_norm = (
-            ready["fc"],
-            ready["embedding_norm"],
-            ready["hidden_norm"],
-        )
-        self.qkv, self.out, self.post_norm = ready["qkv"], ready["out"], ready["post_norm"]
-        self.gate_up, self.down, self.norm, self.lm_head = (
-            ready["gate_up"],
-            ready["down"],
-            ready["norm"],
-            ready["lm_head"],
-        )
+        self.fc = ready["fc"]
+        self.embedding_norm = ready["embedding_norm"]
+        self.hidden_norm = ready["hidden_norm"]
+        self.qkv = ready["qkv"]
+        self.out = ready["out"]
+        self.post_norm = ready["post_norm"]
+        self.gate_up = ready["gate_up"]
+        self.down = ready["down"]
+        self.norm = ready["norm"]
+        self.lm_head = ready["lm_head"]
         self.register_buffer("vocabulary_D", vocabulary_D.long().to(device), persistent=False)
         self._params = AttentionParams(scale=config.head_dim**-0.5)
 
@@ -104,11 +101,11 @@ class Eagle3Head(nn.Module):
     def forward(
         self, embeddings_NH: Tensor, hidden_NH: Tensor, positions_N: Tensor, attend: Attend
     ) -> Tensor:
-        """Run the layer: [N, H] -> [N, H], the rows that the next step reads and that `logits` are
-        computed from.
+        """Run the layer: [N, H] -> [N, H], the hidden states that the next step reads and that
+        `logits` are computed from.
 
-        `embeddings_NH`: of the tokens after the rows' positions. `hidden_NH`: from `fuse`, or from
-        the step before.
+        `embeddings_NH`: embeddings of the tokens after the rows' positions. `hidden_NH`: result of
+        `fuse`, or of the step before.
         """
         config = self.config
         normed_NH = self._normed(hidden_NH, self.hidden_norm)

@@ -269,7 +269,7 @@ def check_embedding(weights: dict[str, Tensor], embedding_VH: Tensor | None, sou
     """Remove `embed_tokens.weight` from the weights, and check that it is the target's, which the
     head shares.
 
-    Raises: ConfigError if it is another one, or if there is nothing to compare it with.
+    Raises: ConfigError if it differs, or if there is nothing to compare it with.
     """
     stored_VH = weights.pop("embed_tokens.weight", None)
     if stored_VH is None:

@@ -2,10 +2,10 @@
 ("training-time test").
 
 Row i of step s, counted from 0, reads the embedding of token i + 1 + s and predicts token i + 2 +
-s, which the target predicts at position i + 1 + s. It is trained if that token is one of an answer,
-exists in the sample, and if the target's most likely token is in the draft vocabulary; a draft that
-the vocabulary lacks is counted as a wrong one. The first token of an answer counts too, although in
-serving the target draws it before the head is asked.
+s, which the target predicts at position i + 1 + s. A row is trained if that token belongs to an
+answer and exists in the sample, and if the target's most likely token is in the draft vocabulary; a
+draft that the vocabulary lacks is counted as a wrong one. The first token of an answer counts too,
+although in serving the target samples it before the head is asked.
 Source: SpecForge, `specforge/core/eagle3.py`; speculators 0.9, `models/eagle3/metrics.py`. Legend:
 see the package; n rows kept.
 """
@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fleet.core.errors import SampleRefused
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.unrolled import UnrolledAttention
 from fleet.drafts.eagle3.vocabulary import mask_of
@@ -60,12 +59,11 @@ class TargetRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRows:
-    """One sample on the trainer's device.
+    """A sample on the trainer's device.
 
-    `embeddings_NH`: the rows that enter the target's first layer, for audio those of its clips.
-    `taps_NT`: low to high.
-    `is_answer_N`: True at tokens of an answer, bool. Answers are best the target's greedy ones: in
-    others a step follows a token that the head could not have drafted.
+    `embeddings_NH`: rows that enter the target's first layer; for audio, embeddings of its clips.
+    `taps_NT`: low to high. `is_answer_N`: True at tokens of an answer, bool. Answers are best the
+    target's greedy ones: in others a step follows a token that the head could not have drafted.
     """
 
     embeddings_NH: Tensor
@@ -73,34 +71,13 @@ class TrainingRows:
     target: TargetRows
     is_answer_N: Tensor
 
-    def check(self) -> None:
-        """Raises: SampleRefused for fewer than three positions, differing lengths, or values that
-        are not finite.
-        """
-        parts = {
-            "taps": self.taps_NT,
-            "embeddings": self.embeddings_NH,
-            "target logits": self.target.logits_ND,
-            "greedy tokens": self.target.greedy_N,
-            "answer mask": self.is_answer_N,
-        }
-        num_rows = len(self.taps_NT)
-        if num_rows < 3:
-            raise SampleRefused(f"sample: {num_rows} positions; a draft needs at least 3")
-        for name, part in parts.items():
-            if len(part) != num_rows:
-                raise SampleRefused(f"sample: {len(part)} rows of {name}, {num_rows} of taps")
-            if part.is_floating_point() and not bool(part.isfinite().all()):
-                raise SampleRefused(f"sample: {name} are not finite")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
     """Sums over rows, by step, which add up over batches; rates are computed from the sums.
 
-    `reached`: rows whose earlier drafts were all right; `accepted`: of those, the ones whose draft
-    is right too. `trained`,
-    `loss_sum`: rows in the loss, and its sum in nats.
+    `reached`: rows whose earlier drafts were all right. `accepted`: reached rows whose draft is
+    right too. `trained`, `loss_sum`: rows in the loss, and its sum in nats.
     """
 
     reached: tuple[int, ...]
@@ -150,7 +127,7 @@ def _added(one: tuple[Number, ...], other: tuple[Number, ...]) -> tuple[Number, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnrolledLoss:
-    """`loss`: a scalar to differentiate. `counts`: on the host."""
+    """Loss of samples. `loss`: a scalar to differentiate. `counts`: sums, on the host."""
 
     loss: Tensor
     counts: DraftCounts
@@ -164,12 +141,11 @@ def unrolled_loss(
 
     A row's loss is the Kullback-Leibler divergence of the head's distribution from the target's,
     restricted to the draft vocabulary.
-    Raises: SampleRefused as `TrainingRows.check`; ArithmeticError if the loss is not finite.
+    The samples were checked (`DraftSample.check`). Raises: ArithmeticError if the loss is not
+    finite.
     """
-    for sample in samples:
-        sample.check()
     steps = UnrolledSteps(head, samples, num_steps)
-    loss, sums = head.fc.new_zeros(()), _Sums()
+    loss, sums = head.fc.new_zeros(()), list[tuple[int, int, int, float]]()
     is_reached_n: Tensor | None = None
     for step, hidden_nH in enumerate(steps.hidden_rows()):
         is_counted_n, logits_nD, greedy_n = steps.targets(step)
@@ -179,11 +155,24 @@ def unrolled_loss(
         losses = divergences(drafted_nD[is_trained_n], logits_nD[is_trained_n])
         loss = loss + decay**step * losses.sum() / max(len(losses), 1)
         is_right_n = is_reached_n & (head.vocabulary_D[drafted_nD.argmax(-1)] == greedy_n)
-        sums.add(is_reached_n, is_right_n, losses)
+        sums.append(
+            (
+                int(is_reached_n.sum()),
+                int(is_right_n.sum()),
+                len(losses),
+                float(losses.detach().sum()),
+            )
+        )
         is_reached_n = is_right_n
     if not bool(loss.isfinite()):
         raise ArithmeticError("the loss of the draft head is not finite")
-    return UnrolledLoss(loss=loss, counts=sums.counts())
+    counts = DraftCounts(
+        reached=tuple(each[0] for each in sums),
+        accepted=tuple(each[1] for each in sums),
+        trained=tuple(each[2] for each in sums),
+        loss_sum=tuple(each[3] for each in sums),
+    )
+    return UnrolledLoss(loss=loss, counts=counts)
 
 
 def divergences(drafted_nD: Tensor, target_nD: Tensor) -> Tensor:
@@ -195,28 +184,6 @@ def divergences(drafted_nD: Tensor, target_nD: Tensor) -> Tensor:
     ).sum(-1)
 
 
-class _Sums:
-    def __init__(self) -> None:
-        self._reached: list[int] = []
-        self._accepted: list[int] = []
-        self._trained: list[int] = []
-        self._loss_sum: list[float] = []
-
-    def add(self, is_reached_n: Tensor, is_right_n: Tensor, losses: Tensor) -> None:
-        self._reached.append(int(is_reached_n.sum()))
-        self._accepted.append(int(is_right_n.sum()))
-        self._trained.append(len(losses))
-        self._loss_sum.append(float(losses.detach().sum()))
-
-    def counts(self) -> DraftCounts:
-        return DraftCounts(
-            reached=tuple(self._reached),
-            accepted=tuple(self._accepted),
-            trained=tuple(self._trained),
-            loss_sum=tuple(self._loss_sum),
-        )
-
-
 class UnrolledSteps:
     """The rows of each step. A sample of N positions has N - 1 rows; those that reach an answer
     within the steps are kept.
@@ -225,7 +192,9 @@ class UnrolledSteps:
     """
 
     def __init__(self, head: Eagle3Head, samples: Sequence[TrainingRows], num_steps: int) -> None:
-        self._head, self._samples, self._num_steps = head, samples, num_steps
+        self._head = head
+        self._samples = samples
+        self._num_steps = num_steps
         self._in_vocabulary_V = mask_of(head.vocabulary_D, head.config.vocab_size)
         self._lengths = [len(sample.taps_NT) - 1 for sample in samples]
         self.kept = [_rows_before(sample.is_answer_N, num_steps) for sample in samples]

@@ -1,9 +1,9 @@
 """Export and import of a head in the format of SpecForge, which SGLang reads.
 
-Layer ids are those of the layers that the rows *leave*, one below Fleet's: SGLang adds 1 to them
-and takes the rows that enter (`set_eagle3_layers_to_capture` of its models). vLLM reads the ids of
-this format without that addition: give vLLM the other format. The embedding is the target's and is
-not in the folder. The layer adds its attention to the row before the norm, always.
+Layer ids name the layers that the rows *leave*, one below Fleet's: SGLang adds 1 to them and takes
+the rows that enter (`set_eagle3_layers_to_capture` of its models). vLLM reads the ids of this
+format without that addition: give vLLM the other format. The embedding is the target's and is not
+in the folder. The layer adds its attention to the row before the norm, always.
 Source: SGLang, `models/llama_eagle3.py`, `models/llama.py`; SpecForge, `export/to_sglang.py`,
 `modeling/draft/llama3_eagle.py`.
 """
@@ -77,11 +77,12 @@ def import_sglang(
     embedding_VH: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Eagle3Head:
-    """Read a head. `num_layers`: of the target, whose default layers are tapped where the folder
-    names none.
+    """Read a head. `num_layers`: number of the target's layers, whose default ones are tapped where
+    the folder names none.
 
-    `embedding_VH`: the target's, needed where the folder has an embedding. Raises: ConfigError with
-    the name of a missing or unknown field or weight, or of one with which this head cannot compute.
+    `embedding_VH`: the target's embedding, needed where the folder has one. Raises: ConfigError
+    with the name of a missing or unknown field or weight, or of one with which this head cannot
+    compute.
     """
     path = folder / CONFIG_FILE
     config = _config_of(read_json(path), str(path), num_layers=num_layers, target_hash=target_hash)

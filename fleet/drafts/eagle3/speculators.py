@@ -114,8 +114,8 @@ def import_speculators(
     embedding_VH: Tensor | None = None,
     device: torch.device | None = None,
 ) -> Eagle3Head:
-    """Read a head. `num_layers`: of the target. `embedding_VH`: the target's, needed where the
-    folder has an embedding.
+    """Read a head. `num_layers`: number of the target's layers. `embedding_VH`: the target's
+    embedding, needed where the folder has one.
 
     Raises: ConfigError with the name of a missing or unknown field or weight, or of one with which
     this head cannot compute.

@@ -102,7 +102,9 @@ class HeadFollower:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`peer` returns the transfer metadata of another worker."""
-        self._settings, self._heads, self._memory = settings, heads, memory
+        self._settings = settings
+        self._heads = heads
+        self._memory = memory
         self._transfer, self._link = transfer, link
         self._peer, self._clock = peer, clock
         self._watch = HeadWatch(settings.floor)

@@ -17,8 +17,10 @@ class RedisRecords(TrainingRecords):
     """Records as the worker `trainer` writes them, each write fenced by its registration."""
 
     def __init__(self, client: redis.Redis, trainer: WorkerId, stage: StageName) -> None:
-        """`stage`: that drafts with the versions."""
-        self._client, self._trainer, self._stage = client, trainer, stage
+        """`stage`: stage whose workers draft with the versions."""
+        self._client = client
+        self._trainer = trainer
+        self._stage = stage
 
     def checkpoint(self) -> str:
         return text(self._client.hget(keys.TRAINING, "checkpoint"))

@@ -19,17 +19,15 @@ ORDERS = (OFF, *DRAFTERS, AUTO, CONFIGURED)
 
 
 class SpeculationFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts since the drafter is in use; `drafter` is its name, or `off`. `automatic`: it was
-    chosen by measured speed, and its counts include those of earlier uses. `num_draws`: passes of
-    one request that ended in draws, with or without drafts.
+    """Counts since the drafter is in use; `drafter` is its name, or `off`.
 
-    `gains`: tokens/s with a drafter relative to those without, in decode passes; with `automatic`
-    of each at its last trial.
-
-    `drafted`, `accepted`: by position of the draft, from the first on. A draft counts as accepted
-    if those before it were, too.
-    `version`: of the draft head; 0: the configured one, or none. `failed`: the drafter whose
-    `failure` ended drafting.
+    `automatic`: the drafter was chosen by measured speed, and the counts include its earlier uses.
+    `num_draws`: steps of one request that ended in a sampled token, with or without drafts.
+    `gains`: tokens/s with a drafter relative to tokens/s without, in decode steps; with
+    `automatic`, of each drafter at its last trial. `drafted`, `accepted`: counts by position of the
+    draft, from the first on; a draft counts as accepted if all drafts before it were, too.
+    `version`: version of the draft head; 0 for the configured one, or none. `failed`: the drafter
+    whose `failure` ended drafting.
     """
 
     drafter: str

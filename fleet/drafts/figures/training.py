@@ -8,14 +8,13 @@ from fleet.core.ids import WorkerId
 
 
 class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of the active trainer since it was started.
+    """Statistics of the active trainer since it was started.
 
-    `windows`: steps of the optimizer that its head has behind it; `loss`: of the last one.
-    `accepted`, `refused`: samples.
-    `waiting`: samples that wait for a checkpoint which contains them. `replay_samples`,
-    `replay_bytes`: held to be trained on again. `checkpoint`: windows in the last durable one.
-    `acceptance`: simulated acceptance length on held-out samples at the last evaluation, None
-    before.
+    `windows`: optimizer steps of its head; `loss`: loss of the last one. `accepted`, `refused`:
+    samples. `waiting`: samples that wait for a checkpoint which contains them. `replay_samples`,
+    `replay_bytes`: samples held to be trained on again. `checkpoint`: windows in the last durable
+    checkpoint. `acceptance`: simulated acceptance length on held-out samples at the last
+    evaluation, None before.
     """
 
     windows: int = 0
@@ -33,12 +32,12 @@ class TrainingFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftVersion(msgspec.Struct, frozen=True, kw_only=True):
-    """A numbered version of a draft head. `sha256`: of its weights' bytes; `target`: hash of the
-    target that it belongs to.
+    """A numbered version of a draft head. `sha256`: hash of its weights' bytes. `target`: hash of
+    the target that it belongs to.
 
     `acceptance`: simulated acceptance length on held-out samples; None without any. `windows`,
-    `samples`: that it was trained on. `source`: the training run, or the file that it was imported
-    from. `note`: why a worker promoted or replaced it.
+    `samples`: numbers that it was trained on. `source`: the training run, or the file that it was
+    imported from. `note`: why a worker promoted or replaced it.
     """
 
     number: int
@@ -54,12 +53,13 @@ class DraftVersion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingState(msgspec.Struct, frozen=True, kw_only=True):
-    """Training in a fleet. `trainer`: the active one, "" without; `figures`: None before its first.
+    """Training in a fleet. `trainer`: the active one, "" without; it has no `figures` before its
+    first.
 
-    `checkpoint`: name of the last durable one, made at `saved_us` by Redis's clock. `acknowledged`,
-    `shed`, `failed`: captures that were trained on, were not submitted since requests waited, and
-    failed. `versions`: the newest first. `version`: that the workers of the main stage are to use,
-    `last_version` the one before; 0: that of their start.
+    `checkpoint`: name of the last durable checkpoint, made at `saved_us` by Redis's clock.
+    `acknowledged`, `shed`, `failed`: samples that were trained on, were not submitted since
+    requests waited, and failed. `versions`: the newest first. `version`: version that the workers
+    of the main stage are to use, 0 for the head of their start; `last_version`: the one before.
     """
 
     enabled: bool

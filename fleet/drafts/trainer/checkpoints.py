@@ -1,5 +1,5 @@
 """Checkpoints of a trainer and versions of its head, in a folder that all trainers of the fleet
-share. Each method blocks; one thread at a time may call one.
+share. Methods block, and are for one thread at a time.
 """
 
 import secrets

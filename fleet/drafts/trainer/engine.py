@@ -89,8 +89,8 @@ class _Saved:
 
 
 class TrainerEngine(Engine):
-    """One draft head in training. `folder`: of checkpoints and versions, shared by all trainers of
-    the fleet.
+    """A draft head in training. `folder`: checkpoints and versions, shared by all trainers of the
+    fleet.
 
     Invariants: the checkpoint that `TrainingRecords` names is never deleted; a sample is
     acknowledged once, after the records name a checkpoint whose ids contain it.
@@ -103,7 +103,9 @@ class TrainerEngine(Engine):
         folder: Path,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._trainer, self._schedule, self._clock = trainer, schedule, clock
+        self._trainer = trainer
+        self._schedule = schedule
+        self._clock = clock
         self._folder, self._checkpoints = folder, Checkpoints(trainer, folder)
         self._records: TrainingRecords | None = None
         self._name = UNKNOWN
@@ -140,8 +142,8 @@ class TrainerEngine(Engine):
         return self._trainer
 
     def begin(self, records: TrainingRecords) -> None:
-        """Continue under other records: those of the next incarnation of the worker. Samples of the
-        last one are forgotten.
+        """Continue under the records of the next incarnation of the worker. Samples of the last one
+        are forgotten.
         """
         self._records = records
         self._forget()

@@ -28,7 +28,7 @@ class TrainingRecords(Protocol):
         ...
 
     def version_in_use(self) -> DraftVersion | None:
-        """Return the version that the fleet drafts with; None: that of the workers' start."""
+        """Return the version that the fleet drafts with; None for the workers' first head."""
         ...
 
     def promote(self, version: DraftVersion, present: DraftVersion | None, reason: str) -> bool:

@@ -80,12 +80,12 @@ class ReplayBuffer:
         self.num_bytes = 0
 
     def fresh_ids(self, most: int) -> tuple[str, ...]:
-        """Return the ids of the fresh samples that a window of so many will have."""
+        """Return the ids of the fresh samples that a window of at most `most` samples will have."""
         return tuple(itertools.islice(self._fresh, most))
 
     def draw(self, num_samples: int) -> list[DraftSample]:
-        """Return so many different samples: fresh ones, the oldest first, then others in random
-        order. All stay here.
+        """Return `num_samples` different samples: fresh ones, the oldest first, then others in
+        random order. All stay here.
 
         Raises: ValueError if there are fewer.
         """

@@ -25,12 +25,10 @@ MIN_POSITIONS = 3
 class DraftSample:
     """A prompt and its answer, as the target computed them.
 
-    `ids_N`: int64. `taps_NT`: low to high. Either `last_NH`, the final hidden rows after the final
-    norm, or `logits_NV`.
-    `embeddings_NH`: the rows that entered the first layer, where they are not those of the ids, as
-    for audio.
-    `answer_start`: index of the answer's first token. `layer_ids`, `target_hash`: of the taps, and
-    of the target that computed them.
+    `ids_N`: int64. `taps_NT`: low to high. Either `last_NH`, the final hidden states after the
+    final norm, or `logits_NV`. `embeddings_NH`: rows that entered the first layer, where they are
+    not the embeddings of the ids, as for audio. `answer_start`: index of the answer's first token.
+    `layer_ids`: tapped layers. `target_hash`: hash of the target that computed the sample.
     """
 
     sample_id: str

@@ -11,8 +11,8 @@ from fleet.drafts.trainer.samples import DraftSample
 class TrainingSchedule:
     """When windows are trained, checkpoints made and versions promoted; see `TrainingConfig`.
 
-    `num_slots`: most samples that are not acknowledged. `margin`: None if the trainer promotes no
-    version.
+    `num_slots`: most samples that are not acknowledged. `margin`: gain of acceptance length that
+    promotes a version; the trainer promotes none if it is None.
     """
 
     num_slots: int

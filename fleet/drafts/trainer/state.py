@@ -34,11 +34,10 @@ STATE_FILE, MOMENTS_FILE = "trainer.json", "moments.safetensors"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedSamples:
-    """Ids of samples in a state, the latest ones. `contained`: those that need not be trained on
-    again, held-out ones included.
+    """Ids of samples in a state, the latest ones.
 
-    `windows`: those that were new in each window, in order; `first`: the number of the first of
-    these windows.
+    `contained`: samples that need not be trained on again, held-out ones included. `windows`:
+    samples that were new in each window, in order. `first`: number of the first of these windows.
     """
 
     contained: tuple[str, ...] = ()
@@ -135,7 +134,7 @@ def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
     which samples it contains.
 
     Raises: ConfigError if a file is missing, damaged or of another save, or if the head's
-    configuration is another one.
+    configuration differs.
     """
     described = _read_state(folder)
     stored = load_head(folder, target_hash=trainer.head.config.target_hash)
@@ -162,7 +161,7 @@ def restore_trainer(trainer: Trainer, folder: Path) -> TrainedSamples:
 def _moments_of(
     trainer: Trainer, given: Mapping[str, Tensor], folder: Path
 ) -> dict[int, dict[str, Tensor]]:
-    """Return the moments of each parameter. Raises: ConfigError for those of another head."""
+    """Return the moments of each parameter. Raises: ConfigError if they do not fit the head."""
     shapes = [weight.shape for weight in trainer.head.parameters()]
     state: dict[int, dict[str, Tensor]] = {}
     for name, part in given.items():

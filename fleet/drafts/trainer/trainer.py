@@ -1,4 +1,4 @@
-"""The trainer of a draft head: windows of samples, one step of the optimizer for each. It knows no
+"""The trainer of a draft head: windows of samples, one step of the optimizer for each. Knows no
 source of samples.
 """
 
@@ -21,8 +21,8 @@ class TrainerSettings:
     """Settings of training. A window has `window_samples` samples, computed `batch_samples` at a
     time.
 
-    `num_steps`, `decay`: of `unrolled_loss`. `warmup_windows`: over which the learning rate grows
-    from 0, linearly.
+    `num_steps`, `decay`: see `unrolled_loss`. `warmup_windows`: windows over which the learning
+    rate grows from 0, linearly.
     Raises: ConfigError with the name of the field.
     """
 
@@ -71,7 +71,7 @@ class WindowRecord:
 
 
 class NotFinite(ArithmeticError):
-    """The gradient of a window is not a number. `sample_ids`: those of the window."""
+    """The gradient of a window is not a number. `sample_ids`: samples of the window."""
 
     def __init__(self, message: str, sample_ids: Sequence[str]) -> None:
         super().__init__(message)

@@ -42,7 +42,9 @@ from fleet.spans.net.connection import SpanArrivals, SpanConnection
 from fleet.spans.net.dial import dial
 from fleet.spans.net.listener import SpanListener
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.route.setup import RouteFailure, RouteHop, RouteTerms, set_up_route
+from fleet.spans.protocol.messages import SpanSetup
+from fleet.spans.route.division import RouteFailure, RouteWorker
+from fleet.spans.route.setup import set_up_route
 from fleet.spans.torch.model import SpanComputer, SpanLayers, last_rows
 from fleet.stages.base import BuiltSpan
 from fleet.stages.builders import build_options, span_builder
@@ -99,10 +101,12 @@ class MeasuredStage:
         slot = self._built.route
         assert spans is not None and anchor is not None and slot is not None, "not an anchor"
         hops = [
-            RouteHop(worker=WorkerId(name), address=address, key=self._key, span=str(span))
+            RouteWorker(worker=WorkerId(name), address=address, key=self._key, span=str(span))
             for (name, address), span in zip(addresses.items(), spans.worker_spans, strict=True)
         ]
-        terms = RouteTerms(
+        terms = SpanSetup(
+            span="",
+            following="",
             generation=GENERATION,
             lineage=GENERATION,
             num_pages=slot.num_pages,

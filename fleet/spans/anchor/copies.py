@@ -20,11 +20,12 @@ CopiedRows = tuple[int, dict[int, NDArray[np.uint8]], FleetError | None]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SpanCopy:
-    """A copy. `layers`: of the whole model, to be stored; None: the layers of others are fetched.
-    `num_missing`: answers.
+    """A copy of a table's keys and values between the anchor and its span workers.
 
-    `before`: hash of the rows. `layer_bytes`: size of the rows of one layer. `wanted`: layers that
-    were not fetched yet.
+    `layers`: rows of every layer of the model, to be stored; None if the span workers' layers are
+    fetched. `num_missing`: answers that have not arrived. `before`: hash of the rows.
+    `layer_bytes`: size of the rows of one layer. `wanted`: layers that were not fetched yet.
+    `after`: number of the step that must have ended before.
     """
 
     number: int

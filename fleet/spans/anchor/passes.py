@@ -68,7 +68,7 @@ class SpanProgram(Program[TaskT], Protocol[TaskT]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanPassOptions:
-    """How an anchor computes with its span workers.
+    """Settings of an anchor's steps over its span workers.
 
     `returned`: what the last worker returns; all rows if the anchor is last. `window`: most steps
     in flight; None for two more than there are workers. `wire_dtype`: dtype of hidden states
@@ -93,7 +93,10 @@ class SpanPasses(PassQueue[TaskT]):
     def __init__(
         self, program: SpanProgram[TaskT], pool: KVPool, route: RouteSlot, options: SpanPassOptions
     ) -> None:
-        self._program, self._pool, self._route, self._options = program, pool, route, options
+        self._program = program
+        self._pool = pool
+        self._route = route
+        self._options = options
         self._computer = SpanComputer(program.layers, pool, tiled=options.tiled)
         self._keys = RowKeys()
         self._chain: SpanChain | None = None

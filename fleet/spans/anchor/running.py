@@ -19,7 +19,7 @@ from fleet.spans.protocol.messages import SpanResult
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class RunningEntry(Generic[TaskT]):
-    """One request's rows in a running step.
+    """Rows of one request in a running step.
 
     `extent`: the rows, with the pages that the table had when the step began. `draws`: a token is
     sampled after the last row. `taps`: hidden states of the tapped layer must come from a span

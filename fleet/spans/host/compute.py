@@ -40,8 +40,8 @@ def extents_of(work: SpanPass) -> list[Extent]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedRows:
-    """Rows that leave a span worker. `rows`: for the next worker, or what the last one returns.
-    None: those are not wanted.
+    """Hidden states that leave a span worker. `rows`: input of the next worker, or result of the
+    last one; None if no process reads them.
     """
 
     rows: Tensor | None
@@ -57,20 +57,19 @@ class HostedTable:
 
 
 class SpanHost:
-    """A span with the rows of one anchor's requests. `returned`: None if another worker follows.
+    """A span with the rows of one anchor's requests.
 
-    `last_number`: of the passes that it has computed. `num_rows`: computed rows, `num_rows_again`:
-    those it had computed before.
+    `returned`: result of the route's last worker; None if another worker follows. `last_number`:
+    number of the last computed step. `num_rows`: computed rows; `num_rows_again`: rows among them
+    that had been computed before.
     """
 
     def __init__(
         self, layers: SpanLayers, pool: KVPool, *, tiled: bool, returned: Returned | None
     ) -> None:
-        self._computer, self._pool, self._returned = (
-            SpanComputer(layers, pool, tiled=tiled),
-            pool,
-            returned,
-        )
+        self._computer = SpanComputer(layers, pool, tiled=tiled)
+        self._pool = pool
+        self._returned = returned
         self._tables: dict[int, HostedTable] = {}
         self._used_pages: set[int] = set()
         self.last_number = self.num_rows = self.num_rows_again = 0

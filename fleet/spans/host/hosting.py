@@ -111,12 +111,10 @@ class SpanHosting:
         """`when_loading` is called before a span is loaded that a route needs now, which may take
         long.
         """
-        self._where, self._spans, self._neighbours, self._when_loading = (
-            where,
-            spans,
-            neighbours,
-            when_loading,
-        )
+        self._where = where
+        self._spans = spans
+        self._neighbours = neighbours
+        self._when_loading = when_loading
         self._like = torch.empty(0, dtype=where.dtype, device=where.device)
         self._connections: dict[SpanConnection, str] = {}
         self._late: set[SpanConnection] = set()
@@ -227,7 +225,9 @@ class SpanHosting:
             )
             return
         self._leave("its worker is in a newer route")
-        self._generation, self._has_started, self._early = setup.generation, False, []
+        self._generation = setup.generation
+        self._has_started = False
+        self._early = []
         if self.route is not None and not _resumes(setup, self.route.setup):
             self.route = None  # its memory is free before that of the new one is allocated
         following: SpanConnection | None = None
@@ -370,10 +370,8 @@ class SpanHosting:
     def _compute(
         self, route: HostedRoute, work: SpanPass, payload: memoryview, at_s: float
     ) -> None:
-        """Compute a pass and send it on. One that fails is sent without rows: its changes of the
-        pool are for every worker.
-
-        `at_s`: of its arrival.
+        """Compute a step that arrived at `at_s`, and send it on. A step that fails is sent without
+        rows, since its changes of the pool are for every worker.
         """
         if work.number <= route.host.last_number:
             return
@@ -431,7 +429,9 @@ class SpanHosting:
         rows: memoryview,
         when_sent: Callable[[], None] | None,
     ) -> None:
-        """`rows`: those of `done`, as bytes."""
+        """Send the hidden states of a step to the next worker, or its result to the anchor. `rows`:
+        bytes of `done.rows`.
+        """
         tables = tuple(extent.table for extent in work.extents)
         if done.tapped_NH is not None or (work.error is not None and route.host.has_tapped_layer):
             tapped = SpanTapped(generation=work.generation, number=work.number, tables=tables)
@@ -468,7 +468,7 @@ class SpanHosting:
 
 
 def _resumes(setup: SpanSetup, last: SpanSetup) -> bool:
-    """Return True if the rows of the last route are those of the new one."""
+    """Return True if the new route continues with the rows of the last one."""
     same = ("span", "num_pages", "page_size", "returned", "wire_dtype")
     is_same_end = bool(setup.following) == bool(last.following)
     return (

@@ -58,12 +58,10 @@ class RedisNeighbours:
     def __init__(
         self, redis_url: str, own_name: WorkerId, secret: FleetSecret | None, arrivals: SpanArrivals
     ) -> None:
-        self._redis_url, self._own_name, self._secret, self._arrivals = (
-            redis_url,
-            own_name,
-            secret,
-            arrivals,
-        )
+        self._redis_url = redis_url
+        self._own_name = own_name
+        self._secret = secret
+        self._arrivals = arrivals
 
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:
         with connect(self._redis_url, one_connection=True) as client:

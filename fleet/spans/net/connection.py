@@ -1,5 +1,5 @@
-"""One open connection between two workers, and the queue into which all connections of a process
-put what arrives.
+"""Connection between two workers, and the queue into which all connections of a process put what
+arrives.
 
 Knows no handshake, and nothing of the contents of headers and payloads.
 """
@@ -129,8 +129,8 @@ class SpanArrivals:
         self.put(ConnectionClosed(connection, reason))
 
     def close_connections(self) -> None:
-        """Close every open connection, also those of which nothing has been taken yet: their peers
-        wait for answers.
+        """Close every open connection, also if nothing has been taken from it yet: the peers wait
+        for answers.
         """
         with self._lock:
             connections = list(self._open)

@@ -36,7 +36,7 @@ class BadFrame(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class SpanFrame:
-    """One received frame, of one of `KINDS`. `payload` is memory of its own, which no later frame
+    """A received frame of one of `KINDS`. `payload` is memory of its own, which no later frame
     overwrites; it may be empty.
     """
 

@@ -2,11 +2,11 @@
 Pure; reads no socket.
 
 The dialer sends HELLO (nonce, name, purpose), the listener answers CHALLENGE (nonce, MAC, name),
-and the dialer ends with PROOF (MAC). Each MAC covers the version, the role of its sender, both
-nonces, both names and the purpose. Since it covers the role, a MAC sent back to its author is
-refused; since it covers both nonces, so is a MAC of an earlier connection.
+and the dialer ends with PROOF (MAC). A MAC covers the version, the role of its sender, both nonces,
+both names and the purpose. Since it covers the role, a MAC sent back to its author is refused;
+since it covers both nonces, so is a MAC of an earlier connection.
 
-All versions of the protocol share the envelope of these messages, so that each end can name the
+All versions of the protocol share the envelope of these messages, so that both ends can name the
 version of the other.
 """
 
@@ -44,7 +44,7 @@ class HandshakeRefused(FleetError):
 
 @dataclass(frozen=True, slots=True)
 class HandshakeMessage:
-    """One message of a handshake, with the version that its sender uses."""
+    """Message of a handshake, with the version that its sender uses."""
 
     kind: int
     version: str

@@ -47,7 +47,9 @@ class PendingHandshake:
     def __init__(
         self, sock: socket.socket, client: str, handshake: AcceptHandshake, deadline_s: float
     ) -> None:
-        self.socket, self.client, self.deadline_s = sock, client, deadline_s
+        self.socket = sock
+        self.client = client
+        self.deadline_s = deadline_s
         self._handshake, self._buffer = handshake, MessageBuffer()
 
     def advance(self) -> ProvenPeer | None:
@@ -97,12 +99,10 @@ class SpanListener:
         handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
     ) -> None:
         AcceptHandshake(key, own_name)  # checks both before the first client does
-        self._arrivals, self._key, self._own_name, self._timeout_s = (
-            arrivals,
-            key,
-            own_name,
-            handshake_timeout_s,
-        )
+        self._arrivals = arrivals
+        self._key = key
+        self._own_name = own_name
+        self._timeout_s = handshake_timeout_s
         self._socket, self.address = listen(place, port, backlog=ACCEPT_BACKLOG)
         self._socket.setblocking(False)
         self._pending: dict[socket.socket, PendingHandshake] = {}  # oldest first

@@ -2,9 +2,9 @@
 registered, the peer reads.
 
 The connection carries only where a block is, so its frames keep their order. A ring belongs to one
-connection and is never used by another one, and a block has stamps at both ends, which are checked
-after the read: a read that is late, or of a peer that is gone, delivers nothing. The end of a
-connection closes its NIXL agent, after which no read can write to this process's memory.
+connection, and a block has stamps at both ends, which are checked after the read: a read that is
+late, or reads a peer that is gone, delivers nothing. The end of a connection closes its NIXL agent,
+after which no read can write to this process's memory.
 """
 
 import logging
@@ -66,10 +66,11 @@ def nixl_starts(reach: Reach = LOCAL) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class BlockReads:
-    """Payloads of `min_bytes` and more are read by NIXL. `reach`: as of the process's transfers.
+    """Settings of the payloads that NIXL reads: `min_bytes` and more. `reach`: reach of the
+    process's transfers.
 
-    Shared by the connections of a process: if the memory of a peer that lives cannot be read, those
-    that open within `PAUSE_S` read no blocks.
+    Shared by the connections of a process: if the memory of a peer that lives cannot be read,
+    connections that open within `PAUSE_S` read no blocks.
     """
 
     min_bytes: int = MIN_BLOCK_BYTES
@@ -126,7 +127,7 @@ class RingSpace:
         return len(self._reserved)
 
     def reserve(self, size: int) -> int | None:
-        """Return the offset of so many contiguous bytes; None if there are not so many."""
+        """Return the offset of `size` contiguous bytes; None if the ring has no such space."""
         if not self._reserved:
             self._next = 0
         start, first = self._next, self._reserved[0][0] if self._reserved else self._capacity
@@ -144,8 +145,7 @@ class RingSpace:
 
 
 class BlockPort:
-    """One connection's end: its ring, the memory into which it reads, its agent. Each is made when
-    it is first needed.
+    """Ring, read buffer and NIXL agent of one end of a connection, made when first needed.
 
     `writing` is held while a block is written and sent, so that its frame follows the metadata. Any
     thread may write; only the reader of the connection reads.
@@ -177,8 +177,8 @@ class BlockPort:
     def write(
         self, buffers: Sequence[memoryview], num_bytes: int
     ) -> tuple[bytes, bytes | None] | None:
-        """Write a block; return where it is, and before the first one the metadata that the peer
-        needs. None if the ring is full.
+        """Write a block. Return where it is, and before the first block the metadata that the peer
+        needs; None if the ring is full.
 
         Needs `writing`.
         """

@@ -30,11 +30,11 @@ LOGIT_BYTES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassLimits:
-    """Limits of a stage's passes. Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows
-    of one request per pass; `num_positions` of the KV pool.
+    """Limits of a stage's steps. Units: `max_batch` requests per step; `prefill_chunk_tokens` rows
+    of one request per step; `num_positions` of the KV pool.
 
-    `window`: the most passes in flight. `keep_bytes`: of sent rows, which a process keeps for a
-    successor of the next one.
+    `window`: most steps in flight. `keep_bytes`: sent rows that a process keeps for a successor of
+    the next one.
     """
 
     max_batch: int

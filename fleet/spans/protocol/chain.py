@@ -15,7 +15,7 @@ from fleet.spans.protocol.messages import AnySpanMessage, SpanFetch, SpanPass, S
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanArrival:
-    """A message from a worker of the route, with its rows. `at_s`: of its arrival, by
+    """A message from a worker of the route, with its rows. `at_s`: time of arrival, by
     `time.monotonic`.
     """
 
@@ -92,7 +92,7 @@ class SpanChain(Protocol):
 
 
 class DelegatingChain(SpanChain):
-    """A chain that passes every call on to another one: base of those that observe it."""
+    """A chain that passes every call on: base class of chains that observe another."""
 
     def __init__(self, chain: SpanChain) -> None:
         self._chain = chain
@@ -156,7 +156,9 @@ class RouteSlot:
     """
 
     def __init__(self, *, num_layers: int, num_pages: int, page_size: int) -> None:
-        self.num_layers, self.num_pages, self.page_size = num_layers, num_pages, page_size
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.page_size = page_size
         self._lock = threading.Lock()
         self._next: SpanChain | None = None
         self._outage: FleetError | None = None

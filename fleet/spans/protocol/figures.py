@@ -20,16 +20,14 @@ same, and figures of an idle route do not change.
 
 
 class PassSums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over passes that were computed without an error, again after a loss included.
-    `num_rows`: of the passes.
+    """Sums over the steps that a process computed without an error, again after a loss included.
 
-    Units: microseconds. `waited_us`: from the arrival of a pass, of its result at an anchor, to the
-    start of its computation.
-    `computed_us`: until what it sends is in the host's memory as bytes; of an anchor the draws too.
-    `sent_us`: from then until the kernel has taken the bytes, so it grows where a connection is
-    slower than the computation; where cores are busy it has the sender's wait for one, during which
-    the receiver may run. `took_us`: of an anchor, from the beginning of a pass to its end; 0 of a
-    span worker.
+    Units: microseconds. `num_rows`: computed rows. `waited_us`: time between the arrival of a step,
+    or of its result at an anchor, and the computation. `computed_us`: computation, until what is
+    sent lies in the host's memory as bytes; at an anchor with sampling. `sent_us`: time until the
+    kernel has taken the bytes, which grows if a connection is slower than the computation; on busy
+    cores it includes the sender's wait for a core. `took_us`: duration of a step at an anchor; 0 at
+    a span worker.
     """
 
     num_passes: int = 0
@@ -55,11 +53,10 @@ class PassSums(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one process since it joined. `recent`: of its last `WINDOW_PASSES` passes.
-    `weight_bytes`: of its weights.
+    """Statistics of one process since it joined.
 
-    `received_bytes`, `sent_bytes`: of the frames on its connections to the other processes of its
-    routes.
+    `recent`: sums over its last `WINDOW_PASSES` steps. `weight_bytes`: size of its weights.
+    `received_bytes`, `sent_bytes`: frames on its connections to the other processes of its routes.
     """
 
     weight_bytes: int = 0
@@ -70,13 +67,12 @@ class SpanFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanPart(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of a divided model that a worker has. `span`: in its notation; "" for a span worker
-    that has none.
+    """The part of a divided model that a worker has.
 
-    `anchor`: of a span worker, the anchor that claimed it last; "" without one. Of an anchor:
-    `worker_spans`, those of its route in the order of the layers, or the configured ones while it
-    has no route; `hops`, the workers of its route in that order; `gap`, why it cannot compute, ""
-    if it can.
+    `span`: layers, in the notation of spans; "" for a span worker without any. `anchor`: the
+    anchor that claimed a span worker last; "" without one. An anchor has `worker_spans`, the spans
+    of its route in the order of the layers, or the configured ones while it has no route; `hops`,
+    the workers of its route in that order; and `gap`, why it cannot compute, "" if it can.
     """
 
     is_anchor: bool
@@ -105,7 +101,7 @@ class PassTally:
 
     def sending(self, since_s: float) -> Callable[[], None]:
         """Return a function that counts the time from `since_s`, by `time.monotonic`, to its call
-        as that of sending a pass.
+        as time of sending.
         """
 
         def count() -> None:

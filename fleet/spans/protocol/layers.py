@@ -72,8 +72,8 @@ class LayerSpan:
         return self.last
 
     def of_model(self, num_layers: int, param: str) -> Self:
-        """Return the span with `last` set for a model of so many layers. Raises: ConfigError if it
-        exceeds the last layer.
+        """Return the span with `last` set for a model of `num_layers` layers. Raises: ConfigError
+        if it exceeds the last layer.
         """
         final = num_layers - 1
         beyond = max(self.first, self.last or 0)
@@ -107,7 +107,7 @@ def topology_of(anchor: LayerSpan, param: str) -> Topology:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One span worker of a route."""
+    """A span worker of a route."""
 
     worker: WorkerId
     span: LayerSpan
@@ -173,9 +173,9 @@ def plan_route(
     """Choose the workers whose spans continue each other from the first layer that the anchor lacks
     to the last one.
 
-    `head_on_anchor`: in the forward topology the last worker returns rows, and the anchor has the
-    output head. In the reverse topology a worker with the head is never used. Raises: ConfigError
-    if the anchor's span is not one of this model.
+    With `head_on_anchor`, the last worker of a forward route returns hidden states, and the anchor
+    has the output head. A reverse route never uses a worker with the head. Raises: ConfigError if
+    the anchor's span does not fit this model.
     """
     whole = anchor.of_model(num_layers, "anchor")
     topology = topology_of(anchor, "anchor")

@@ -25,20 +25,20 @@ their logits.
 
 
 class SpanMessage(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
-    """Base of the messages. `generation`: of the route to which a message belongs; messages of
-    another one are not used.
+    """Base of the messages. `generation`: number of the route to which a message belongs; a
+    receiver in another route ignores it.
     """
 
     generation: Number
 
 
 class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Positions `start` to `stop` of the table numbered `table`, consecutive rows of the pass.
+    """Positions `start` to `stop` of the table numbered `table`, consecutive rows of the step.
 
-    `pages`: of the table, up to `stop`. `before`: hash of the rows before `start`; `keys`: of the
-    extent's rows, 8 bytes each.
-    `draws`: a draw follows its last row. `taps`: tapped rows of it are wanted.
-    `rope_len`: length of the text by which its rows' rotary embeddings are scaled at least.
+    `pages`: pages of the table up to `stop`. `before`: hash of the rows before `start`. `keys`:
+    keys of the extent's rows, 8 bytes each. `draws`: a token is sampled after the last row. `taps`:
+    its hidden states of the tapped layer are wanted. `rope_len`: least length of the text by which
+    rotary embeddings are scaled.
     """
 
     table: Number
@@ -62,9 +62,7 @@ class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An error of a worker's computation. `loses_rows`: it does not have the rows before those of
-    the pass.
-    """
+    """An error of a worker's computation. `loses_rows`: the worker lacks rows before this step."""
 
     code: str
     message: str
@@ -72,12 +70,12 @@ class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SpanPass(SpanMessage, frozen=True, kw_only=True):
-    """A pass: rows follow, one for each position of the extents.
+    """A step. Its rows follow, one for each position of the extents.
 
-    `number`: passes are computed in the order of their numbers. `zeroed`, `closed`: see
-    `PoolChanges`; they come before the computation. `completed`: the anchor has the results of
-    passes up to this one. `error`: of an earlier worker; nothing else is computed. `times`: of the
-    workers so far.
+    `number`: steps are computed in the order of their numbers. `zeroed`, `closed`: changes of the
+    pool before the computation, see `PoolChanges`. `completed`: number of the last step whose
+    results the anchor has. `error`: error of an earlier worker, after which nothing is computed.
+    `times`: times of the workers so far.
     """
 
     number: Number
@@ -90,8 +88,8 @@ class SpanPass(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanReport(SpanMessage, frozen=True, kw_only=True):
-    """The part of a pass that is due although none begins: see `SpanPass`. It has no result, and is
-    not sent again.
+    """Closed tables and completed steps, reported while no step begins; see `SpanPass`. A report
+    has no result, and is not sent again.
     """
 
     closed: tuple[Number, ...]
@@ -99,8 +97,8 @@ class SpanReport(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanResult(SpanMessage, frozen=True, kw_only=True):
-    """Result of a pass. `tables`: those of the pass. All of their rows follow, or a row or logits
-    for each that draws.
+    """Result of a step for its `tables`. The hidden states of all their rows follow, or one
+    row or logits for each table that samples.
     """
 
     number: Number
@@ -111,8 +109,8 @@ class SpanResult(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanTapped(SpanMessage, frozen=True, kw_only=True):
-    """The tapped rows of a pass follow, one for each position of the tables. No tables: the pass
-    failed, and has none.
+    """Hidden states of the tapped layer for one step, one row for each position of `tables`.
+    `tables` is empty if the step failed.
     """
 
     number: Number
@@ -123,9 +121,9 @@ class SpanSetup(SpanMessage, frozen=True, kw_only=True):
     """A worker's place in a route: its span, the next worker ("" for the last one) and the pages of
     the anchor's pool.
 
-    `returned`: what the last worker returns. `wire_dtype`: of rows between processes. `lineage`:
-    the generation of the anchor's first route; a worker with the span and rows of the same lineage
-    keeps them. `keep_bytes`: of sent rows.
+    `returned`: result of the last worker. `wire_dtype`: dtype of hidden states between processes.
+    `lineage`: generation of the anchor's first route; a worker with the span and rows of the same
+    lineage keeps them. `keep_bytes`: sent rows that are kept.
     """
 
     span: str
@@ -154,11 +152,10 @@ class SpanPrepared(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanReady(SpanMessage, frozen=True, kw_only=True):
-    """A worker has loaded its span, and is connected to the next worker. `num_bytes`: of the span's
-    weights.
+    """A worker has loaded its span, and is connected to the next worker.
 
-    `last_number`: of the passes that it has computed; 0 if it has no rows. `first_layer`,
-    `num_layers`: of its span.
+    `num_bytes`: size of the span's weights. `last_number`: number of the last computed step; 0
+    without rows. `first_layer`, `num_layers`: range of the span.
     """
 
     num_bytes: Number
@@ -169,9 +166,9 @@ class SpanReady(SpanMessage, frozen=True, kw_only=True):
 
 class SpanStart(SpanMessage, frozen=True, kw_only=True):
     """All workers of the route are ready: a worker sends again what the next one lacks, which has
-    computed up to `following_has`.
+    computed the steps up to `following_has`.
 
-    `completed`: as in `SpanPass`. `tables`: the open ones; nothing of others is needed.
+    `completed`: see `SpanPass`. `tables`: open tables; all others are closed.
     """
 
     following_has: Number
@@ -181,7 +178,7 @@ class SpanStart(SpanMessage, frozen=True, kw_only=True):
 
 class SpanFetch(SpanMessage, frozen=True, kw_only=True):
     """Order to send the keys and values of a table's first rows. `copy`: number of this copy.
-    `pages`: of the table.
+    `pages`: pages of the table.
 
     `before`: hash of these rows; a worker that has others, or has lost them, refuses.
     """
@@ -194,7 +191,7 @@ class SpanFetch(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanFetched(SpanMessage, frozen=True, kw_only=True):
-    """The rows of one layer follow. `error`: why those of no layer do, None if they do."""
+    """The rows of one layer follow. `error`: why no layer follows; None if it does."""
 
     copy: Number
     layer: int
@@ -202,8 +199,8 @@ class SpanFetched(SpanMessage, frozen=True, kw_only=True):
 
 
 class SpanStore(SpanMessage, frozen=True, kw_only=True):
-    """The rows of one layer of a new table follow. `keys`: of the rows, 8 bytes each. `is_last`:
-    all layers have come then.
+    """The rows of one layer of a new table follow. `keys`: keys of the rows, 8 bytes each.
+    `is_last`: True for the last layer.
     """
 
     copy: Number

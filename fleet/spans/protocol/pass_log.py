@@ -15,7 +15,9 @@ from fleet.spans.protocol.messages import SpanExtent, SpanPass
 
 @dataclass(frozen=True, slots=True)
 class KeptRows:
-    """One table's rows of a pass, its extent at index `place`. `num_pages`: of the table then."""
+    """Rows of one table in a step: its extent at index `place`. `num_pages`: pages that the table
+    had then.
+    """
 
     number: int
     place: int
@@ -34,8 +36,8 @@ class KeptRows:
 
 
 class KeptTable:
-    """The rows of one table, without those that later ones replaced. `pages`: of the table, those
-    of its last rows.
+    """The rows of one table, without rows that later ones replaced. The table's pages are kept
+    once, as of its last rows.
     """
 
     def __init__(self) -> None:

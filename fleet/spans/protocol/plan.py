@@ -15,12 +15,12 @@ from fleet.spans.protocol.layers import LayerSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Bytes of a model's weights: of each layer, of the embedding, of what runs `before` the first
-    layer (learned positions), of what runs `after` the last (the final norm), and of the output
-    head. `tied`: the head is the embedding. `anchor`: of what only the anchor has.
+    """Bytes of a model's weights, by part: each layer, the embedding, what runs `before` the first
+    layer (learned positions), what runs `after` the last (the final norm), the output head.
 
-    `kv_bytes`: keys and values of one layer, for all positions that a process is to hold.
-    `buffer_bytes`: rows of passes and other memory of a process that does not depend on its layers.
+    `tied`: the head is the embedding. `anchor`: weights that only the anchor has. `kv_bytes`: keys
+    and values of one layer, for all positions that a process is to hold. `buffer_bytes`: rows of
+    steps and other memory of a process that does not depend on its layers.
     """
 
     layers: tuple[int, ...]
@@ -97,8 +97,8 @@ NO_PROCESS = -1
 
 @dataclass(frozen=True, slots=True)
 class _Processes:
-    """The processes in the order of the layers. `budgets`: None for one without a limit. `anchor`:
-    its place, or `NO_PROCESS`.
+    """The processes in the order of the layers. A budget of None has no limit. `anchor`: index of
+    the anchor, or `NO_PROCESS`.
     """
 
     sizes: ModelSizes

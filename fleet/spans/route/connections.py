@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 
 class ConnectedChain(SpanChain):
-    """`connections`: in the order of the layers, as are `ready`; all of them put their arrivals
-    into `arrivals`.
+    """The span workers of a route, each over a connection. `connections` and `ready` follow the
+    order of the layers; all connections put their arrivals into `arrivals`.
     """
 
     def __init__(
@@ -32,12 +32,10 @@ class ConnectedChain(SpanChain):
         ready: Sequence[SpanReady],
         arrivals: SpanArrivals,
     ) -> None:
-        self._generation, self._connections, self._ready, self._arrivals = (
-            generation,
-            connections,
-            ready,
-            arrivals,
-        )
+        self._generation = generation
+        self._connections = connections
+        self._ready = ready
+        self._arrivals = arrivals
         self._expects_end = False
 
     @property

@@ -14,6 +14,7 @@ from typing import Protocol
 from fleet.config.stage_schema import SpansConfig
 from fleet.core.byte_sizes import format_byte_size
 from fleet.core.ids import StageName, WorkerId
+from fleet.spans.net.addresses import SpanAddress
 from fleet.spans.protocol.layers import LayerSpan, Topology, plan_route, topology_of
 from fleet.spans.protocol.plan import ModelSizes, plan_workers
 
@@ -39,28 +40,37 @@ class RouteGap(RouteFailure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreeWorker:
-    """A listed worker that accepts work and is in no other anchor's route. `span`: the one that it
-    has loaded, "" for none.
+class RouteWorker:
+    """A span worker: where it listens, the key of connections to it, and its span.
 
+    `span`: span that it has loaded, or that it is to load, in its notation; "" for none. `anchor`:
+    anchor of its route, "" without one. `stands_by`: True if it is to replace a lost worker.
     `memory`: bytes that it may occupy.
     """
 
     worker: WorkerId
-    span: str
-    memory: int
-    stands_by: bool
+    address: SpanAddress
+    key: bytes
+    span: str = ""
+    anchor: str = ""
+    stands_by: bool = False
+    memory: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """The free workers, those of the anchor's last route first and standby ones last.
+    """The workers that an anchor may have: its last route's workers first, standby ones last.
 
-    `limit`: the most that this anchor is to have, since other anchors need some too.
+    `limit`: most of them that this anchor is to have, since other anchors need some too.
     """
 
-    free: Sequence[FreeWorker]
+    free: Sequence[RouteWorker]
     limit: int
+
+    def with_spans(self, placed: Sequence[tuple[WorkerId, LayerSpan | str]]) -> list[RouteWorker]:
+        """Return workers, each with the span that it is to have."""
+        by_name = {each.worker: each for each in self.free}
+        return [replace(by_name[worker], span=str(span)) for worker, span in placed]
 
 
 class RouteDivision(Protocol):
@@ -94,8 +104,8 @@ def assign_spans(wanted: Sequence[str], hosted: Mapping[WorkerId, str]) -> list[
     """Return a worker for each wanted span, None where there are too few.
 
     `hosted`: the span that each free worker has loaded, "" for none; of equal ones, the first is
-    chosen. A worker keeps its span where that is wanted; then those without a span load one, and
-    last those that have another one.
+    chosen. A worker keeps its span where that is wanted; then workers without a span load one, and
+    last workers with an unwanted span.
     """
     chosen: list[WorkerId | None] = [None] * len(wanted)
     free = dict(hosted)
@@ -117,7 +127,9 @@ class GivenDivision(RouteDivision):
     """Spans that the configuration gives, each on a worker that has it loaded if there is one."""
 
     def __init__(self, stage: StageName, spans: SpansConfig, num_layers: int) -> None:
-        self._stage, self._spans, self._num_layers = stage, spans, num_layers
+        self._stage = stage
+        self._spans = spans
+        self._num_layers = num_layers
 
     def place(self, candidates: Candidates) -> Placed:
         wanted = self._spans.worker_spans
@@ -161,15 +173,13 @@ class AutomaticDivision(RouteDivision):
         head_on_anchor: bool,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`spans`: with the anchor's span of this model. `head_on_anchor`: the workers have no
-        output head.
+        """`spans`: configuration, with the anchor's span of this model. `head_on_anchor`: the
+        workers have no output head.
         """
-        self._stage, self._sizes, self._head_on_anchor, self._now_s = (
-            stage,
-            sizes,
-            head_on_anchor,
-            now_s,
-        )
+        self._stage = stage
+        self._sizes = sizes
+        self._head_on_anchor = head_on_anchor
+        self._now_s = now_s
         self._num_expected = spans.replicas
         num_layers = len(sizes.layers)
         anchor = spans.anchor_span.of_model(num_layers, "anchor")
@@ -248,13 +258,13 @@ class AutomaticDivision(RouteDivision):
             except RouteGap as gap:
                 yield worker, f"without it {gap}"
 
-    def _in_order(self, candidates: Candidates) -> list[FreeWorker]:
-        """Return the free workers: those of the present division first, in its order; then by the
+    def _in_order(self, candidates: Candidates) -> list[RouteWorker]:
+        """Return the free workers: members of the present division first, in its order; then by the
         layers that they have loaded, so that a successor of this anchor finds the same division.
         """
         place = {worker: number for number, (worker, _) in enumerate(self._placed)}
 
-        def rank(each: FreeWorker) -> tuple[int, int]:
+        def rank(each: RouteWorker) -> tuple[int, int]:
             loaded = (
                 LayerSpan.parse(each.span, "span").first if each.span else len(self._sizes.layers)
             )
@@ -284,7 +294,7 @@ class AutomaticDivision(RouteDivision):
     def _bytes_of(self, span: LayerSpan) -> int:
         return self._sizes.bytes_of(span, is_anchor=False)
 
-    def _divided(self, workers: Sequence[FreeWorker]) -> Placed:
+    def _divided(self, workers: Sequence[RouteWorker]) -> Placed:
         """Divide the layers among workers. Raises: RouteGap with the arithmetic if they do not
         fit.
         """

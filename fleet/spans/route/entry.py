@@ -42,7 +42,7 @@ def check_spans(config: FleetConfig, stage: StageName, checkpoint: Path) -> None
 
 
 class AnchorRoute:
-    """The route of an anchor's process, opened anew by each incarnation of the worker."""
+    """The route of an anchor's process, which each incarnation of the worker opens."""
 
     def __init__(
         self,
@@ -55,8 +55,12 @@ class AnchorRoute:
         """Raises: ConfigError for a checkpoint whose layer sizes are needed and cannot be read."""
         spans, anchor = config.stage(options.stage).spans, options.anchor
         assert spans is not None and anchor is not None, "a route without span workers"
-        self._config, self._stage, self._anchor = config, options.stage, anchor
-        self._slot, self._redis_url, self._access = slot, redis_url, access
+        self._config = config
+        self._stage = options.stage
+        self._anchor = anchor
+        self._slot = slot
+        self._redis_url = redis_url
+        self._access = access
         self._spans = spans.of_model(slot.num_layers)
         self._sizes = _layer_sizes(config, options, slot) if spans.is_auto else None
 

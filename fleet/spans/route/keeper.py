@@ -25,24 +25,22 @@ from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.net.ring import BlockReads
 from fleet.spans.protocol.chain import RouteSlot
 from fleet.spans.protocol.layers import LayerSpan
-from fleet.spans.protocol.messages import Returned
+from fleet.spans.protocol.messages import Returned, SpanSetup
 from fleet.spans.protocol.plan import ModelSizes
 from fleet.spans.route.connections import ConnectedChain
 from fleet.spans.route.division import (
     Candidates,
-    FreeWorker,
     Placed,
     RouteDivision,
     RouteFailure,
     RouteGap,
+    RouteWorker,
     fits_beside,
 )
-from fleet.spans.route.records import SpanRecords, SpanWorkerRecord
+from fleet.spans.route.records import SpanRecords
 from fleet.spans.route.setup import (
     CHECK_S,
     DIAL_TIMEOUT_S,
-    RouteHop,
-    RouteTerms,
     prepare_spans,
     set_up_route,
 )
@@ -61,12 +59,11 @@ HAND_OVER_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouteSettings:
-    """The route of the anchor `anchor`. `role`: of its span workers. `division`: of the layers
-    among them.
+    """Settings of the route of the anchor `anchor`.
 
-    `sizes`: of the layers, None if nothing is known of the workers' memory. `no_worker_timeout_s`:
-    after it requests fail for layers that no worker has. `wire_dtype`, `returned`: as in
-    `SpanSetup`.
+    `role`: role of the span workers. `division`: division of the layers among them. `sizes`: layer
+    sizes; None if nothing is known of the workers' memory. `no_worker_timeout_s`: time after which
+    requests fail for layers that no worker has. `wire_dtype`, `returned`: see `SpanSetup`.
     """
 
     anchor: WorkerId
@@ -79,37 +76,6 @@ class RouteSettings:
     keep_bytes: int
     no_worker_timeout_s: float
     blocks: BlockReads | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FoundWorkers:
-    """Records of the span workers that an anchor may have, of which it may take `limit`."""
-
-    records: Sequence[SpanWorkerRecord]
-    limit: int
-
-    @property
-    def candidates(self) -> Candidates:
-        free = [
-            FreeWorker(
-                worker=each.worker, span=each.span, memory=each.memory, stands_by=each.stands_by
-            )
-            for each in self.records
-        ]
-        return Candidates(free=free, limit=self.limit)
-
-    def hops_of(self, placed: Sequence[tuple[WorkerId, LayerSpan | str]]) -> list[RouteHop]:
-        by_name = {record.worker: record for record in self.records}
-        return [
-            RouteHop(
-                worker=worker,
-                address=by_name[worker].address,
-                key=by_name[worker].key,
-                span=str(span),
-                memory=by_name[worker].memory,
-            )
-            for worker, span in placed
-        ]
 
 
 def _left_by(leaving: Sequence[WorkerId]) -> str:
@@ -130,16 +96,14 @@ class RouteKeeper:
         """`is_needed` returns True while the anchor computes or accepts tasks; other anchors may
         else have its span workers.
         """
-        self._redis_url, self._settings, self._slot, self._secret = (
-            redis_url,
-            settings,
-            slot,
-            secret,
-        )
+        self._redis_url = redis_url
+        self._settings = settings
+        self._slot = slot
+        self._secret = secret
         self._is_needed = is_needed
         self._stopping = threading.Event()
         self._chain: ConnectedChain | None = None
-        self._hops: list[RouteHop] = []
+        self._hops: list[RouteWorker] = []
         self._next_look_s = 0.0
         self._lineage = 0
         self._recorded: tuple[str, Mapping[WorkerId, str] | None] | None = None
@@ -263,17 +227,17 @@ class RouteKeeper:
         the new one when the present route has ended. Raises: RouteFailure.
         """
         found, sizes = self._find(records), self._settings.sizes
-        placed = self._settings.division.better(found.candidates, is_leaving=is_leaving)
+        placed = self._settings.division.better(found, is_leaving=is_leaving)
         if not placed:
-            self._record(client, "", self._settings.division.losses(found.candidates))
+            self._record(client, "", self._settings.division.losses(found))
             self._follow_standby(client, found)
             return ()
         now = {hop.worker: LayerSpan.parse(hop.span, "span") for hop in self._hops}
-        hops = found.hops_of(placed)
+        hops = found.with_spans(placed)
         added = [hop for hop in hops if hop.worker not in now]
         self._write_route(client, [*self._hops, *added])
 
-        def is_changed(hop: RouteHop) -> bool:
+        def is_changed(hop: RouteWorker) -> bool:
             last, span = now[hop.worker], LayerSpan.parse(hop.span, "span")
             return str(last) != hop.span and (
                 sizes is None or fits_beside(sizes, hop.memory, span, last)
@@ -293,17 +257,17 @@ class RouteKeeper:
             raise
         return placed
 
-    def _follow_standby(self, client: redis.Redis, found: FoundWorkers) -> None:
+    def _follow_standby(self, client: redis.Redis, found: Candidates) -> None:
         """Let unused workers load spans of the route, and record those that have. Automatic spans
         are for standby ones only.
         """
         used, is_auto = {hop.worker for hop in self._hops}, self._settings.sizes is not None
         standby = [
             each
-            for each in found.records
+            for each in found.free
             if each.worker not in used and (each.stands_by or not is_auto)
         ]
-        unused = found.hops_of([(each.worker, each.span) for each in standby])
+        unused = found.with_spans([(each.worker, each.span) for each in standby])
         for hop in self._standby.follow([hop.span for hop in self._hops], unused):
             run(client, scripts.note_standby(self._settings.anchor, hop.worker, hop.span))
             log.info("%s stands by with layers %s", hop.worker, hop.span)
@@ -317,8 +281,8 @@ class RouteKeeper:
         division = self._settings.division
         try:
             found = self._find(records)
-            placed = division.place(found.candidates)
-            hops = found.hops_of(placed)
+            placed = division.place(found)
+            hops = found.with_spans(placed)
             names = [hop.worker for hop in hops]
             generation = self._write_route(client, hops)
             division.accept(placed)
@@ -338,14 +302,16 @@ class RouteKeeper:
         self._lineage = self._lineage or generation
         self._chain = chain
         self._slot.offer(chain)
-        self._record(client, "", division.losses(found.candidates))
+        self._record(client, "", division.losses(found))
         described = ", ".join(f"{hop.span} on {hop.worker}" for hop in hops)
         log.info("route %d of %s: %s", generation, self._settings.stage, described)
 
-    def _terms(self, generation: int) -> RouteTerms:
+    def _terms(self, generation: int) -> SpanSetup:
         settings, slot = self._settings, self._slot
-        return RouteTerms(
+        return SpanSetup(
             generation=generation,
+            span="",
+            following="",
             lineage=self._lineage or generation,
             num_pages=slot.num_pages,
             page_size=slot.page_size,
@@ -354,8 +320,8 @@ class RouteKeeper:
             keep_bytes=settings.keep_bytes,
         )
 
-    def _find(self, records: SpanRecords) -> "FoundWorkers":
-        """Return the span workers that this anchor may have: those of its last route first, and
+    def _find(self, records: SpanRecords) -> Candidates:
+        """Return the span workers that this anchor may have: its last route's workers first, and
         standby ones last.
         """
         own, found = self._settings.anchor, records.find(self._settings.role)
@@ -363,12 +329,12 @@ class RouteKeeper:
         live = {other for other in others if records.all_listed([WorkerId(other)])}
         found.sort(key=lambda record: (record.anchor != own, record.stands_by, record.worker))
         num_anchors = max(1, records.num_accepting(RoleName(self._settings.stage)))
-        return FoundWorkers(
-            [record for record in found if record.anchor not in live],
+        return Candidates(
+            free=[record for record in found if record.anchor not in live],
             limit=-(-len(found) // num_anchors),
         )
 
-    def _write_route(self, client: redis.Redis, hops: Sequence[RouteHop]) -> int:
+    def _write_route(self, client: redis.Redis, hops: Sequence[RouteWorker]) -> int:
         """Claim the workers in Redis, and return the route's generation. Raises: RouteFailure."""
         call = scripts.set_route(self._settings.anchor, [(hop.worker, hop.span) for hop in hops])
         answer, *more = texts(run(client, call))

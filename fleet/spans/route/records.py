@@ -13,33 +13,16 @@ from fleet.control import keys
 from fleet.control.connect import exchange, pairs, text
 from fleet.core.ids import RoleName, WorkerId
 from fleet.process.fleet_secret import FleetSecret
-from fleet.spans.net.addresses import SpanAddress
+from fleet.spans.route.division import RouteWorker
 from fleet.worker.process.endpoints import endpoint_of
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SpanWorkerRecord:
-    """`span`: the one that it hosts, in its notation; "" for none. `anchor`: of its route; ""
-    without one.
-
-    `stands_by`: it is to replace one that is lost. `memory`: bytes that it may occupy.
-    """
-
-    worker: WorkerId
-    address: SpanAddress
-    key: bytes
-    span: str
-    anchor: str
-    stands_by: bool
-    memory: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RouteMembers:
-    """The workers of a route. `are_listed`: none has left or was fenced. `leaving`: those that
-    accept no more work.
+    """State of a route's workers. `are_listed`: none has left or was fenced. `leaving`: workers
+    that accept no more work.
     """
 
     are_listed: bool
@@ -47,15 +30,15 @@ class RouteMembers:
 
 
 class SpanRecords:
-    """Reads records; those not signed with the fleet's secret, where there is one, are ignored with
-    a warning.
+    """Reads records of span workers. A record that is not signed with the fleet's secret, where
+    there is one, is ignored with a warning.
     """
 
     def __init__(self, client: redis.Redis, secret: FleetSecret | None) -> None:
         self._client, self._secret = client, secret
         self._refused: set[WorkerId] = set()
 
-    def read(self, workers: Sequence[WorkerId]) -> list[SpanWorkerRecord]:
+    def read(self, workers: Sequence[WorkerId]) -> list[RouteWorker]:
         """Return the records of these workers, as far as there are any."""
         replies = exchange(
             self._client, (), *(("HGETALL", keys.worker(worker)) for worker in workers)
@@ -66,7 +49,7 @@ class SpanRecords:
         ]
         return [record for record in found if record is not None]
 
-    def find(self, role: RoleName) -> list[SpanWorkerRecord]:
+    def find(self, role: RoleName) -> list[RouteWorker]:
         """Return the records of the listed workers of a role that accept work."""
         statuses = ("accepting", "standby")
         replies = exchange(
@@ -118,7 +101,7 @@ class SpanRecords:
         (reply,) = exchange(self._client, (), ("SCARD", keys.worker_tasks(worker)))
         return cast(int, reply)
 
-    def _parse(self, worker: WorkerId, fields: Mapping[str, bytes]) -> SpanWorkerRecord | None:
+    def _parse(self, worker: WorkerId, fields: Mapping[str, bytes]) -> RouteWorker | None:
         endpoint = endpoint_of("span", fields, self._secret)
         if endpoint is None:
             return None
@@ -131,7 +114,7 @@ class SpanRecords:
                     worker,
                 )
             return None
-        return SpanWorkerRecord(
+        return RouteWorker(
             worker=worker,
             address=endpoint.address,
             key=endpoint.key,

@@ -7,12 +7,12 @@ Knows no Redis.
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TypeVar
+
+import msgspec
 
 from fleet.core.errors import FleetError
 from fleet.core.ids import WorkerId
-from fleet.spans.net.addresses import SpanAddress
 from fleet.spans.net.connection import (
     Arrival,
     ConnectionClosed,
@@ -25,7 +25,6 @@ from fleet.spans.net.ring import BlockReads
 from fleet.spans.protocol.messages import (
     FROM_ANCHOR,
     AnySpanMessage,
-    Returned,
     SpanPrepare,
     SpanPrepared,
     SpanReady,
@@ -35,7 +34,7 @@ from fleet.spans.protocol.messages import (
     encode_span_message,
 )
 from fleet.spans.route.connections import ConnectedChain
-from fleet.spans.route.division import RouteFailure
+from fleet.spans.route.division import RouteFailure, RouteWorker
 
 CHECK_S = 0.25
 DIAL_TIMEOUT_S = 2.0
@@ -43,46 +42,18 @@ LOAD_TIMEOUT_S = 1800.0
 AnswerT = TypeVar("AnswerT")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteHop:
-    """A span worker of a route: where it listens, the key of connections to it, and the span that
-    it is to host.
-
-    `memory`: bytes that it may occupy.
-    """
-
-    worker: WorkerId
-    address: SpanAddress
-    key: bytes
-    span: str
-    memory: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RouteTerms:
-    """The part of `SpanSetup` that is the same for all workers of a route."""
-
-    generation: int
-    lineage: int
-    num_pages: int
-    page_size: int
-    returned: Returned
-    wire_dtype: str
-    keep_bytes: int
-
-
 def set_up_route(
     anchor: WorkerId,
-    hops: Sequence[RouteHop],
-    terms: RouteTerms,
+    hops: Sequence[RouteWorker],
+    terms: SpanSetup,
     is_stopping: Callable[[], bool] = lambda: False,
     blocks: BlockReads | None = None,
 ) -> ConnectedChain:
     """Connect to the workers, in the order of the layers, and wait until all have loaded their
     spans.
 
-    `is_stopping` is called every `CHECK_S` while they load, and returns True to give up. `blocks`:
-    see `SpanArrivals`.
+    `terms`: setup of the route, to which each worker's place is added. `is_stopping` is called
+    every `CHECK_S` while they load, and returns True to give up. `blocks`: see `SpanArrivals`.
     Raises: RouteFailure; the connections are closed then.
     """
     arrivals, connections = SpanArrivals(blocks), list[SpanConnection]()
@@ -90,17 +61,7 @@ def set_up_route(
         _connect(anchor, hops, arrivals, connections)
         following = [*(hop.worker for hop in hops[1:]), ""]
         for connection, hop, after in zip(connections, hops, following, strict=True):
-            setup = SpanSetup(
-                generation=terms.generation,
-                span=hop.span,
-                following=after,
-                num_pages=terms.num_pages,
-                page_size=terms.page_size,
-                returned=terms.returned,
-                wire_dtype=terms.wire_dtype,
-                lineage=terms.lineage,
-                keep_bytes=terms.keep_bytes,
-            )
+            setup = msgspec.structs.replace(terms, span=hop.span, following=after)
             connection.send(encode_span_message(setup))
 
         def ready_of(message: AnySpanMessage) -> SpanReady | None:
@@ -115,7 +76,7 @@ def set_up_route(
 
 
 def prepare_spans(
-    anchor: WorkerId, hops: Sequence[RouteHop], is_stopping: Callable[[], bool]
+    anchor: WorkerId, hops: Sequence[RouteWorker], is_stopping: Callable[[], bool]
 ) -> None:
     """Let workers load spans beside those that they compute, and wait until all have. Raises:
     RouteFailure.
@@ -151,7 +112,7 @@ def _closing(connections: Sequence[SpanConnection]) -> Generator[None]:
 
 def _connect(
     anchor: WorkerId,
-    hops: Sequence[RouteHop],
+    hops: Sequence[RouteWorker],
     arrivals: SpanArrivals,
     connections: list[SpanConnection],
 ) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fleet.core.ids import WorkerId
-from fleet.spans.route.division import RouteFailure
-from fleet.spans.route.setup import RouteHop, prepare_spans
+from fleet.spans.route.division import RouteFailure, RouteWorker
+from fleet.spans.route.setup import prepare_spans
 
 log = logging.getLogger(__name__)
 
@@ -19,16 +19,16 @@ RETRY_S = 60.0
 """Time after which a worker is asked again that could not load a span."""
 
 
-def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteHop]) -> list[RouteHop]:
-    """Return the unused workers that are to load a span, with it: the first one of which they have
+def choose_standby_spans(spans: Sequence[str], unused: Sequence[RouteWorker]) -> list[RouteWorker]:
+    """Return the unused workers that are to load a span, with it: the first span of which they have
     the fewest copies.
 
-    `spans`: of the route. The `span` of an unused worker is the one that it has loaded, "" for
-    none.
+    `spans`: spans of the route. The `span` of an unused worker is the one that it has loaded, ""
+    for none.
     """
     copies = Counter(dict.fromkeys(spans, 0))
     copies.update(hop.span for hop in unused if hop.span in copies)
-    chosen: list[RouteHop] = []
+    chosen: list[RouteWorker] = []
     for hop in (hop for hop in unused if hop.span not in copies):
         span = min(copies, key=lambda each: copies[each])
         copies[span] += 1
@@ -44,11 +44,11 @@ class StandbySpans:
     def __init__(self, anchor: WorkerId, is_stopping: Callable[[], bool]) -> None:
         self._anchor, self._is_stopping = anchor, is_stopping
         self._thread: threading.Thread | None = None
-        self._loading: list[RouteHop] = []
+        self._loading: list[RouteWorker] = []
         self._has_failed = False
         self._retry_s = 0.0
 
-    def follow(self, spans: Sequence[str], unused: Sequence[RouteHop]) -> list[RouteHop]:
+    def follow(self, spans: Sequence[str], unused: Sequence[RouteWorker]) -> list[RouteWorker]:
         """Begin to load what unused workers lack, unless some still load. Return those that have
         loaded one since the last call.
 
@@ -67,7 +67,7 @@ class StandbySpans:
             self._thread.start()
         return []
 
-    def _load(self, hops: Sequence[RouteHop]) -> None:
+    def _load(self, hops: Sequence[RouteWorker]) -> None:
         try:
             prepare_spans(self._anchor, hops, self._is_stopping)
         except RouteFailure as failure:

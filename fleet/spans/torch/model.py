@@ -32,8 +32,8 @@ class SpanRows:
 
 
 class SpanLayers(Protocol):
-    """A span of a model's layers. `kv_shape`: of its own layers, which are numbered from 0 in the
-    pool.
+    """A span of a model's layers. `kv_shape`: shape of the keys and values of these layers, which
+    are numbered from 0 in the pool.
     """
 
     @property
@@ -68,7 +68,9 @@ class SpanComputer:
     """Computes passes of a span: all rows together, or in fixed tiles (numerics invariant)."""
 
     def __init__(self, layers: SpanLayers, pool: KVPool, *, tiled: bool) -> None:
-        self.layers, self.pool, self._tiled = layers, pool, tiled
+        self.layers = layers
+        self.pool = pool
+        self._tiled = tiled
 
     def run(self, rows_NH: Tensor, extents: Sequence[Extent]) -> SpanRows:
         if not self._tiled:

@@ -8,8 +8,10 @@ from fleet.engine.torch.build import DTYPES
 
 
 def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
-    """Return rows in a wire dtype as bytes. They share the tensor's memory if it is the host's, of
-    that dtype, and has no other rows: bytes that are kept keep no memory beside them.
+    """Return rows in a wire dtype as bytes.
+
+    The bytes share the tensor's memory if that is host memory of this dtype without other rows:
+    bytes that are kept keep no memory beside them.
     """
     host_NH = rows_NH.to(device="cpu", dtype=DTYPES[wire_dtype]).contiguous()
     if host_NH.untyped_storage().nbytes() > host_NH.nbytes:
@@ -18,8 +20,8 @@ def rows_to_wire(rows_NH: Tensor, wire_dtype: str) -> memoryview:
 
 
 def check_rows(data: memoryview, num_rows: int, wire_dtype: str) -> None:
-    """Raises: BadInput if bytes are not so many rows of one width. A pass that has failed has
-    none.
+    """Check that bytes are `num_rows` rows of one width. A step that has failed has none. Raises:
+    BadInput.
     """
     itemsize = DTYPES[wire_dtype].itemsize
     if bool(len(data)) != bool(num_rows) or len(data) % (itemsize * max(1, num_rows)):
