@@ -48,7 +48,7 @@ async def test_pulls_are_counted_by_worker_and_in_the_trace(
     assert all(0 < r.pull_max_us <= r.pull_us for r in receipts)
     counted: dict[str, PullCounts] = {}
     for loop in fleet.loops:
-        for edge, counts in decode_pulls(loop.pull_tally.encoded({})).items():
+        for edge, counts in decode_pulls(loop.parts.pull_tally.encoded({})).items():
             counted[edge] = counted[edge] + counts if edge in counted else counts
     assert (
         counted[remote.name].num_bytes == remote_edge.remote_bytes

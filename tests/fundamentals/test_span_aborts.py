@@ -11,7 +11,7 @@ import pytest
 
 from fleet.control.client import FleetClient
 from fleet.spans.host.process import SpanWorkerProcess
-from fleet.worker.main import WorkerProcess
+from fleet.worker.worker_process import WorkerProcess
 from tests.fundamentals.test_abort import assert_every_key_expires
 from tests.harness import gateway_at, wait_none_live
 from tests.span_threads import FORWARD, REVERSE, SpanThreads, span_threads
@@ -73,7 +73,7 @@ async def test_aborted_requests_leave_nothing_behind(
 
 def is_empty(anchor: WorkerProcess, span_workers: list[SpanWorkerProcess]) -> bool:
     """Return True if no process holds a page, a table, sent rows or a result."""
-    engine = cast(Any, anchor.built.engine)
+    engine = cast(Any, anchor.settings.built.engine)
     hosts = [cast(Any, process)._hosting.route for process in span_workers]
     return (
         engine.pool.num_used == 0

@@ -18,8 +18,18 @@ from fleet.core.ids import EdgeName, RequestId, RoleName, StageName
 from fleet.engine.base import EngineInput, EngineOutput, EngineRequest
 from fleet.engine.fake import FakeEngine
 from fleet.stages.base import BuiltStage
-from fleet.worker.main import WorkerProcess, build_stage
-from tests.harness import ThreadFleet, answer, assert_same, fake_spec, gateway, ready, thread_fleet
+from fleet.worker.main import build_stage
+from fleet.worker.worker_process import WorkerProcess
+from tests.harness import (
+    ThreadFleet,
+    answer,
+    assert_same,
+    fake_spec,
+    gateway,
+    ready,
+    settings_of,
+    thread_fleet,
+)
 
 ROLE, STAGE, TEXT = RoleName("lm"), StageName("lm"), EdgeName("text")
 NUM_STEPS, NUM_REQUESTS = 3, 4
@@ -70,12 +80,9 @@ def worker_process(
     it.
     """
     whole = build_stage(fleet.config, STAGE, Path())
-    process = WorkerProcess(
-        for_role(fleet.config, fleet.config.role(ROLE)),
-        ROLE,
-        fleet.url,
-        BuiltStage(engine=engine, adapter=whole.adapter),
-    )
+    config = for_role(fleet.config, fleet.config.role(ROLE))
+    built = BuiltStage(engine=engine, adapter=whole.adapter)
+    process = WorkerProcess(fleet.url, settings_of(config, ROLE, built))
     ended_by: list[Exception] = []
 
     def serve() -> None:

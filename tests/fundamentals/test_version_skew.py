@@ -14,9 +14,11 @@ from fleet.core.errors import VersionSkew
 from fleet.core.ids import RoleName, StageName, WorkerId
 from fleet.models.causal_lm.tiny import write_tiny_checkpoint
 from fleet.process.fleet_secret import FleetSecret
-from fleet.worker.main import WorkerProcess, build_stage
+from fleet.worker.main import build_stage
 from fleet.worker.process.registration import process_fields, register_worker
+from fleet.worker.worker_process import WorkerProcess
 from tests.fundamentals.control_plane import join
+from tests.harness import settings_of
 
 SPLIT = load_config(
     None, ("engine=fake", "device=cpu", "transfer.kind=redis", "stages.thinker.split={}")
@@ -45,9 +47,8 @@ def test_split_worker_with_different_page_layout_does_not_join(
 ) -> None:
     fields = {"stage": "thinker", "dtype": "float32", "page_size_tokens": "16", field: listed_value}
     assert join(client, PREFILL, **fields) == ["ok"]
-    worker = WorkerProcess(
-        SPLIT, DECODE, redis_url, build_stage(SPLIT, StageName("thinker"), Path()), dtype="float32"
-    )
+    built = build_stage(SPLIT, StageName("thinker"), Path())
+    worker = WorkerProcess(redis_url, settings_of(SPLIT, DECODE, built, dtype="float32"))
     with pytest.raises(
         VersionSkew,
         match=f"its {field} is {own_value}, that of {PREFILL} is {listed_value}; .* set one "
@@ -76,7 +77,8 @@ def test_half_on_vllm_with_other_settings_does_not_join(
     }
     assert join(client, PREFILL, stage="thinker", **{**alike, field: listed_value}) == ["ok"]
     built = build_stage(SPLIT, StageName("thinker"), Path())
-    worker = WorkerProcess(VLLM_SPLIT, DECODE, redis_url, built, dtype="float32", device="cpu")
+    settings = settings_of(VLLM_SPLIT, DECODE, built, dtype="float32", device="cpu")
+    worker = WorkerProcess(redis_url, settings)
     with pytest.raises(
         VersionSkew,
         match=f"its {field} is {own_value}, that of {PREFILL} is {listed_value}; .* one section "
@@ -128,15 +130,10 @@ def test_refused_anchor_ends_with_the_reason(
     # last: its lease lapses
     register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))
     assert built.route is not None
-    worker = WorkerProcess(
-        INVARIANT,
-        RoleName("lm"),
-        redis_url,
-        built,
-        fingerprint="abc",
-        device="cpu",
-        dtype="float32",
+    settings = settings_of(
+        INVARIANT, RoleName("lm"), built, fingerprint="abc", device="cpu", dtype="float32"
     )
+    worker = WorkerProcess(redis_url, settings)
     with pytest.raises(
         VersionSkew, match="worker lm is refused: its kernels is .*, that of lm@there"
     ):
