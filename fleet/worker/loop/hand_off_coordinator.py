@@ -26,7 +26,7 @@ from fleet.engine.capabilities import KVBlocks, KVPages
 from fleet.telemetry.pulls import KV
 from fleet.worker.context import WorkerContext
 from fleet.worker.loop.parts import WorkerParts
-from fleet.worker.task.hand_off import KVImport, Offer
+from fleet.worker.task.hand_off import ImportState, KVImport, Offer
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
 from fleet.worker.task.task import Task, TaskPhase
 
@@ -199,15 +199,15 @@ class HandOffCoordinator:
         kv_import.poll()
 
     def _importable(self) -> list[Task]:
-        """Return the tasks whose blocks have arrived and whose inputs are read as far as they were
-        logged at opening.
+        """Return the tasks whose import is to be confirmed: their blocks have arrived, and their
+        inputs are read as far as they were logged at opening.
         """
         due: list[Task] = []
         for task in self._tasks.values():
             if task.kv_import is None:
                 continue
             task.kv_import.poll()
-            if task.kv_import.failed:
+            if task.kv_import.state is ImportState.FAILED:
                 self._tally.failed(KV)
                 log.warning(
                     "request %s: the blocks of %s could not be pulled; it is computed here",
@@ -215,7 +215,8 @@ class HandOffCoordinator:
                     task.stage,
                 )
                 self._imports.abandon(task.end_import())
-            elif task.kv_import.blocks is not None and task.has_read_logs():
+            elif task.kv_import.state is ImportState.ARRIVED and task.has_read_logs():
+                task.kv_import.enter(ImportState.CONFIRMING)
                 due.append(task)
         return due
 
