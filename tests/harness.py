@@ -30,19 +30,18 @@ from fleet.core.ids import (
     new_worker_id,
 )
 from fleet.core.request import RequestSpec, Sampling
-from fleet.drafts.exchange.follower import HeadFollower, HeadMemory, head_settings
-from fleet.drafts.exchange.records import RedisRecords
 from fleet.graphs import Graph
 from fleet.stages.base import BuiltStage
 from fleet.telemetry.trace import RequestTrace
 from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
+from fleet.worker.context import WorkerContext, WorkerSettings
 from fleet.worker.loop.loop import WorkerLoop
-from fleet.worker.main import WorkerProcess, build_stage
+from fleet.worker.main import build_stage
+from fleet.worker.open_worker import OpenWorker, open_worker
 from fleet.worker.process.peers import read_peer_access
 from fleet.worker.process.redis_link import RedisLink
-from fleet.worker.process.registration import register_worker
-from fleet.worker.task.hand_off import share_pool
+from fleet.worker.worker_process import WorkerProcess
 from tests.support import await_until, wait_until
 
 LEASE_US = 3_600_000_000
@@ -60,6 +59,7 @@ class ThreadFleet:
     driver: Driver
     checkpoint: Path = Path()
     transfer: str = "redis"
+    opened: list[OpenWorker] = field(default_factory=list[OpenWorker])
     loops: list[WorkerLoop] = field(default_factory=list[WorkerLoop])
     stopping: threading.Event = field(default_factory=threading.Event)
     threads: list[threading.Thread] = field(default_factory=list[threading.Thread])
@@ -80,39 +80,19 @@ class ThreadFleet:
         transfer = transfer or open_transfer(
             self.transfer, worker, ARENA_BYTES, ARENA_BYTES, access.reach
         )
-        if config.stage(serves.stage).split is not None:
-            share_pool(built.engine, transfer)
-        head_memory = (
-            HeadMemory(built.heads.capacity_bytes, transfer) if built.heads is not None else None
-        )
-        fields: dict[str, str | bytes] = {
-            "kind": "worker",
-            "capacity": str(config.stage(serves.stage).max_batch),
-        }
-        record = access.record(worker, role, fields, transfer)
-        stands_by = register_worker(client, self.config, serves, worker, record, lease_us=LEASE_US)
-        if built.begin_training is not None:
-            built.begin_training(
-                RedisRecords(client, worker, self.config.graph_declaration().main_stage.name)
+        settings = WorkerSettings(config=config, role=serves.name, built=built, access=access)
+        opened = open_worker(
+            WorkerContext(
+                settings=settings,
+                worker=worker,
+                client=client,
+                transfer=transfer,
+                link=RedisLink(client, worker, serves.name, access.secret),
+                lease_us=LEASE_US,
             )
-        loop = WorkerLoop(
-            config,
-            worker,
-            RoleName(role),
-            built,
-            RedisLink(client, worker, RoleName(role), access.secret),
-            transfer,
         )
-        loop.availability.standing_by = stands_by
-        if head_memory is not None and built.heads is not None:
-            loop.maintenance.heads = HeadFollower(
-                head_settings(config),
-                built.heads,
-                head_memory,
-                transfer,
-                loop.link,
-                loop.receiver.peer,
-            )
+        self.opened.append(opened)
+        loop = opened.loop
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop
@@ -167,10 +147,9 @@ class ThreadFleet:
         for thread in self.threads:
             thread.join(timeout=10)
             assert not thread.is_alive(), "a fleet thread does not end"
-        for loop in self.loops:
-            if loop.maintenance.heads is not None:
-                loop.maintenance.heads.close()
-            loop.transfer.close()
+        for opened in self.opened:
+            opened.close()
+            opened.loop.transfer.close()
         for client in self.clients:
             client.close()
 
@@ -230,6 +209,27 @@ def build(config: FleetConfig, stage: StageName) -> BuiltStage:
     return build_stage(config, stage, Path())
 
 
+def settings_of(
+    config: FleetConfig,
+    role: RoleName,
+    built: BuiltStage,
+    *,
+    fingerprint: str = "",
+    device: str = "",
+    dtype: str = "",
+) -> WorkerSettings:
+    """Return the settings of a worker with the configured access of peers."""
+    return WorkerSettings(
+        config=config,
+        role=role,
+        built=built,
+        access=read_peer_access(config),
+        fingerprint=fingerprint,
+        device=device,
+        dtype=dtype,
+    )
+
+
 @contextmanager
 def processes(
     url: str, config: FleetConfig, built: Callable[[FleetConfig, StageName], BuiltStage] = build
@@ -242,7 +242,8 @@ def processes(
     workers: list[WorkerProcess] = []
     for role in config.roles():
         narrowed = for_role(config, role)
-        workers.append(WorkerProcess(narrowed, role.name, url, built(narrowed, role.stage)))
+        settings = settings_of(narrowed, role.name, built(narrowed, role.stage))
+        workers.append(WorkerProcess(url, settings))
     threads = [
         threading.Thread(target=work, daemon=True)
         for work in (driver.run, *(worker.run for worker in workers))

@@ -41,7 +41,6 @@ from fleet.spans.route.setup import set_up_route
 from fleet.stages.builders import stage_builder
 from fleet.stages.options import AnchorOptions
 from fleet.stages.text import PREFILL
-from tests.capabilities import remote_of
 from tests.span_workers import KEY, LM, WAIT_S, KillPoint, SpanWorkerThread, graph_of
 from tests.stage_options import stage_options
 
@@ -278,7 +277,8 @@ class TextDriver:
         self.tokens[name], self.arrays[name] = [], []
 
     def turn(self) -> Sequence[EngineOutput]:
-        remote_of(self.engine).take_suspects()
+        if self.engine.remote is not None:
+            self.engine.remote.take_suspects()
         if self.route is not None:
             self.route.open_requests = self.open
             self.route.repair()

@@ -22,9 +22,11 @@ from fleet.process.fleet_secret import FleetSecret
 from fleet.spans.host.process import SpanWorkerProcess, SpanWorkerSettings
 from fleet.spans.route.entry import AnchorRoute
 from fleet.stages.builders import SpanBuilder, build_options
-from fleet.worker.main import WorkerProcess, build_stage
+from fleet.worker.context import WorkerSettings
+from fleet.worker.main import build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.registered_process import RegisteredProcess
+from fleet.worker.worker_process import WorkerProcess
 from tests.capabilities import remote_of
 from tests.harness import EACH_TOKEN
 from tests.support import wait_until
@@ -64,9 +66,15 @@ class SpanThreads:
         built = build_stage(config, STAGE, self.checkpoint)
         options, slot = build_options(config, STAGE, self.checkpoint), built.route
         route = AnchorRoute(config, options, slot, self.url, access) if slot is not None else None
-        process = WorkerProcess(
-            config, RoleName(STAGE), self.url, built, dtype="float32", access=access, route=route
+        settings = WorkerSettings(
+            config=config,
+            role=RoleName(STAGE),
+            built=built,
+            access=access,
+            dtype="float32",
+            route=route,
         )
+        process = WorkerProcess(self.url, settings)
         self._start(process, self.add_anchor)
         return process
 
@@ -133,7 +141,9 @@ class SpanThreads:
         """Wait until the anchor computes."""
         anchors = [process for process in self.processes if isinstance(process, WorkerProcess)]
         wait_until(
-            lambda: all(remote_of(anchor.built.engine).accepts_requests() for anchor in anchors),
+            lambda: all(
+                remote_of(anchor.settings.built.engine).accepts_requests() for anchor in anchors
+            ),
             "a route",
         )
 

@@ -155,11 +155,11 @@ def _held_by_workers(fleet: ThreadFleet, living: Sequence[WorkerLoop]) -> list[s
     """Read the loops' reports, since only their own threads may use engine and transfer."""
     busy = [f"{loop.role} counts {loop.maintenance.vitals}" for loop in living if _counts(loop)]
     offering = [
-        f"{loop.role} offers {loop.hand_offs.offers.open_requests()}"
+        f"{loop.role} offers {loop.parts.offers.open_requests()}"
         for loop in living
-        if loop.hand_offs.offers.open_requests()
+        if loop.parts.offers.open_requests()
     ]
-    pulling = [f"{loop.role} pulls" for loop in living if loop.receiver.pulling()]
+    pulling = [f"{loop.role} pulls" for loop in living if loop.parts.receiver.pulling()]
     return [*busy, *offering, *pulling, *(f"a worker holds {request}" for request in held(fleet))]
 
 

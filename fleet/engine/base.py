@@ -22,7 +22,7 @@ from fleet.drafts.figures.training import TrainingFigures
 from fleet.engine.capabilities import (
     BackgroundWork,
     CachedPrefixes,
-    DrafterChoice,
+    DrafterSelection,
     KVTransfer,
     RemotePasses,
     SampleStore,
@@ -123,7 +123,7 @@ class Engine(Protocol):
     sessions: SessionCopying | None = None
     background: BackgroundWork | None = None
     remote: RemotePasses | None = None
-    drafters: DrafterChoice | None = None
+    drafters: DrafterSelection | None = None
     samples: SampleStore | None = None
 
     def submit(self, request: EngineRequest) -> None:

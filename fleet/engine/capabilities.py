@@ -156,7 +156,7 @@ class SessionCopying(Protocol):
 
 
 class BackgroundWork(Protocol):
-    """Work of a step that goes on in another process or thread."""
+    """Work of a step in another process or thread, beside this one."""
 
     def await_pass(self, timeout_s: float) -> bool:
         """Wait until a part of the work ends; return False if there is none, or if the time is
@@ -185,7 +185,7 @@ class RemotePasses(Protocol):
         ...
 
 
-class DrafterChoice(Protocol):
+class DrafterSelection(Protocol):
     """Choice of the drafter that guesses tokens ahead."""
 
     def use(self, name: str) -> None:

@@ -27,7 +27,7 @@ from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
 from fleet.worker.loop import hand_off_coordinator
-from fleet.worker.task.hand_off import KVImport, Offer, Offers, pool_on_gpu, share_pool
+from fleet.worker.task.hand_off import ImportState, KVImport, Offer, Offers, pool_on_gpu, share_pool
 from tests.harness import thread_fleet
 from tests.stage_options import stage_options
 from tests.support import wait_until
@@ -162,14 +162,20 @@ def kv_import_of(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImpo
     )
 
 
+def imported(kv_import: KVImport) -> bool:
+    """Import confirmed blocks into the engine."""
+    kv_import.enter(ImportState.CONFIRMING)
+    return kv_import.import_into(REQUEST)
+
+
 def pulled(offer: Offer, source: HandOffEnd, target: HandOffEnd) -> KVImport:
     """Import the offer and wait for its blocks."""
     kv_import = kv_import_of(offer, source, target)
     wait_until(
-        lambda: kv_import.poll() or kv_import.blocks is not None or kv_import.failed,
+        lambda: kv_import.poll() or kv_import.state is not ImportState.PULLING,
         "the blocks to come",
     )
-    assert not kv_import.failed
+    assert kv_import.state is ImportState.ARRIVED
     return kv_import
 
 
@@ -188,17 +194,19 @@ def test_importing_engine_continues_where_the_source_ended(ends: Ends, kind: str
     target.open(begun)
     kv_import = pulled(offer, source, target)
     assert kv_import.pulled_us is not None
-    assert kv_import.import_into(REQUEST)
+    assert imported(kv_import)
     assert kv_import.free_pages(), "what was adopted is the engine's"
     source.offers.free(REQUEST)
     assert source.holds() == (0, 0), "freed as soon as it is taken"
     assert target.run() == whole
 
 
-def test_unconfirmed_import_frees_its_pages(ends: Ends) -> None:
+def test_unconfirmed_import_is_refused_and_frees_its_pages(ends: Ends) -> None:
     source, target = ends
     offer, _ = offered(source)
     kv_import = pulled(offer, source, target)
+    with pytest.raises(AssertionError, match="ARRIVED cannot become .*IMPORTED"):
+        kv_import.enter(ImportState.IMPORTED)
     assert kv_import.free_pages()
     source.offers.free(REQUEST)
 
@@ -208,7 +216,7 @@ def test_cancelled_import_frees_its_pages_once_no_read_can_write_to_them(ends: E
     offer, _ = offered(source)
     kv_import = kv_import_of(offer, source, target)
     kv_import.poll()
-    kv_import.cancel()
+    kv_import.abandon()
 
     def taken_back() -> bool:
         # Counting slots takes in the reads that have landed, as a worker's slow poll does.
@@ -243,7 +251,7 @@ def test_import_from_missing_source_fails(ends: Ends) -> None:
 
     kv_import = KVImport(offer, target.engine.kv, target.transfer, gone, DEADLINE_S)
     kv_import.poll()
-    assert kv_import.failed and kv_import.blocks is None
+    assert kv_import.state is ImportState.FAILED and kv_import.blocks is None
     assert kv_import.free_pages()
     source.offers.free(REQUEST)
 
@@ -256,7 +264,7 @@ def test_import_into_different_or_too_small_pool_fails(
     offer, _ = offered(source)
     kv_import = kv_import_of(offer, source, target)
     kv_import.poll()
-    assert kv_import.failed and kv_import.free_pages()
+    assert kv_import.state is ImportState.FAILED and kv_import.free_pages()
     source.offers.free(REQUEST)
 
 
@@ -277,11 +285,11 @@ def test_blocks_of_another_dtype_or_page_size_are_recomputed(
     target.open(begun)
     kv_import = kv_import_of(offer, source, target)
     wait_until(
-        lambda: kv_import.poll() or kv_import.failed or kv_import.blocks is not None,
+        lambda: kv_import.poll() or kv_import.state is not ImportState.PULLING,
         "the blocks to come, or not",
     )
-    assert kv_import.failed == (kind == "pages"), "pages are not even read"
-    assert not kv_import.import_into(REQUEST)
+    assert (kv_import.state is ImportState.FAILED) == (kind == "pages"), "pages are not even read"
+    assert kv_import.state is ImportState.FAILED or not imported(kv_import)
     assert len([record for record in caplog.records if "computed here" in record.getMessage()]) == (
         kind != "pages"
     )
@@ -300,7 +308,7 @@ def test_pages_are_copied_when_pool_is_short_of_pages(
     assert source.holds() == (0, 1)
     target.open(begun)
     kv_import = pulled(offer, source, target)
-    assert not isinstance(kv_import.blocks, KVPages) and kv_import.import_into(REQUEST)
+    assert not isinstance(kv_import.blocks, KVPages) and imported(kv_import)
     assert target.run() == whole
     source.offers.free(REQUEST)
 
@@ -333,7 +341,7 @@ def test_pages_on_a_gpu_are_copied_where_nixl_cannot_read_them(
     offer, begun = offered(source)
     assert offer.pages is None and offer.location
     target.open(begun)
-    assert pulled(offer, source, target).import_into(REQUEST)
+    assert imported(pulled(offer, source, target))
     source.offers.free(REQUEST)
     assert target.run() == whole
 
@@ -379,7 +387,7 @@ def test_rows_are_recomputed_when_import_finds_no_memory(
     target.open(begun)
     kv_import = pulled(offer, source, target)
     monkeypatch.setattr(KVPool, "write", raising)
-    assert not kv_import.import_into(REQUEST) and kv_import.free_pages()
+    assert not imported(kv_import) and kv_import.free_pages()
     assert target.holds()[0] == 0, "pages that were written in part are no request's"
     assert target.run() == whole
     source.offers.free(REQUEST)
@@ -395,7 +403,7 @@ def test_request_fails_when_memory_runs_out_after_import(
     kv_import = pulled(offer, source, target)
     with monkeypatch.context() as scarce:
         scarce.setattr(CausalTask, "on_computed", raising)
-        assert kv_import.import_into(REQUEST) and kv_import.free_pages()
+        assert imported(kv_import) and kv_import.free_pages()
     (output,) = target.engine.step()
     assert isinstance(output.error, OutOfMemory)
     source.offers.free(REQUEST)

@@ -22,17 +22,18 @@ from fleet.process.fleet_secret import read_fleet_secret
 from fleet.transfer.factory import open_transfer
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.reach import LOCAL, Reach
-from fleet.worker.main import WorkerProcess, build_stage
+from fleet.worker.main import build_stage
 from fleet.worker.process.peers import PeerAccess
 from fleet.worker.process.redis_link import RedisLink
 from fleet.worker.process.registration import process_fields, register_worker
+from fleet.worker.worker_process import WorkerProcess
 from tests.control_plane import (
     LEASE_US,
     Control,
     join,
     set_deadline,
 )
-from tests.harness import answer, fake_spec, gateway, ready, thread_fleet
+from tests.harness import answer, fake_spec, gateway, ready, settings_of, thread_fleet
 
 SPLIT = load_config(
     None, ("engine=fake", "device=cpu", "transfer.kind=redis", "stages.thinker.split={}")
@@ -264,9 +265,8 @@ def test_worker_process_without_the_secret_of_the_fleet_ends_with_one_line(
     signed = config_with(secret_file(tmp_path, "a"))
     with thread_fleet(redis_url, *overrides_of(signed), without="talker"):
         plain = config_with(None, "transfer.kind=redis")
-        process = WorkerProcess(
-            plain, RoleName("talker"), redis_url, build_stage(plain, StageName("talker"), Path())
-        )
+        built = build_stage(plain, StageName("talker"), Path())
+        process = WorkerProcess(redis_url, settings_of(plain, RoleName("talker"), built))
         with pytest.raises(
             VersionSkew,
             match=r"talker is refused: it has no fleet secret, .*security\.fleet_secret",

@@ -175,7 +175,7 @@ def test_worker_that_cannot_load_its_part_stays_out_of_the_route_and_unclaimed(
             route_of(control, anchor.last_id) == before
             and anchor_of(control, workers[0].last_id) == anchor.last_id
         )
-        assert remote_of(anchor.built.engine).accepts_requests()
+        assert remote_of(anchor.settings.built.engine).accepts_requests()
 
 
 def route_of(control: redis.Redis, anchor: WorkerId | None) -> str:

@@ -16,7 +16,6 @@ from fleet.engine.base import await_ready
 from fleet.engine.torch.lm_engine import LMEngine
 from fleet.graphs.qwen3_omni import CODE2WAV, QWEN3_OMNI, TALKER, THINKER
 from fleet.lab.measure.twin import Answers, SlowTwin
-from tests.capabilities import remote_of
 from tests.oracle.cases import AUDIO, CASES, CODES, TEXT, Case
 from tests.oracle.twins import Built, ask, codes_of, speaking_stages, tokens_of
 from tests.span_route import SpanRoute, Split
@@ -70,7 +69,8 @@ class DividedTwin(SlowTwin):
     def before_turn(self) -> None:
         for route in self.routes:
             self.most_running = max(self.most_running, route.engine.stats().running)
-            remote_of(route.engine).take_suspects()
+            if route.engine.remote is not None:
+                route.engine.remote.take_suspects()
             route.repair()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.engine.torch import lm_engine
+from fleet.engine.torch import kv_transfer
 from fleet.graphs.qwen3_omni import QWEN3_OMNI
 from tests.harness import answer, assert_same, gateway, in_step, thread_fleet
 from tests.oracle.cases import CASES, make_frontend, spec_of
@@ -44,7 +44,7 @@ async def test_many_aborts_leave_nothing_in_use(
 ) -> None:
     """`--aborts 1000` makes it longer."""
     if way == "copied":
-        monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
+        monkeypatch.setattr(kv_transfer, "LENDING_SHARE", 1.0)
     file, frontend = REPO / "configs" / f"{split}.yaml", make_frontend(tiny_checkpoint)
     with thread_fleet(
         redis_url, *WAYS, file=file, checkpoint=tiny_checkpoint, transfer="nixl"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fleet.core.ids import EdgeName, StageName
-from fleet.engine.torch import lm_engine
+from fleet.engine.torch import kv_transfer
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
 from fleet.worker.task.hand_off import KVImport
 from tests.harness import (
@@ -94,7 +94,7 @@ async def test_split_stages_give_the_answers_of_whole_ones(
 ) -> None:
     """Pages are lent in place or, if the pool is short, copied (the slower way)."""
     if way == "copied":
-        monkeypatch.setattr(lm_engine, "LENDING_SHARE", 1.0)
+        monkeypatch.setattr(kv_transfer, "LENDING_SHARE", 1.0)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, temperature)
     with thread_fleet(
         redis_url, *TORCH, *SPLITS[split], checkpoint=tiny_checkpoint, transfer=transfer

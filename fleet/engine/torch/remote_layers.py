@@ -1,4 +1,4 @@
-"""What the worker asks of a loop whose other layers are in span workers."""
+"""Remote passes of a loop whose other layers are in span workers, as the worker sees them."""
 
 from collections.abc import Mapping, Sequence, Sized
 from typing import Generic

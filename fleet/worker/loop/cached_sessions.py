@@ -46,9 +46,11 @@ class CachedSessions:
         """
         if session in self._until:
             self._until[session] = self._clock() + self._keep_s
-        return dataclasses.replace(request, session=session) if self._caches() else request
+        return dataclasses.replace(request, session=session) if self.is_on else request
 
-    def _caches(self) -> bool:
+    @property
+    def is_on(self) -> bool:
+        """True if conversations are cached."""
         return self._max_sessions > 0 and self._keep_s > 0
 
     def _num_rows(self, session: str) -> int:
@@ -65,7 +67,7 @@ class CachedSessions:
         right to write.
         """
         session = task.spec.session
-        if not session or not self._caches():
+        if not session or not self.is_on:
             return
         num_rows = self._num_rows(session)
         call = scripts.cache_prefix(

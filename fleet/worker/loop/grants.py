@@ -7,22 +7,17 @@ from typing import cast
 
 from redis.exceptions import RedisError
 
-from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.control.notices import Grant, Notice
 from fleet.core.errors import FleetError, failure_of
-from fleet.core.ids import EdgeName, RoleName, Walk, WorkerId
-from fleet.stages.base import BuiltStage
-from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.core.ids import EdgeName, Walk
+from fleet.worker.context import WorkerContext
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
-from fleet.worker.process.availability import Availability
-from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.task.claim import parse_claim
 from fleet.worker.task.pending_calls import PendingCall, is_unwritten
-from fleet.worker.task.receiver import Receiver
 from fleet.worker.task.task import Task, logged_output, open_task
-from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 
@@ -33,29 +28,14 @@ class GrantIntake:
     """
 
     def __init__(
-        self,
-        config: FleetConfig,
-        worker: WorkerId,
-        role: RoleName,
-        built: BuiltStage,
-        link: RedisLink,
-        tasks: TaskTable,
-        receiver: Receiver,
-        hand_offs: HandOffCoordinator,
-        cached_sessions: CachedSessions,
-        availability: Availability,
+        self, context: WorkerContext, parts: WorkerParts, hand_offs: HandOffCoordinator
     ) -> None:
-        self._config, self._worker, self._role, self._built, self._link = (
-            config,
-            worker,
-            role,
-            built,
-            link,
-        )
-        self._tasks, self._receiver, self._hand_offs = tasks, receiver, hand_offs
-        self._cached_sessions, self._availability = cached_sessions, availability
-        graph, stage = config.graph_declaration(), config.role(role).stage
-        self._capacity = config.stage(stage).max_batch
+        self._context, self._worker, self._link = context, context.worker, context.link
+        self._role, self._adapter = context.settings.role, context.settings.built.adapter
+        self._tasks, self._hand_offs = parts.tasks, hand_offs
+        self._cached_sessions, self._availability = parts.cached_sessions, parts.availability
+        graph, stage = context.graph, context.stage
+        self._capacity = context.config.stage(stage).max_batch
         self._inputs = [edge.name for edge in graph.edges_to(stage)]
         self._outputs = {edge.name: edge.target for edge in graph.edges_from(stage)}
         self._reads_prompt_audio = graph.stage(stage).reads_prompt_audio
@@ -72,7 +52,7 @@ class GrantIntake:
         """Return False while layers are missing. After too long, tasks are claimed again, and
         fail.
         """
-        remote = self._built.engine.remote
+        remote = self._context.engine.remote
         return remote is None or remote.accepts_requests() or remote.outage() is not None
 
     def _is_exclusive(self) -> bool:
@@ -181,9 +161,10 @@ class GrantIntake:
         removes what the inbox repeats.
         """
         spec, fields, logs = parse_claim(answer, self._inputs, list(self._outputs))
-        engine, adapter = self._built.engine, self._built.adapter(spec, logs.blob)
+        engine, adapter = self._context.engine, self._adapter(spec, logs.blob)
+        config = self._context.config
         task = open_task(
-            spec, grant.stage, grant.epoch, adapter, self._config, logs=logs, alone=grant.alone
+            spec, grant.stage, grant.epoch, adapter, config, logs=logs, alone=grant.alone
         )
         _assign_walks(task, fields)
         request, first = adapter.open(logged_output(logs))
@@ -192,8 +173,7 @@ class GrantIntake:
         for piece in first:
             task.cached_rows += engine.feed(grant.request, piece)
         if logs.offer is not None:
-            deadline_s = self._config.transfer.deadline_s
-            self._hand_offs.begin_import(task, logs.offer, fields, self._receiver.peer, deadline_s)
+            self._hand_offs.begin_import(task, logs.offer, fields)
             engine.pause(grant.request, paused=True)
 
 

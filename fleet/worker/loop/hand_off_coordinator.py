@@ -8,28 +8,27 @@ once the blocks are imported or cannot arrive.
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 import msgspec
 
-from fleet.config.roles import Role
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.core.clock import now_us
 from fleet.core.errors import TransferError
 from fleet.core.hand_off import HandOff, encode_hand_off
-from fleet.core.ids import RequestId, RoleName, Walk, WorkerId
-from fleet.engine.base import Engine, EngineOutput
+from fleet.core.ids import RequestId, WorkerId
+from fleet.engine.base import EngineOutput
 from fleet.engine.capabilities import KVBlocks, KVPages
-from fleet.telemetry.counts import KV, PullTally
-from fleet.transfer.base import Transfer
-from fleet.worker.task.hand_off import AbandonedImports, KVImport, Offer, Offers
+from fleet.telemetry.counts import KV
+from fleet.worker.context import WorkerContext
+from fleet.worker.loop.parts import WorkerParts
+from fleet.worker.task.hand_off import ImportState, KVImport, Offer
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
 from fleet.worker.task.task import Task, TaskPhase
-from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 
@@ -46,34 +45,24 @@ class _PendingHandOff:
 
 
 class HandOffCoordinator:
-    """Both ends, for one worker. `source`: the role that hands off to this one. `walks`: of the
-    stage, in order.
-    """
+    """Both ends of the hand-offs of one worker."""
 
-    def __init__(
-        self,
-        worker: WorkerId,
-        serves: Role,
-        source: RoleName | None,
-        walks: tuple[Walk, ...],
-        engine: Engine,
-        transfer: Transfer,
-        tasks: TaskTable,
-        offers: Offers,
-        imports: AbandonedImports,
-        tally: PullTally,
-    ) -> None:
-        self._worker, self._serves, self._source, self._walks = worker, serves, source, walks
-        self._engine, self._transfer, self._tasks = engine, transfer, tasks
-        self.offers, self._imports, self._tally = offers, imports, tally
+    def __init__(self, context: WorkerContext, parts: WorkerParts) -> None:
+        self._worker, self._serves = context.worker, context.settings.serves
+        roles = context.config.roles_of(context.stage)
+        self._source = next((role.name for role in roles if role.next == self._serves.name), None)
+        self._walks = context.graph.stage(context.stage).walks
+        self._deadline_s = context.config.transfer.deadline_s
+        self._kv, self._transfer, self._link = context.engine.kv, context.transfer, context.link
+        self._tasks, self._receiver = parts.tasks, parts.receiver
+        self._offers, self._imports = parts.offers, parts.imports
+        self._tally = parts.pull_tally
         self._pending: list[_PendingHandOff] = []
         self._metadata: list[PendingCall] = []
         self._connected: set[WorkerId] = set()
         self._connect_again_s = 0.0
 
-    def connect_to_sources(
-        self, find_workers: Callable[[RoleName], list[WorkerId]], peer: Callable[[WorkerId], bytes]
-    ) -> None:
+    def connect_to_sources(self) -> None:
         """Connect to one new worker of the source role; otherwise the first read takes 0.2 s longer
         (measured).
 
@@ -83,7 +72,7 @@ class HandOffCoordinator:
         if self._source is None or now < self._connect_again_s:
             return
         self._connect_again_s = now + CONNECT_S
-        listed = find_workers(self._source)
+        listed = self._link.find_workers(self._source)
         self._connected &= set(listed)
         new = next((worker for worker in listed if worker not in self._connected), None)
         if new is None:
@@ -91,7 +80,7 @@ class HandOffCoordinator:
         self._connect_again_s = now
         self._connected.add(new)
         try:
-            self._transfer.connect(new, peer(new))
+            self._transfer.connect(new, self._receiver.peer(new))
         except TransferError as error:
             log.info("worker %s cannot be connected to ahead of a hand-off: %s", new, error.message)
 
@@ -115,7 +104,7 @@ class HandOffCoordinator:
         task.release_held()
         self._pending.append(
             _PendingHandOff(
-                task=task, blocks=self.offers.finish(task.request), prefilled_us=ended_us
+                task=task, blocks=self._offers.finish(task.request), prefilled_us=ended_us
             )
         )
 
@@ -146,7 +135,7 @@ class HandOffCoordinator:
                 scripts.release(request, self._serves.stage, self._worker),
                 partial(self._settle_release, request),
             )
-            for request in self.offers.overdue()
+            for request in self._offers.overdue()
         ]
         for task in self._importable():
             calls.append(
@@ -161,7 +150,7 @@ class HandOffCoordinator:
         """Free the offer: no worker can import it now; or one has, and the notice of that is on its
         way.
         """
-        self.offers.free(request)
+        self._offers.free(request)
 
     def _hand_off_calls(self) -> list[PendingCall]:
         pending, self._pending = self._pending, []
@@ -169,13 +158,13 @@ class HandOffCoordinator:
         for hand_off in pending:
             task, role = hand_off.task, self._serves.next
             if self._tasks.get(task.request) is not task or role is None:
-                self.offers.free_blocks(hand_off.blocks)
+                self._offers.free_blocks(hand_off.blocks)
                 continue
             assert not task.unsent, (
                 "chunks produced here go before the hand-off; the next owner does not produce them"
             )
             calls += receipt_calls(task, self._worker)
-            offer = self.offers.publish(task.request, hand_off.blocks)
+            offer = self._offers.publish(task.request, hand_off.blocks)
             call = scripts.hand_off(
                 task.request,
                 task.stage,
@@ -194,38 +183,31 @@ class HandOffCoordinator:
 
     def _settle_hand_off(self, task: Task, reply: Reply) -> None:
         if text(cast("list[Reply]", reply)[0]) != "ok":
-            self.offers.free(task.request)
+            self._offers.free(task.request)
             self._tasks.drop(task.request)
         elif self._tasks.get(task.request) is task:
             self._tasks.finish(task)
 
-    def begin_import(
-        self,
-        task: Task,
-        offer: Offer,
-        fields: Mapping[str, bytes],
-        peer: Callable[[WorkerId], bytes],
-        deadline_s: float,
-    ) -> None:
-        """Begin to pull the blocks offered with a task that was just opened. `fields`: the task's
-        hash.
+    def begin_import(self, task: Task, offer: Offer, fields: Mapping[str, bytes]) -> None:
+        """Begin to pull the blocks offered with a task that was just opened. `fields`: hash of the
+        task in Redis.
         """
         before = {name: int(fields[name]) for name in ("prefilled_us", "handed_us", "claimed_us")}
         task.timings = HandOff(**before, opened_us=now_us())
-        kv_import = KVImport(offer, self._engine.kv, self._transfer, peer, deadline_s)
+        kv_import = KVImport(offer, self._kv, self._transfer, self._receiver.peer, self._deadline_s)
         task.begin_import(kv_import)
         kv_import.poll()
 
     def _importable(self) -> list[Task]:
-        """Return the tasks whose blocks have arrived and whose inputs are read as far as they were
-        logged at opening.
+        """Return the tasks whose import is to be confirmed: their blocks have arrived, and their
+        inputs are read as far as they were logged at opening.
         """
         due: list[Task] = []
         for task in self._tasks.values():
             if task.kv_import is None:
                 continue
             task.kv_import.poll()
-            if task.kv_import.failed:
+            if task.kv_import.state is ImportState.FAILED:
                 self._tally.failed(KV)
                 log.warning(
                     "request %s: the blocks of %s could not be pulled; it is computed here",
@@ -233,7 +215,8 @@ class HandOffCoordinator:
                     task.stage,
                 )
                 self._imports.abandon(task.end_import())
-            elif task.kv_import.blocks is not None and task.has_read_logs():
+            elif task.kv_import.state is ImportState.ARRIVED and task.has_read_logs():
+                task.kv_import.enter(ImportState.CONFIRMING)
                 due.append(task)
         return due
 
@@ -260,9 +243,9 @@ class HandOffCoordinator:
         """
         pending, self._pending = self._pending, []
         for hand_off in pending:
-            self.offers.free_blocks(hand_off.blocks)
+            self._offers.free_blocks(hand_off.blocks)
         for task in self._tasks.values():
             self._imports.abandon(task.end_import())
         self._imports.close()
-        for request in self.offers.open_requests():
-            self.offers.free(request)
+        for request in self._offers.open_requests():
+            self._offers.free(request)

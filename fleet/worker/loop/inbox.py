@@ -19,10 +19,8 @@ from fleet.control.notices import (
 )
 from fleet.core.clock import now_us
 from fleet.core.ids import EdgeName, RequestId, WorkerId
-from fleet.worker.process.availability import Availability
-from fleet.worker.task.hand_off import Offers
+from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.task.inbound import InboundEdge
-from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 
@@ -32,15 +30,9 @@ class Inbox:
     owner.
     """
 
-    def __init__(
-        self, worker: WorkerId, tasks: TaskTable, offers: Offers, availability: Availability
-    ) -> None:
-        self._worker, self._tasks, self._offers, self._availability = (
-            worker,
-            tasks,
-            offers,
-            availability,
-        )
+    def __init__(self, worker: WorkerId, parts: WorkerParts) -> None:
+        self._worker, self._tasks = worker, parts.tasks
+        self._offers, self._availability = parts.offers, parts.availability
 
     def deliver(self, notice: Notice) -> None:
         match notice:

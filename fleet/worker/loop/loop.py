@@ -11,33 +11,25 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
-from fleet.config import FleetConfig
 from fleet.control import scripts
 from fleet.control.connect import text
 from fleet.control.outage import Outage
 from fleet.control.pacing import Pacing
 from fleet.core.clock import now_us
 from fleet.core.errors import failure_of
-from fleet.core.ids import RequestId, RoleName, WorkerId
+from fleet.core.ids import RequestId
+from fleet.drafts.exchange.follower import HeadFollower
 from fleet.engine.base import EngineOutput, await_ready
-from fleet.stages.base import BuiltStage
-from fleet.telemetry.counts import PullTally
-from fleet.transfer.base import Transfer
-from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.context import WorkerContext
 from fleet.worker.loop.grants import GrantIntake
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
 from fleet.worker.loop.inbox import Inbox
-from fleet.worker.loop.maintenance import ConfiguredDrafter, Maintenance
+from fleet.worker.loop.maintenance import Maintenance
 from fleet.worker.loop.outbox import Outbox, is_urgent
-from fleet.worker.process.availability import Availability
-from fleet.worker.process.redis_link import RedisLink
+from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.sessions.service import SessionService
-from fleet.worker.task.hand_off import OFFER_LEASE_S, AbandonedImports, Offers
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, is_unwritten
-from fleet.worker.task.receiver import Receiver
-from fleet.worker.task.sender import Sender
 from fleet.worker.task.task import Task
-from fleet.worker.task.task_table import TaskTable
 
 log = logging.getLogger(__name__)
 
@@ -52,91 +44,26 @@ class WorkerLoop:
 
     def __init__(
         self,
-        config: FleetConfig,
-        worker: WorkerId,
-        role: RoleName,
-        built: BuiltStage,
-        link: RedisLink,
-        transfer: Transfer,
-        outage: Outage | None = None,
+        context: WorkerContext,
+        parts: WorkerParts,
+        sessions: SessionService | None = None,
+        heads: HeadFollower | None = None,
     ) -> None:
-        self.worker, self.role, self.stage = worker, role, config.role(role).stage
-        self.engine, self.link, self.transfer = built.engine, link, transfer
-        graph, roles = config.graph_declaration(), config.roles_of(self.stage)
-        source = next((other.name for other in roles if other.next == role), None)
-        # In a split stage, the worker that ends a task is not the one that begins the next turn's.
-        max_sessions = (
-            config.limits.max_cached_conversations if config.stage(self.stage).split is None else 0
-        )
-        offers, imports = Offers(self.engine, transfer, worker, OFFER_LEASE_S), AbandonedImports()
-        self.pull_tally = PullTally()
-        self.receiver = Receiver(transfer, link, config.transfer.deadline_s, self.pull_tally)
-        self.availability = Availability()
-        self.cached_sessions = CachedSessions(
-            self.engine.prefixes,
-            worker,
-            keep_s=config.lease.prefix_cache_s,
-            max_sessions=max_sessions,
-        )
-        sender = Sender(transfer, worker)
-        self.tasks = TaskTable(
-            self.engine, sender, self.receiver, offers, imports, self.cached_sessions
-        )
-        self.hand_offs = HandOffCoordinator(
-            worker,
-            config.role(role),
-            source,
-            graph.stage(self.stage).walks,
-            self.engine,
-            transfer,
-            self.tasks,
-            offers,
-            imports,
-            self.pull_tally,
-        )
-        self.intake = GrantIntake(
-            config,
-            worker,
-            role,
-            built,
-            link,
-            self.tasks,
-            self.receiver,
-            self.hand_offs,
-            self.cached_sessions,
-            self.availability,
-        )
-        self._inbox = Inbox(worker, self.tasks, offers, self.availability)
-        self._outbox = Outbox(
-            worker,
-            self.engine,
-            self.tasks,
-            sender,
-            self.receiver,
-            self.hand_offs,
-            self.cached_sessions,
-        )
-        consumers = {edge.name: edge.target for edge in graph.edges_from(self.stage)}
+        self.worker, self.role = context.worker, context.settings.role
+        self.stage, self.engine = context.stage, context.engine
+        self.link, self.transfer = context.link, context.transfer
+        self.parts, self._sessions = parts, sessions
+        self.tasks, self.availability = parts.tasks, parts.availability
+        self.hand_offs = HandOffCoordinator(context, parts)
+        self.intake = GrantIntake(context, parts, self.hand_offs)
+        self._inbox = Inbox(self.worker, parts)
+        self._outbox = Outbox(context, parts, self.hand_offs)
         self.maintenance = Maintenance(
-            self.engine,
-            transfer,
-            link,
-            self.tasks,
-            self.receiver,
-            self.pull_tally,
-            self.intake,
-            self.hand_offs,
-            self.cached_sessions,
-            self._outbox,
-            consumers,
-            ConfiguredDrafter(self.stage, config.stage(self.stage).speculation.drafter),
+            context, parts, self.hand_offs, self.intake, self._outbox, heads
         )
-        self._outage = outage or Outage(f"worker {worker}")
+        self._outage = context.outage or Outage(f"worker {self.worker}")
         self._pacing = Pacing()
         self._refused: list[PendingCall] = []
-        self.sessions: SessionService | None = None
-        # else observers of an idle fleet would wait for the next poll
-        self.tasks.on_idle = self.maintenance.read_vitals
 
     def run(self, stopping: Callable[[], bool], progress: Callable[[], None]) -> None:
         while not stopping():
@@ -152,8 +79,8 @@ class WorkerLoop:
         return self.availability.accepts_tasks or bool(self.tasks)
 
     def turn(self) -> None:
-        if self.sessions is not None:
-            self.sessions.advance()
+        if self._sessions is not None:
+            self._sessions.advance()
         if not self._refused:
             began_us = now_us()
             outputs = self._step()
@@ -164,6 +91,9 @@ class WorkerLoop:
         self._exchange()
         for task in [task for task in self.tasks.values() if task.may_move()]:
             self.tasks.guard(task, lambda task=task: self._feed(task))
+        if self.tasks.take_emptied():
+            # else observers of an idle fleet would wait for the next poll
+            self.maintenance.read_vitals()
 
     def _step(self) -> Sequence[EngineOutput]:
         remote = self.engine.remote
@@ -255,7 +185,7 @@ class WorkerLoop:
             self.engine.finish(task.request)
         elif not output.final:
             return
-        self.cached_sessions.on_turn_ended(task)
+        self.parts.cached_sessions.on_turn_ended(task)
 
     def _exchange(self) -> None:
         """Make the iteration's one round trip: every write out; replies, notices and grants in.
@@ -291,11 +221,10 @@ class WorkerLoop:
 
     def _block_ms(self, *, urgent: bool) -> int:
         due_ms = math.ceil(min(self.engine.due_in_s() * 1000, IDLE_BLOCK_MS))
-        if urgent or self._refused or not due_ms or self.receiver.can_advance(self.tasks.values()):
+        receiver = self.parts.receiver
+        if urgent or self._refused or not due_ms or receiver.can_advance(self.tasks.values()):
             return 0
-        if not self.receiver.pulling() and all(
-            task.kv_import is None for task in self.tasks.values()
-        ):
+        if not receiver.pulling() and all(task.kv_import is None for task in self.tasks.values()):
             return due_ms
         # Redis checks its clock ten times a second while idle: a block of 1 ms would last 100
         # (measured).
@@ -305,7 +234,7 @@ class WorkerLoop:
     def _feed(self, task: Task) -> None:
         """Move arrived chunks into the engine, and pause or resume its request."""
         task.dirty = False
-        for edge, walk, arrays, final in self.receiver.advance(task):
+        for edge, walk, arrays, final in self.parts.receiver.advance(task):
             task.ack_due = True
             for piece in task.adapter.consume(edge, walk, arrays, final=final):
                 task.cached_rows += self.engine.feed(task.request, piece)

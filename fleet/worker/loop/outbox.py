@@ -10,14 +10,10 @@ from typing import cast
 from fleet.control import scripts
 from fleet.control.connect import Reply, text
 from fleet.core.errors import ChunkOrderError
-from fleet.core.ids import WorkerId
-from fleet.engine.base import Engine
-from fleet.worker.loop.cached_sessions import CachedSessions
+from fleet.worker.context import WorkerContext
 from fleet.worker.loop.hand_off_coordinator import HandOffCoordinator
+from fleet.worker.loop.parts import WorkerParts
 from fleet.worker.task.pending_calls import PendingCall, ignore_reply, receipt_calls
-from fleet.worker.task.receiver import Receiver
-from fleet.worker.task.sender import Sender
-from fleet.worker.task.task_table import TaskTable
 
 URGENT = {"confirm", "fail"}
 """Scripts whose reply, or whose reader, must not wait until a blocking read returns."""
@@ -29,23 +25,11 @@ class Outbox:
     """
 
     def __init__(
-        self,
-        worker: WorkerId,
-        engine: Engine,
-        tasks: TaskTable,
-        sender: Sender,
-        receiver: Receiver,
-        hand_offs: HandOffCoordinator,
-        cached_sessions: CachedSessions,
+        self, context: WorkerContext, parts: WorkerParts, hand_offs: HandOffCoordinator
     ) -> None:
-        self._worker, self._engine, self._tasks, self._sender, self._receiver = (
-            worker,
-            engine,
-            tasks,
-            sender,
-            receiver,
-        )
-        self._hand_offs, self._cached_sessions = hand_offs, cached_sessions
+        self._worker, self._engine = context.worker, context.engine
+        self._tasks, self._sender, self._receiver = parts.tasks, parts.sender, parts.receiver
+        self._hand_offs, self._cached_sessions = hand_offs, parts.cached_sessions
         self._queued: list[PendingCall] = []
 
     def add(self, calls: Sequence[PendingCall]) -> None:

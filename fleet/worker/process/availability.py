@@ -20,8 +20,9 @@ class Availability:
     replaces a worker that is lost.
     """
 
-    def __init__(self) -> None:
-        self.draining = self.leaving = self.standing_by = False
+    def __init__(self, *, standing_by: bool = False) -> None:
+        self.draining = self.leaving = False
+        self.standing_by = standing_by
         self._leave_by_s = math.inf
 
     @property

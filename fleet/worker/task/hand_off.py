@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 
@@ -197,9 +198,38 @@ def _arena_owner(request: RequestId) -> RequestId:
     return RequestId(f"{request}/{KV}")
 
 
+class ImportState(Enum):
+    """State of the blocks that a new owner imports."""
+
+    PULLING = "pulling"
+    """The blocks are being read from the source."""
+    ARRIVED = "arrived"
+    """The blocks are here; the source may still withdraw the offer."""
+    CONFIRMING = "confirming"
+    """Redis is asked whether the blocks are still on offer."""
+    IMPORTED = "imported"
+    FAILED = "failed"
+    """The blocks cannot arrive, or not be imported: the engine computes the rows."""
+    ABANDONED = "abandoned"
+    """The task has ended, or the offer was withdrawn."""
+
+
+IMPORT_TRANSITIONS: dict[ImportState, frozenset[ImportState]] = {
+    ImportState.PULLING: frozenset(
+        {ImportState.ARRIVED, ImportState.FAILED, ImportState.ABANDONED}
+    ),
+    ImportState.ARRIVED: frozenset({ImportState.CONFIRMING, ImportState.ABANDONED}),
+    ImportState.CONFIRMING: frozenset(
+        {ImportState.IMPORTED, ImportState.FAILED, ImportState.ABANDONED}
+    ),
+    ImportState.FAILED: frozenset({ImportState.ABANDONED}),
+    ImportState.IMPORTED: frozenset(),
+    ImportState.ABANDONED: frozenset(),
+}
+
+
 class KVImport:
-    """The pull of an offer. `blocks` is set once it has arrived, at `pulled_us`; `failed` once it
-    cannot arrive any more.
+    """Import of offered blocks. `blocks` is set from their arrival on, at `pulled_us`.
 
     Pages that are read into belong to the import until the engine imports them, or `free_pages`.
     """
@@ -221,11 +251,17 @@ class KVImport:
         self._pull: Pull | None = None
         self._read: BlockRead | None = None
         self._pages: KVPages | None = None
-        self.failed = False
+        self.state = ImportState.PULLING
         self.pulled_us: int | None = None
         self.blocks: KVBlocks | KVPages | None = None
         if offer.data:
             self._on_arrival(self._as_blocks(offer.data))
+
+    def enter(self, state: ImportState) -> None:
+        assert state in IMPORT_TRANSITIONS[self.state], (
+            f"blocks of {self._offer.source}: {self.state} cannot become {state}"
+        )
+        self.state = state
 
     @property
     def num_bytes(self) -> int:
@@ -236,7 +272,7 @@ class KVImport:
 
     def poll(self) -> None:
         """Continue the pull; the first call begins it."""
-        if self.failed or self.blocks is not None:
+        if self.state is not ImportState.PULLING:
             return
         try:
             blocks = (
@@ -250,7 +286,7 @@ class KVImport:
                 self._offer.source,
                 str(error) or type(error).__name__,
             )
-            self.failed = True
+            self.enter(ImportState.FAILED)
             return
         if blocks is not None:
             self._on_arrival(blocks)
@@ -282,15 +318,18 @@ class KVImport:
         return KVBlocks(num_rows=self._offer.num_rows, data=np.frombuffer(data, np.uint8))
 
     def _on_arrival(self, blocks: KVBlocks | KVPages) -> None:
+        self.enter(ImportState.ARRIVED)
         self.blocks, self.pulled_us = blocks, now_us()
 
-    def cancel(self) -> None:
+    def abandon(self) -> None:
+        """Cancel what is still read."""
+        self.enter(ImportState.ABANDONED)
         for pending in (self._pull, self._read):
             if pending is not None and self.blocks is None:
                 pending.cancel()
 
     def import_into(self, request: RequestId) -> bool:
-        """Give the blocks to the engine; return False if it must compute the rows instead."""
+        """Give confirmed blocks to the engine; return False if it must compute the rows instead."""
         try:
             imported = self._import_into(request)
         # the engine's failure over one request, which continues without the blocks
@@ -300,6 +339,7 @@ class KVImport:
                 request,
             )
             imported = False
+        self.enter(ImportState.IMPORTED if imported else ImportState.FAILED)
         if imported:
             self._pages = None
         return imported
@@ -329,7 +369,7 @@ class AbandonedImports:
 
     def abandon(self, kv_import: KVImport | None) -> None:
         if kv_import is not None:
-            kv_import.cancel()
+            kv_import.abandon()
             self._imports.append(kv_import)
 
     def free_pages(self) -> None:

@@ -24,8 +24,7 @@ class TaskTable(dict[RequestId, Task]):
     """Tasks by request. Not thread-safe.
 
     `lingering`: requests whose task ended here while consumers may still pull tensors that it
-    published. `failures`: to be reported by the next round trip. `on_idle` is called when the last
-    task has ended.
+    published. `failures`: to be reported by the next round trip.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class TaskTable(dict[RequestId, Task]):
         self._offers, self._imports, self._cached_sessions = offers, imports, cached_sessions
         self.lingering: set[RequestId] = set()
         self.failures: list[TaskFailed] = []
-        self.on_idle: Callable[[], None] = lambda: None
+        self._has_emptied = False
 
     def holds_anything(self) -> bool:
         """Return True while a task or a peer depends on this worker."""
@@ -124,5 +123,9 @@ class TaskTable(dict[RequestId, Task]):
         task = self.pop(request, None)
         if task is not None:
             self._imports.abandon(task.end_import())
-        if not self:
-            self.on_idle()
+        self._has_emptied = not self
+
+    def take_emptied(self) -> bool:
+        """Return True, once, if the last task has ended and none was opened since."""
+        has_emptied, self._has_emptied = self._has_emptied and not self, False
+        return has_emptied

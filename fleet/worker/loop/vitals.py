@@ -1,0 +1,33 @@
+"""The statistics of a running worker, as it publishes them with its lease."""
+
+import psutil
+
+from fleet.drafts.exchange.follower import HeadFollower
+from fleet.telemetry.vitals import Vitals
+from fleet.worker.context import WorkerContext
+from fleet.worker.loop.parts import WorkerParts
+
+PROCESS = psutil.Process()
+
+
+def read_vitals(
+    context: WorkerContext, parts: WorkerParts, heads: HeadFollower | None
+) -> dict[str, int | str]:
+    """Return the fields of the record that change while the worker runs."""
+    stats, transfer = context.engine.stats(), context.transfer
+    return Vitals(
+        running=len(parts.tasks),
+        pages_used=stats.kv.pages_used,
+        pages_total=stats.kv.pages_total,
+        pages_kept=stats.kv.pages_cached,
+        rows_reused=stats.kv.rows_reused,
+        slots_used=transfer.used_slots(),
+        hops=context.link.hops,
+        pulls=parts.pull_tally.counts(parts.receiver.in_flight()),
+        used_bytes=transfer.used_bytes(),
+        memory_bytes=PROCESS.memory_info().rss,
+        speculation=stats.speculation,
+        held_head=(heads.held or "") if heads is not None else None,
+        training=stats.training,
+        span_figures=stats.spans,
+    ).encode()
