@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet.config.placement import for_role
 from fleet.control import keys
 from fleet.control.client import FleetClient
 from fleet.control.connect import text
@@ -33,7 +34,8 @@ from fleet.stages.base import BuiltStage
 from fleet.transfer.nixl import NixlTransfer
 from fleet.transfer.peer_link import NixlPull
 from fleet.worker.loop import grants
-from fleet.worker.main import WorkerProcess, build_stage
+from fleet.worker.main import build_stage
+from fleet.worker.worker_process import WorkerProcess
 from tests.harness import (
     EdgeArrays,
     ThreadFleet,
@@ -43,6 +45,7 @@ from tests.harness import (
     fake_spec,
     gateway,
     ready,
+    settings_of,
     thread_fleet,
 )
 from tests.storm import assert_nothing_left
@@ -365,12 +368,9 @@ def worker_process(
     it.
     """
     whole = build_stage(fleet.config, STAGE, Path())
-    process = WorkerProcess(
-        fleet.config.for_role(fleet.config.role(ROLE)),
-        ROLE,
-        fleet.url,
-        BuiltStage(engine=engine, adapter=whole.adapter),
-    )
+    config = for_role(fleet.config, fleet.config.role(ROLE))
+    built = BuiltStage(engine=engine, adapter=whole.adapter)
+    process = WorkerProcess(fleet.url, settings_of(config, ROLE, built))
     ended_by: list[Exception] = []
 
     def serve() -> None:

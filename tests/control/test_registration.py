@@ -84,7 +84,8 @@ def test_half_with_other_settings_than_the_listed_half_does_not_join(
 ) -> None:
     assert join(client, PREFILL, stage="thinker", **{**alike, field: listed}) == ["ok"]
     built = build_stage(SPLIT, StageName("thinker"), Path())
-    worker = WorkerProcess(config, DECODE, redis_url, built, dtype="float32", device="cpu")
+    settings = settings_of(config, DECODE, built, dtype="float32", device="cpu")
+    worker = WorkerProcess(redis_url, settings)
     why = f"its {field} is {alike[field]}, that of {PREFILL} is {listed}; .* {remedy}"
     with pytest.raises(VersionSkew, match=why):
         worker.run()
@@ -133,15 +134,10 @@ def test_refused_anchor_ends_with_the_reason(
     # last: its lease lapses
     register(client, INVARIANT, ANCHOR, record_of(INVARIANT, "lm", kernels="SSE of torch 1.0"))
     assert built.route is not None
-    worker = WorkerProcess(
-        INVARIANT,
-        RoleName("lm"),
-        redis_url,
-        built,
-        fingerprint="abc",
-        device="cpu",
-        dtype="float32",
+    settings = settings_of(
+        INVARIANT, RoleName("lm"), built, fingerprint="abc", device="cpu", dtype="float32"
     )
+    worker = WorkerProcess(redis_url, settings)
     with pytest.raises(
         VersionSkew, match="worker lm is refused: its kernels is .*, that of lm@there"
     ):

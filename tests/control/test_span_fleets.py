@@ -85,7 +85,7 @@ async def test_aborted_requests_leave_nothing_behind(
 
 def is_empty(anchor: WorkerProcess, span_workers: list[SpanWorkerProcess]) -> bool:
     """Return True if no process holds a page, a table, sent rows or a result."""
-    engine = cast(Any, anchor.built.engine)
+    engine = cast(Any, anchor.settings.built.engine)
     hosts = [cast(Any, process)._hosting.route for process in span_workers]
     return (
         engine.pool.num_used == 0

@@ -29,7 +29,7 @@ async def test_consumers_read_tensors_and_blocks_from_the_memory_of_their_produc
     assert all(0 < receipt.pull_max_us <= receipt.pull_us for receipt in receipts)
     counted: dict[str, PullCounts] = {}
     for loop in fleet.loops:
-        for name, counts in loop.pull_tally.counts({}).items():
+        for name, counts in loop.parts.pull_tally.counts({}).items():
             counted[name] = counted.get(name, PullCounts()) + counts
     assert (counted[pulled].num_bytes, counted[pulled].num_failed) == (edge.remote_bytes, 0)
     assert counted[KV].num_pulls == 1 and counted[KV].num_bytes > 0, "the blocks of the prefill"

@@ -19,6 +19,7 @@ from fleet.drafts.eagle3.config import Eagle3Config, default_layer_ids
 from fleet.drafts.eagle3.drafter import HeadDrafter
 from fleet.drafts.eagle3.files import save_head
 from fleet.drafts.eagle3.head import Eagle3Head
+from fleet.drafts.speculation import Speculation
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
@@ -132,7 +133,7 @@ def drafting(heads: Heads, head: Path, **options: Any) -> BuiltStage:
         **options,
     )
     speculation = engine(built).speculation
-    assert speculation is not None
+    assert isinstance(speculation, Speculation)
     speculation.follows_times = False
     return built
 
@@ -271,7 +272,7 @@ def test_thinker_answers_equal_with_a_head(
     )
     built = {THINKER: build_stage(get_graph("qwen3_omni"), options)}
     speculation = engine(built[THINKER]).speculation
-    assert speculation is not None
+    assert isinstance(speculation, Speculation)
     speculation.follows_times = False
     asked = ask(tiny_checkpoint)
     answers = speaking_twin(built).run(asked.specs, asked.blobs)

@@ -12,7 +12,7 @@ import pytest
 from fleet.core.ids import EdgeName, StageName
 from fleet.engine.torch import kv_transfer
 from fleet.graphs.qwen3_omni import QWEN3_OMNI, TALKER, THINKER
-from fleet.worker.task.hand_off import KVImport
+from fleet.worker.task.hand_off import ImportState, KVImport
 from tests.harness import (
     ThreadFleet,
     answer,
@@ -149,7 +149,8 @@ async def test_failed_import_changes_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(adoption: KVImport) -> None:
-        adoption.failed = True
+        if adoption.state is ImportState.PULLING:
+            adoption.enter(ImportState.FAILED)
 
     monkeypatch.setattr(KVImport, "poll", fail)
     expected = await undisturbed(colocated, redis_url, tiny_checkpoint, 0.0)

@@ -32,8 +32,8 @@ reach 2/3.
 
 def test_streams_option_sorts_and_removes_duplicates() -> None:
     assert counts_of(parse(["--scale"])) == [10, 300]
-    repeated = "--scale --streams 300,10 --streams 40 --streams 10"
-    assert counts_of(parse(repeated.split())) == [10, 40, 300]
+    repeated = ["--scale", "--streams", "300,10", "--streams", "40", "--streams", "10"]
+    assert counts_of(parse(repeated)) == [10, 40, 300]
 
 
 @pytest.mark.parametrize(

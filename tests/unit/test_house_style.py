@@ -10,7 +10,6 @@ from tests.sources import EVERYTHING, SOURCES, imports, nodes, parsed, relative
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 4
 MAX_FMT_SKIPS = 30
 LARGE = {
-    "fleet/drafts/trainer/engine.py",
     "fleet/engine/torch/paged_attention.py: attend_parts",
     "tests/unit/test_lm_loop.py",
 }

@@ -20,6 +20,7 @@ from fleet.drafts.eagle3.files import save_head
 from fleet.drafts.eagle3.head import Eagle3Head
 from fleet.drafts.eagle3.speculators import export_speculators
 from fleet.drafts.eagle3.vocabulary import choose_vocabulary
+from fleet.drafts.speculation import Speculation
 from fleet.drafts.trainer.replay import ReplayBuffer
 from fleet.drafts.trainer.samples import DraftSample, TargetParts
 from fleet.drafts.trainer.trainer import Trainer, TrainerSettings
@@ -142,7 +143,8 @@ def own_shares(exported: Exported) -> tuple[float, ...]:
     """Shares of accepted drafts of the torch engine, after a check of its answers."""
     options = {"drafter": "eagle3", "num_drafts": NUM_DRAFTS, "head": exported.head}
     built = stage(exported.target, speculation=options)
-    assert isinstance(built.engine, LMEngine) and built.engine.speculation is not None
+    assert isinstance(built.engine, LMEngine)
+    assert isinstance(built.engine.speculation, Speculation)
     built.engine.speculation.follows_times = False
     answers = answers_of(built, PROMPTS, lambda _: Sampling(max_tokens=NUM_TOKENS, temperature=0.0))
     assert answers == exported.answers

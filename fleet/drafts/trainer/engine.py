@@ -60,9 +60,7 @@ class _Arriving:
 
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    """A sample that is not acknowledged. `is_contained`: the trainer's present state contains
-    it.
-    """
+    """A sample that is not acknowledged. `is_contained`: it is in the trainer's present state."""
 
     request: RequestId
     walk: Walk
@@ -493,8 +491,8 @@ class TrainerEngine(Engine):
             losses=tuple(self._losses),
             shares=self._shares,
         )
-        running = len(self._arriving) + len(self._waiting)
-        return EngineStats(running=running, ready=int(self.is_ready()), training=figures)
+        num_running = len(self._arriving) + len(self._waiting)
+        return EngineStats(running=num_running, ready=int(self.is_ready()), training=figures)
 
     def _restored(self, samples: TrainedSamples) -> None:
         self._contained = samples.contained

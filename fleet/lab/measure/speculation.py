@@ -122,9 +122,8 @@ class SpeculationResult(Result, frozen=True, kw_only=True):
             for one in self.runs
             if (one.numerics, one.batch, one.drafter) == (run.numerics, run.batch, OFF)
         )
-        return median(
-            mine / other for mine, other in zip(run.tokens_per_s, plain.tokens_per_s, strict=True)
-        )
+        pairs = zip(run.tokens_per_s, plain.tokens_per_s, strict=True)
+        return median([mine / other for mine, other in pairs])
 
     @property
     def _compared(self) -> tuple[int, int]:

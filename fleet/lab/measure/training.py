@@ -68,7 +68,8 @@ class CapturedRounds(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ratio(self) -> float:
-        return median(mine / other for mine, other in zip(self.captured, self.plain, strict=True))
+        pairs = zip(self.captured, self.plain, strict=True)
+        return median([mine / other for mine, other in pairs])
 
 
 class TrainingCosts(Result, frozen=True, kw_only=True):

@@ -95,7 +95,7 @@ class PacketRelay:
             wait_s = max(0.0, self._held[0].due_s - time.monotonic()) if self._held else None
             readable, _, _ = select.select([*self._devices, self._caller], [], [], wait_s)
             for ready in readable:
-                if ready is self._caller:
+                if isinstance(ready, Caller):
                     self._follow_command()
                 else:
                     self._receive(self._numbers[ready])
