@@ -29,7 +29,7 @@ class Authority:
     def issue(
         self, name: str, valid_for: dt.timedelta, host: str = "localhost"
     ) -> tuple[Path, Path]:
-        """Write a certificate for `host`; return its file and that of its key."""
+        """Write a certificate for `host`; return the paths of the certificate and its key."""
         key = ec.generate_private_key(ec.SECP256R1())
         hosts = x509.SubjectAlternativeName([x509.DNSName(host)])
         certificate = (

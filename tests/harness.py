@@ -98,7 +98,7 @@ class ThreadFleet:
         return loop
 
     def _serve(self, loop: WorkerLoop) -> None:
-        """One incarnation. Once fenced it has no inbox any more, and the next read ends it."""
+        """Run a worker until it ends. A fenced worker's inbox is gone: its next read fails."""
         try:
             loop.run(lambda: self.stopping.is_set() or loop.worker in self.killed, _publisher(loop))
         except ResponseError:
@@ -182,8 +182,8 @@ def thread_fleet(
     without: str = "",
     conductor: bool = True,
 ) -> Generator[ThreadFleet]:
-    """One conductor and one worker per role of `file` but `without`, on the fake engine unless
-    `overrides` say otherwise.
+    """Run one conductor and one worker per role of the configuration, except the role `without`, as
+    threads; on the fake engine unless `overrides` choose another engine.
     """
     config = load_config(file, ("engine=fake", "device=cpu", EACH_TOKEN, *overrides))
     client = connect(url)

@@ -47,9 +47,10 @@ class EngineRequest:
     without sampling, and continues after them.
     `session`: name under which the computed rows are cached after a normal end; the next request of
     the session reuses the rows with which it begins. Without a name nothing is cached or reused.
-    `captured`: names of `fleet.core.captures`. Such a request samples nothing: its outputs are
-    these hidden states of every position, history included, float32 [n, width]. It runs only in
-    time that other requests leave.
+    `captured`: names of the hidden states to return, from `fleet.core.captures`. A request with
+    such names is a capture: the engine samples no token for it and returns these hidden states of
+    every position, history included, float32 [n, width]. Captures are computed only in time that
+    other requests leave free.
     """
 
     request_id: RequestId
@@ -113,7 +114,8 @@ class EngineStats:
 
 
 class Engine(Protocol):
-    """One batch loop. Not thread-safe: every method is called from the worker's loop thread.
+    """The batch loop of a stage. Not thread-safe: every method is called from the worker's loop
+    thread.
 
     A capability is set by the constructor; None means that the engine lacks it.
     """

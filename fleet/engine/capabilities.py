@@ -1,4 +1,6 @@
-"""Capabilities that an engine has or lacks, with their data. Each is an attribute of `Engine`."""
+"""Optional capabilities of an engine, with their data. Every capability is an attribute of
+`Engine`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,9 +146,10 @@ class SessionCopying(Protocol):
         ...
 
     def begin_load(self, session: str, saved: SavedSession) -> None:
-        """Begin to cache rows as those of a session.
+        """Begin to cache the saved rows of a session, so that its next turn can reuse them.
 
-        Raises: BadInput for rows that are not whole, OutOfPages; what is cached stays then.
+        Raises: BadInput if the rows are incomplete or belong to another model; OutOfPages if too
+        few pages are free. After an error, the sessions that are cached already stay cached.
         """
         ...
 

@@ -24,7 +24,9 @@ MAX_INLINE_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaSize:
-    """Units: bytes. `hand_off_bytes`: of the longest prompt; 0 without a split."""
+    """Size of a worker's transfer arena. Units: bytes. `hand_off_bytes`: the size of the hand-off
+    of the longest prompt; 0 without a split.
+    """
 
     arena_bytes: int
     request_cap_bytes: int

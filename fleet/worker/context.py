@@ -55,8 +55,8 @@ class WorkerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerContext:
-    """One incarnation of a worker: settings, id, connections and transfer. `lease_us`: lease of the
-    registration; None: the configured one.
+    """The settings, id, connections and transfer of one incarnation of a worker. `lease_us`: the
+    lease of its registration; the configured lease if it is None.
     """
 
     settings: WorkerSettings

@@ -1,4 +1,4 @@
-"""One worker process: loads its stage's weights, joins its role and serves until it is stopped. The
+"""A worker process: loads its stage's weights, joins its role and serves until it is stopped. The
 graph names the builder.
 """
 

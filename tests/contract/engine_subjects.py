@@ -35,7 +35,8 @@ NUM_TOKENS = 6
 class Subject:
     """An engine and how to feed it: `piece(n)` is n rows of valid input.
 
-    `caches`: it caches rows for a session; `caches_answer`: those of the answer too.
+    `caches`: whether the engine caches prompt rows for the session's next turn. `caches_answer`:
+    whether the engine also caches the rows of its answer.
     """
 
     engine: Engine

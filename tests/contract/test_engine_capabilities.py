@@ -128,7 +128,7 @@ def test_pool_short_of_pages_neither_lends_nor_reserves(folders: dict[str, Path]
 
 
 def test_session_reuses_rows_without_changing_output(subject: Subject) -> None:
-    """Each turn is followed by the same one without a session, for comparison."""
+    """Every turn of a session is repeated without a session, and the outputs are compared."""
     engine, kept, lengths = subject.engine, 0, (8, 12, 12, 5)
     for turn, length in enumerate(lengths):
         before = engine.stats().kv.rows_reused

@@ -43,7 +43,7 @@ NAMES = iter(range(1_000_000))
 
 @dataclass(slots=True, kw_only=True)
 class HandOffEnd:
-    """One worker's engine, transfer and offers."""
+    """Engine, transfer and offers of one worker in a hand-off."""
 
     worker: WorkerId
     engine: Engine

@@ -188,8 +188,8 @@ def test_closed_connection_ends_reads_and_takes_no_more_blocks() -> None:
 
 @pytest.mark.parametrize("dies_while", ["it reads", "it is read"])
 def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -> None:
-    """The peer is killed in the middle of large blocks, in either direction; another one is served
-    as before.
+    """The peer is killed while large blocks are transferred, in either direction; the next peer is
+    then served normally.
     """
     for number in range(3):
         peer = subprocess.Popen(
@@ -227,7 +227,7 @@ def test_killed_peer_ends_the_connection_and_not_this_process(dies_while: str) -
 
 @given(st.lists(st.one_of(st.integers(1, 40), st.none()), max_size=60))
 def test_space_of_a_ring_is_contiguous_and_never_given_twice(steps: list[int | None]) -> None:
-    """None frees the oldest; too large a size is refused."""
+    """A step of None frees the oldest range; any other step reserves that number of bytes."""
     space, held = RingSpace(64), list[range]()
     for size in steps:
         if size is None:

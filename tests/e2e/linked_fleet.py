@@ -50,10 +50,10 @@ def whole_settings(checkpoint: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkedFleet:
-    """`nixl_kib`: as in the configuration. `processes`: of the workers. `url`: of Redis, by its
-    socket.
+    """A divided language model whose workers run in several network namespaces.
 
-    `requests`: those of the last answers.
+    `nixl_kib`: value of the setting `spans.nixl_kib`. `url`: address of the Redis Unix socket.
+    `processes`: running worker processes. `requests`: ids of the requests answered last.
     """
 
     links: LinkedNamespaces

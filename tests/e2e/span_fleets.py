@@ -39,10 +39,10 @@ NUM_STREAMS, NUM_TOKENS, DISTURBED_AT = 8, 24, 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanFleet:
-    """`stage`: the divided one. `expected`: the answer to each seed, of the fleet while nothing
-    happens to it.
+    """A running `fleet up` whose stage `stage` is divided among span workers.
 
-    `extras`: ends what `start_worker` starts. `requests`: those of the last answers.
+    `expected`: answers of the undisturbed fleet, by seed. `extras`: exit stack that stops the
+    workers of `start_worker`. `requests`: ids of the requests answered last.
     """
 
     up: ProcessFleet
@@ -89,7 +89,7 @@ class SpanFleet:
         return route
 
     def start_worker(self) -> None:
-        """Start another span worker, with a keeper, beside those of `fleet up`."""
+        """Start a span worker, with a keeper, in addition to the span workers of `fleet up`."""
         self.extras.enter_context(
             start_cli("worker", self.span_role, "--keep", cwd=self.up.folder, env=self.up.env)
         )
@@ -118,7 +118,9 @@ class SpanFleet:
             self.up.resolved.write_text(good)
 
     def wait_complete(self, num_anchors: int, num_span_workers: int) -> None:
-        """Wait until so many workers are listed, and each anchor has a route of listed ones."""
+        """Wait until `num_anchors` anchors and `num_span_workers` span workers are listed, and each
+        anchor has a route of listed workers.
+        """
 
         def is_complete() -> bool:
             is_whole = (

@@ -1,8 +1,8 @@
 """A divided language model over three network namespaces whose links have a delay of 10 ms, one
 way; links that are cut.
 
-Answers are byte-equal to those of the whole model in one process. Rows use no shared memory: they
-are counted on the links.
+Each answer is byte-equal to the answer of the whole model in one process. Rows use no shared
+memory: their bytes are counted on the links.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ def whole_answers(tmp_path_factory: pytest.TempPathFactory, checkpoint: Path) ->
 
 
 def assert_whole(answers: list[EdgeArrays], whole: list[EdgeArrays], fleet: LinkedFleet) -> None:
-    """Compare all answers with those of one process; no request may be lost."""
+    """Fail unless `answers` equal `whole`, the answers of one process, and no request is lost."""
     assert len(answers) == len(whole) == NUM_STREAMS
     for received, expected in zip(answers, whole, strict=True):
         assert_same(received, expected)
@@ -103,8 +103,8 @@ async def check_rows(
 async def test_rows_cross_the_links_and_one_that_is_cut_beyond_the_lease_loses_no_answer(
     linked: LinkedFleet, whole_answers: list[EdgeArrays], checkpoint: Path
 ) -> None:
-    """The worker that is cut off has sent passes that arrive once its place has been given to
-    another one, and are refused.
+    """Passes of the worker that is cut off arrive after a standby worker has replaced it, and are
+    refused.
     """
     await check_rows(linked, whole_answers, checkpoint)
     before, generation = linked.route(), linked.generation

@@ -1,7 +1,7 @@
 """Loss of span workers, anchors, the conductor and Redis in mid-answer, by signals to real
 processes.
 
-The answers are byte-equal to those of an undisturbed run.
+Each answer is byte-equal to the answer of an undisturbed run.
 """
 
 import asyncio
@@ -143,7 +143,7 @@ async def test_killed_span_workers_before_the_anchor_change_no_answer(
 
 
 async def test_large_rows_between_processes_are_read_by_nixl(reverse: SpanFleet) -> None:
-    """Each process logs at the end of a connection how many blocks it was, in either direction."""
+    """The log line of a closed connection has the number of blocks NIXL read, per direction."""
     await compare_disturbed_streams(reverse, kill_workers(reverse, "1:1"))
 
     def counts() -> list[int]:
@@ -209,7 +209,7 @@ async def test_span_worker_that_stops_is_replaced_before_it_ends(reverse: SpanFl
 
 
 async def test_drained_span_worker_is_replaced_while_it_computes(reverse: SpanFleet) -> None:
-    """Another one can then not be drained: no worker is free to replace it."""
+    """While one worker is drained, no other can be: no worker is left to replace it."""
     before = reverse.route()
     drained, other = before["0:0"], before["1:1"]
 
@@ -298,7 +298,7 @@ async def test_requests_wait_while_layers_are_missing(forward: SpanFleet) -> Non
 
 
 async def test_tasks_of_a_killed_anchor_continue_on_another(two_anchors: SpanFleet) -> None:
-    """Each anchor has a chain of its own; one that is killed is not started again."""
+    """The two anchors have separate chains; the killed anchor is not restarted meanwhile."""
     routes = two_anchors.live_routes()
     assert len({worker for route in routes for worker in route.values()}) == 2
     killed, other = two_anchors.anchors

@@ -50,7 +50,9 @@ def sizes(route: dict[str, WorkerId]) -> list[int]:
 def wait_divided(
     fleet: SpanFleet, num_workers: int, without: WorkerId | None = None
 ) -> dict[str, WorkerId]:
-    """Wait for a route of so many workers that has all layers but the anchor's, once."""
+    """Wait for a route of `num_workers` span workers, without the worker `without`, whose spans
+    together have every layer but the anchor's exactly once.
+    """
 
     def is_divided() -> bool:
         return any(

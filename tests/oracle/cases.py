@@ -120,8 +120,9 @@ def spec_of(
     seed: int = 0,
     sampling: Samplings = OF_GENERATE,
 ) -> tuple[RequestSpec, bytes | None]:
-    """Return the request as a gateway creates it, greedy by default; with `temperature` None, at
-    that of `sampling`.
+    """Return the request as a gateway creates it, and its audio bytes, if any.
+
+    Sampling is greedy by default; if `temperature` is None, the temperature in `sampling` applies.
     """
     said: dict[str, float] = (
         {"seed": seed} if temperature is None else {"seed": seed, "temperature": temperature}

@@ -88,8 +88,10 @@ class SpeechStages:
         return DividedTwin(self.built, list(self.routes.values()))
 
     def speak(self, asked: SpokenRequests, aborted: Mapping[str, int] | None = None) -> Spoken:
-        """Return the answers. `aborted`: requests that are aborted, each after so many chunks of
-        all of them.
+        """Return the answers of the requests that are not aborted.
+
+        `aborted`: number of the chunk, counted over all requests, at which a request is aborted,
+        by the request's name.
         """
         twin, ending = self.twin(), aborted or {}
         answers: Answers = {
@@ -131,7 +133,7 @@ def spoken_of(answers: Answers, request: RequestId) -> tuple[list[int], list[lis
 
 
 def whole_speech(checkpoint: Path, **options: Any) -> SpeechStages:
-    """Build whole stages. `options`: of `BuildOptions`, beside the invariant ones."""
+    """Build undivided stages with invariant numerics. `options`: further `BuildOptions` fields."""
     return SpeechStages(
         speaking_stages(checkpoint, stages=(THINKER, TALKER, CODE2WAV), **INVARIANT, **options)
     )
@@ -146,8 +148,9 @@ def divided_speech(
     options: Mapping[str, Any] = INVARIANT,
     **anchor: Any,
 ) -> Iterator[SpeechStages]:
-    """Divide stages; the others are those of `whole`. `options`: of `BuildOptions`; `anchor`: of
-    `AnchorOptions`.
+    """Divide the stages in `splits` among span workers, and share the other stages with `whole`.
+
+    `options`: `BuildOptions` fields of the divided stages. `anchor`: `AnchorOptions` fields.
     """
     with ExitStack() as opened:
         stages = SpeechStages(dict(whole.built))

@@ -35,7 +35,7 @@ TORCH = ("engine=torch", "device=cpu", "dtype=float32")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpokenAnswer:
-    """One answer of the fleet. Shapes: `codes` [frames, codebooks]."""
+    """Text, codes and samples of an answer by the fleet. Shapes: `codes` [frames, codebooks]."""
 
     ids: NDArray[np.int32]
     codes: NDArray[np.int32]

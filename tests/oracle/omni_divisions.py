@@ -20,8 +20,10 @@ FIRST, LAST = 0, -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
-    """A division of a stage's layers, and the index of the anchor's span. `with_head`: of a
-    Thinker's anchor.
+    """A division of a stage's layers into spans.
+
+    `anchor`: index in `spans` of the anchor's span. `with_head`: whether the anchor has the output
+    head although its span does not include it (Thinker only).
     """
 
     stage: DividedStage

@@ -181,8 +181,8 @@ def test_capture_is_refused_where_none_are_computed(target: Any) -> None:
 
 
 def test_rows_of_a_capture_with_audio_are_those_of_transformers(tiny_checkpoint: Path) -> None:
-    """The rows that entered the first layer travel with the sample, since those of audio are not
-    those of its token id; so do the Thinker's positions, in the taps.
+    """The sample contains the rows that entered the first layer, since an audio row is not the
+    embedding of its token id. Its taps depend on the Thinker's audio positions, and are equal too.
     """
     case = next(each for each in CASES if each.name == "three turns")
     spec, blob = spec_of(case, make_frontend(tiny_checkpoint))

@@ -1,5 +1,5 @@
-"""Text and audio of a Thinker and a Talker whose layers are divided among span workers are, to the
-byte, those of whole ones.
+"""A Thinker and a Talker whose layers are divided among span workers produce, to the byte, the
+text and audio of undivided stages.
 """
 
 import random
@@ -204,7 +204,7 @@ def test_pass_of_an_ended_request_ends_without_its_lost_tapped_rows(
 def test_only_rows_for_the_talker_return_from_the_tapped_layer(
     whole: SpeechStages, asked: SpokenRequests, tiny_checkpoint: Path
 ) -> None:
-    """Those of passes with audio in the prompt; a text prompt and decode steps need none."""
+    """Passes with prompt audio return tapped rows; text prompts and decode steps return none."""
     for name, wanted in (("audio at 0.0", True), ("text at 0.0", False)):
         with divided_speech(tiny_checkpoint, {THINKER: THINKERS["forward 1"]}, whole) as divided:
             route = divided.routes[THINKER]

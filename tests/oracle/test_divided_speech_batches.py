@@ -1,7 +1,8 @@
 """Speech of one, two and three span workers for each of two stages, after the anchor and before it,
 also of a large batch.
 
-Text, codes and samples are, to the byte, those of whole stages that answer each request alone.
+Text, codes and samples are, to the byte, the output of undivided stages that answer each request
+alone.
 """
 
 from pathlib import Path
@@ -71,7 +72,7 @@ BATCH: dict[str, Any] = {"max_batch": 32}
 
 
 def splits(count: int, *, is_first: bool) -> dict[Any, Split]:
-    """Return the division of both stages among the anchor and so many workers."""
+    """Return the division of both stages among their anchors and `count` span workers each."""
 
     def split(last: str, returned: Any) -> Split:
         anchor, *workers = (ANCHOR_FIRST if is_first else ANCHOR_LAST)[count]

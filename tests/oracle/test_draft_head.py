@@ -180,7 +180,7 @@ def test_answers_do_not_depend_on_the_head(heads: Heads, numerics: str, chunk: i
 def test_head_reads_the_rows_that_enter_its_layers(
     heads: Heads, numerics: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each accepted row once, in the order of positions, as `transformers` computes it."""
+    """The head reads every accepted row once, in position order, equal to `transformers`' row."""
     built = drafting(heads, heads.trained, numerics=numerics, prefill_chunk_tokens=3)
     read: list[ComputedRows] = []
     real = HeadDrafter.on_computed

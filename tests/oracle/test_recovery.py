@@ -63,8 +63,8 @@ async def test_recovered_answer_equals_the_undisturbed_one(
 async def test_recovered_answer_is_complete_in_fast_numerics(
     redis_url: str, tiny_checkpoint: Path
 ) -> None:
-    """`heard` fails on a gap or a repeat; the lengths are those of the undisturbed answer, which
-    ends by its limits only.
+    """The recovered answer has no gap or repeat, and is as long as the undisturbed answer on every
+    edge. The tokens may differ, but either answer ends at the length limits of the request.
     """
     frontend = make_frontend(tiny_checkpoint)
     with thread_fleet(redis_url, *TORCH, *in_step(QWEN3_OMNI), checkpoint=tiny_checkpoint) as fleet:

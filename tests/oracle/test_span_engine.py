@@ -314,8 +314,8 @@ def test_wire_dtype_applies_to_both_directions(name: str, folder: Path) -> None:
 
 
 def meeting_in_pass(barrier: threading.Barrier, number: int) -> Callable[[Any], None]:
-    """Return an observer of a worker's computations, of which that of the given number waits for
-    those of others.
+    """Return an observer of a worker's computations. Computation `number`, counted from 1, waits at
+    the barrier until the other processes arrive there.
     """
     count = iter(range(1, 1000))
 

@@ -107,8 +107,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass(slots=True)
 class Runs:
-    """Runs of requests with and without drafts. `logits`: of each draw of the last run, by the key
-    of its noise.
+    """Runs of requests with and without drafts. `logits`: logits of every draw in the last run, by
+    the key of the draw's noise.
     """
 
     folder: Path

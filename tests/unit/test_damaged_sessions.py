@@ -41,7 +41,7 @@ from fleet.worker.sessions.client import SessionFile
 from fleet.worker.sessions.service import SessionService
 from tests.capabilities import kv_of, prefixes_of, sessions_of
 from tests.support import wait_until
-from tests.unit.test_lm_loop import CountingProgram, CountingTask
+from tests.unit.counting_loop import CountingProgram, CountingTask
 
 WAIT_S = 20.0
 NUM_PAGES, PAGE_SIZE = 16, 2
@@ -193,7 +193,7 @@ def served() -> Iterator[Served]:
 def saved(
     info: SessionInfo = INFO, keys: int = NUM_ROWS, layers: Sequence[int] = (ROW_BYTES * NUM_ROWS,)
 ) -> SavedSession:
-    """Return a session with so many keys, and layers of so many bytes."""
+    """Return a saved session with `keys` row keys, and layers of the sizes `layers`, in bytes."""
     return SavedSession(
         num_rows=info.num_rows,
         keys=np.zeros(keys, np.int64),
@@ -372,8 +372,8 @@ def test_file_of_other_tensors_is_refused(tmp_path: Path) -> None:
 @given(num_rows=st.integers(-2, 40), num_bytes=st.integers(0, 400))
 @settings(max_examples=80, deadline=None)
 def test_damaged_hand_off_is_recomputed(num_rows: int, num_bytes: int) -> None:
-    """Blocks that are not those of the request's rows are not used, and the request is computed
-    from its prompt.
+    """Blocks whose size does not fit the request's rows are not imported, and the request is
+    computed from its prompt.
     """
     engine, name = engine_with_a_session(), RequestId("next")
     engine.submit(

@@ -51,7 +51,7 @@ WIDTH, NUM_PAGES, PAGE_SIZE = 2, 8, 4
 
 
 class EchoLayers:
-    """One layer that returns its input."""
+    """A span with a single layer, which returns its input."""
 
     span = LayerSpan.parse("0:0", "span")
     kv_shape = KVShape(num_layers=1, num_kv_heads=1, head_dim=1)

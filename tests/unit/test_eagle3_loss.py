@@ -70,8 +70,8 @@ def test_first_draft_of_taps_at_a_position_is_the_token_after_the_next() -> None
 
 
 def test_first_draft_reads_the_embedding_of_the_next_token() -> None:
-    """One row that attends to itself: token 1 of (6, 12, 9) makes the head draft 9, token 0 would
-    make it draft 3.
+    """A row that attends to itself only: token 1 of (6, 12, 9) makes the head draft 9; token 0
+    would make it draft 3.
     """
     head = silent_head()
     first_value = (head.config.num_heads + head.config.num_kv_heads) * head.config.head_dim

@@ -88,7 +88,7 @@ def test_memory_is_registered_as_its_kind_under_its_device(nixl: NixlDouble) -> 
 def test_read_names_the_memory_of_both_sides(
     nixl: NixlDouble, remote: int | None, local: int | None
 ) -> None:
-    """The halves of a stage may compute on different GPUs, or one of them on a CPU."""
+    """The halves of a stage may run on different GPUs, or one half on a CPU."""
     Agent("end", []).start_read("peer", spans_between(pages(2, remote), pages(5, local)))
     kinds = {True: HOST, False: GPU}
     destination = (kinds[local is None], [(4096 + 5 * 64, 64, local or 0)])

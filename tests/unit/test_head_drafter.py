@@ -29,7 +29,7 @@ class OneRequest:
         self.task: Any = SimpleNamespace(answer_ids=[], num_rows=0)
 
     def compute(self, rows: Sequence[int], *, draws: int) -> None:
-        """Compute the rows of a pass, after which so many tokens are known."""
+        """Report a pass that computed `rows`, and then drew `draws` tokens, to the drafter."""
         self.task.answer_ids += [1] * draws
         self.task.num_rows = rows[-1] + 1 + draws
         computed = ComputedRows(

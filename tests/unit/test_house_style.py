@@ -11,7 +11,6 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_NESTING, MAX_TEST_NESTING = 500, 60, 3, 
 MAX_FMT_SKIPS = 30
 LARGE = {
     "fleet/engine/torch/paged_attention.py: attend_parts",
-    "tests/unit/test_lm_loop.py",
 }
 """Files, and functions as `file: name`, beyond the limits of size. May only shrink."""
 

@@ -16,15 +16,15 @@ HABITS = {
             r"`[^`\n]{1,40}`: (?:of|that|those|as|from|to|in|on|for|with|by|until|where|None"
             r"|its|their)\b"
         ),
-        261,
+        20,
     ),
     "counted pronouns": (
         re.compile(r"\b(?:so many|that of|those of|one of them|another one)\b", re.IGNORECASE),
-        320,
+        40,
     ),
     SENTENCES: (
         re.compile(r"(?:^|[.:!?] )(?:It|They|These|Those|None|Others|Both|Each|One)\b(?= )"),
-        310,
+        40,
     ),
 }
 """Each habit with its pattern, and the number of docstrings that may have it. May only shrink."""

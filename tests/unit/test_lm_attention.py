@@ -40,7 +40,7 @@ def states(seed: int, length: int = LENGTH) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
-    """One request's rows, by the formula."""
+    """Return the attention output of all rows of one request, computed by the formula."""
     k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
     scores = torch.einsum("nhd,lhd->hnl", q, k) * params.scale
     if params.softcap is not None:
@@ -55,7 +55,7 @@ def plain(q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
 def run_fast(
     pool: KVPool, parts: list[tuple[PageTable, int, int, int]], params: AttentionParams
 ) -> list[Tensor]:
-    """One pass over (table, seed of its states, start, stop)."""
+    """Run a pass over `parts`, tuples of page table, seed of the states, first row and end row."""
     parts = sorted(parts, key=lambda part: part[3] - part[2] > 1)
     layout: Layout = FastLayout(
         pool, [Extent(table=table, start=start, stop=stop) for table, _, start, stop in parts]
@@ -120,7 +120,9 @@ def test_row_attention_matches_the_formula_bit_equal_in_any_tile(
     length = 70
 
     def rows_of(cuts: list[int], beside: int, page_size: int = 4) -> Tensor:
-        """One request's rows, `beside` rows of another one before them in each tile."""
+        """Return the attention output of one request's rows, computed in the pieces `cuts`, with
+        `beside` rows of a second request before them in each tile.
+        """
         pool = make_pool(page_size)
         mine, other = pool.open_table(), pool.open_table()
         pool.grow(other, length)

@@ -1,5 +1,5 @@
-"""Draws of tokens: processors equal those of `transformers`, and noise is a pure function of its
-key.
+"""Token sampling: logits processors are equal to `transformers`' processors, and noise is a pure
+function of its key.
 """
 
 from importlib import import_module

@@ -60,8 +60,8 @@ PASSES = st.lists(
 
 @dataclass(slots=True)
 class PassSender:
-    """Sends drawn passes to a log, and records what a worker has after each of them. Each row sent
-    has bytes of its own.
+    """Sender of drawn passes to a log, which records the rows that a worker has after every pass.
+    No two rows sent have equal bytes.
     """
 
     log: SpanLog

@@ -369,7 +369,7 @@ def test_stages_of_qwen3_omni_are_divided(stage: str, worker: str) -> None:
 def test_division_of_another_model_is_refused_before_anything_is_loaded(
     anchor: str, workers: tuple[str, ...], message: str, tmp_path: Path
 ) -> None:
-    """The configuration alone is valid: it is that of a model with more layers."""
+    """The configuration alone is valid: it would fit a model with another number of layers."""
     folder, config = write_tiny_checkpoint(tmp_path / "tiny"), config_of(anchor, *workers)
     for weights in folder.glob("*.safetensors"):
         weights.unlink()

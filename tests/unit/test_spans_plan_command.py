@@ -47,8 +47,8 @@ def write_large(
 ) -> Path:
     """Write a model of gigabytes: its configuration, and a weight file that is a header and a hole.
 
-    `lacks`: part of the names that the file does not have. `intermediate_size`: in config.json; the
-    file's is 11008.
+    `lacks`: part of a weight's name; weights with such names are omitted. `intermediate_size`:
+    value in config.json, while the shapes in the weight file are for 11008.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = Qwen3Config(

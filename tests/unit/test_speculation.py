@@ -220,7 +220,7 @@ class Growing:
     prompt_ids: Sequence[int] = ()
 
     def __init__(self, num_tokens: int = 0) -> None:
-        """`num_tokens`: of its answer."""
+        """`num_tokens`: number of tokens that the task's answer already has."""
         self.answer_ids = [1] * num_tokens
 
     def grow(self, table: object, num_rows: int) -> bool:
@@ -236,8 +236,10 @@ def run_passes(
     num_requests: int = 1,
     num_tokens: int = 0,
 ) -> list[int]:
-    """Return the drafts of each pass. A pass takes 1 s, and so much more for each draft.
-    `num_tokens`: of each answer.
+    """Return the number of drafts in each of `number` passes.
+
+    A pass takes 1 s, and `draft_s` more for each draft token. `is_right`: whether the next draft
+    token is accepted. `num_tokens`: number of tokens that every answer has before the first pass.
     """
     task, drafts = cast(Any, Growing(num_tokens)), list[int]()
     requests = [RequestId(f"r{request}") for request in range(num_requests)]

@@ -224,7 +224,7 @@ class TicketLlm(LlmDouble):
 
 
 def test_ticket_reaches_the_decode_half_unchanged() -> None:
-    """It names host, port and blocks of the prefill half; only vLLM reads it."""
+    """The ticket has the host, port and blocks of the prefill half; only vLLM interprets it."""
     ticket: Ticket = {
         "do_remote_prefill": True,
         "do_remote_decode": False,

@@ -123,7 +123,7 @@ def test_chunks_of_both_halves_are_the_prompt_and_the_answer_once(answer: list[i
 
 
 def test_prompt_that_the_decode_half_recomputes_is_released_once(answer: list[int]) -> None:
-    """Its rows overlap those of the prefill half; only locations of lost tensors are new."""
+    """Recomputed chunks repeat rows of the prefill half; only lost tensors get new locations."""
     before, after = outputs_of_halves(imported=False)
     first = thought_of(before)
     second = thought_of(after, log_of(first, remote=True))

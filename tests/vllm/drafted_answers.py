@@ -27,8 +27,8 @@ class DraftedWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DraftedAnswers(msgspec.Struct, frozen=True, kw_only=True):
-    """`tokens`: tokens of each answer. `shares`: for each position of a draft, the share of steps
-    in which its draft token was accepted.
+    """`tokens`: tokens of each answer. `shares`: share of steps in which the draft token was
+    accepted, by its position in the draft.
     """
 
     tokens: list[list[int]]

@@ -1,5 +1,5 @@
-"""One answer of token ids: the parameters of each draw, and the end. Shared by every program that
-answers in text.
+"""The answer to a request as token ids: the sampling parameters of its tokens, and its end. Shared
+by every program that answers in text.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,12 +31,10 @@ class TokenAnswer:
     def __init__(
         self, request: EngineRequest, prompt_ids: Sequence[int], end_ids: frozenset[int], salt: int
     ) -> None:
-        self._request, self._end_ids, self._salt, self.prompt_ids = (
-            request,
-            end_ids,
-            salt,
-            prompt_ids,
-        )
+        self._request = request
+        self._end_ids = end_ids
+        self._salt = salt
+        self.prompt_ids = prompt_ids
         self._counts = TokenCounts(prompt_ids)
         self.ids: list[int] = []
         self.ended = False

@@ -20,7 +20,9 @@ class StepLayout:
     """Layout of a decode step."""
 
     def __init__(self, pool: KVPool, inputs: StepInputs) -> None:
-        self._pool, self._slots_B, self._pages_BP = pool, inputs.slots_B, inputs.pages_BP
+        self._pool = pool
+        self._slots_B = inputs.slots_B
+        self._pages_BP = inputs.pages_BP
         self.positions = inputs.positions_B
         self.rope_lens: tuple[int, ...] = ()
         self._contexts_B = inputs.positions_B + 1

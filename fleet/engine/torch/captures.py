@@ -26,10 +26,11 @@ between answers are shorter.
 
 
 class Captures:
-    """`share`: of the elapsed time, which captures may take while other requests are computed;
-    without others they run freely.
+    """Scheduling of captures, which are requests for hidden states, beside other requests.
 
-    None: captures are refused. `clock`: seconds, monotonic.
+    `share`: the share of the elapsed time that captures may take while other requests are computed;
+    without other requests, captures are not limited. If `share` is None, captures are refused.
+    `clock`: a monotonic clock, in seconds.
     """
 
     def __init__(self, share: float | None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -63,12 +63,10 @@ class GraphRunner(Generic[GraphTaskT]):
         buckets: Sequence[int],
         reads_features: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._program, self._pool, self._buckets, self._reads_features = (
-            program,
-            pool,
-            sorted(buckets),
-            reads_features,
-        )
+        self._program = program
+        self._pool = pool
+        self._buckets = sorted(buckets)
+        self._reads_features = reads_features
         self._fast = FastRunner(program, pool)
         self.step: Step = lambda inputs: program.decode(inputs, StepLayout(pool, inputs))
         self._captures = pool.data.device.type == "cuda"

@@ -14,8 +14,8 @@ PASS_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """Memory of a GPU once the weights are loaded. Units: bytes. `free`: for any process. `own`:
-    the weights of this stage.
+    """Memory of a GPU once the weights are loaded. Units: bytes. `free`: the memory that any
+    process can still allocate. `own`: the memory of this stage's weights.
     """
 
     total: int

@@ -29,8 +29,8 @@ class KVShape:
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The pages of one request, in order of position. `number`: of its pool's tables, never used
-    again.
+    """The pages of one request, in order of position. `number`: a number that identifies the table
+    in its pool and is never used again.
     """
 
     pages: list[int] = field(default_factory=list[int])
@@ -86,7 +86,9 @@ class KVPool:
         """`mirrored`: changes are recorded, and made by `apply`; other pools have the same
         pages.
         """
-        self.shape, self.num_pages, self.page_size = shape, num_pages, page_size
+        self.shape = shape
+        self.num_pages = num_pages
+        self.page_size = page_size
         self.scratch_page = num_pages
         size = (shape.num_layers, num_pages + 1, page_size, 2, shape.num_kv_heads, shape.head_dim)
         self.data = _zeros(size, dtype, device)
@@ -258,8 +260,8 @@ class KVPool:
         """Write the data that `read` returned for `num_positions` into a table's pages, which may
         be fewer.
 
-        Return False without effect if the size differs from that of this pool's pages, as for
-        another dtype.
+        Return False without effect if the size of the data does not fit the pages of this pool, for
+        example because the pool has another dtype.
         """
         num_pages, wanted = self.pages_for(num_positions), len(table.pages)
         if len(data) != num_pages * self.page_bytes or num_pages < wanted:

@@ -60,7 +60,7 @@ def attention_weights(scores: Tensor, sinks_ab: Tensor | None) -> Tensor:
 
 
 class Layout(Protocol):
-    """One pass's rows in the KV pool."""
+    """The places of a step's rows in the KV pool, and attention over the rows stored there."""
 
     @property
     def positions(self) -> Tensor:

@@ -50,9 +50,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLimits:
-    """Units: `max_batch` requests per pass; `prefill_chunk_tokens` rows of one of them, beside
-    drafts; `max_positions` of one request, if the program has fewer than the pool. `capture_share`:
-    see `Captures`; None: captures are refused.
+    """Limits of a batch loop. `max_batch`: the largest number of requests in a step.
+    `prefill_chunk_tokens`: the largest number of rows of one request in a step, without its draft
+    tokens. `max_positions`: the largest number of positions of one request, if the program supports
+    fewer than the pool holds. `capture_share`: see `Captures`; captures are refused if it is None.
     """
 
     max_batch: int
@@ -62,7 +63,9 @@ class LoopLimits:
 
 
 class LMEngine(Engine, Generic[TaskT]):
-    """One stage's batch loop. Not thread-safe. `speculation`: only for a `DraftedProgram`."""
+    """The batch loop of a stage. Not thread-safe. `speculation`: the source of draft tokens, which
+    requires a `DraftedProgram`.
+    """
 
     def __init__(
         self,
@@ -72,7 +75,10 @@ class LMEngine(Engine, Generic[TaskT]):
         limits: LoopLimits,
         speculation: Drafting | None = None,
     ) -> None:
-        self.program, self.pool, self.limits, self._passes = program, pool, limits, passes
+        self.program = program
+        self.pool = pool
+        self.limits = limits
+        self._passes = passes
         self.speculation = speculation
         # with the time at which each began
         self._running: deque[tuple[list[Planned[TaskT]], float]] = deque()
@@ -308,8 +314,8 @@ class LMEngine(Engine, Generic[TaskT]):
     def _fail_pass(
         self, planned: Sequence[Planned[TaskT]], error: Exception
     ) -> Sequence[EngineOutput]:
-        """Fail the request of a pass that it had alone; let those of a larger one each have a pass
-        of their own.
+        """Fail the request of a step that had no other request. After a step of several requests,
+        compute each request again in a step of its own.
         """
         current = [scheduled for scheduled, entry in planned if not entry.is_void]
         if len(planned) == 1 and current:

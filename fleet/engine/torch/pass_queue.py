@@ -1,8 +1,8 @@
-"""Passes that run, several at a time if other processes compute parts of them. They end in the
-order in which they began.
+"""The queue of steps that are being computed: several at a time if other processes compute parts of
+them. Steps end in the order in which they began.
 
-`span_passes` has the queue of an anchor, whose passes go through span workers; here is the one of a
-process with all layers.
+`fleet.spans.anchor.passes` has the queue of an anchor, whose steps go through span workers; this
+module has the queue of a process with all layers.
 """
 
 import math
@@ -28,8 +28,8 @@ handled by the worker.
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PassEntry(Generic[TaskT]):
-    """One request's rows in a pass. `is_void`: the request has ended, or these rows will be
-    computed again: nothing is drawn.
+    """The rows of one request in a step. `is_void`: True if no token is sampled from them, because
+    the request has ended or the rows will be computed again.
     """
 
     task: TaskT
@@ -95,7 +95,7 @@ class PassQueue(Protocol[TaskT]):
         return None
 
     def max_requests(self, num_open: int) -> int:
-        """Return how many of so many open requests one pass may have."""
+        """Return the largest number of requests in one step while `num_open` requests are open."""
         return max(1, num_open)
 
     def begin(self, entries: Sequence[PassEntry[TaskT]]) -> None:
@@ -118,10 +118,11 @@ class PassQueue(Protocol[TaskT]):
         keys: NDArray[np.int64],
         layers: Sequence[NDArray[np.uint8]] | None,
     ) -> bool:
-        """Begin to copy the rows of other processes' layers, or to write those given. Return False
-        without such processes.
+        """Begin to read the rows of the layers of other processes, or to write `layers` there if
+        they are given. Return False if no other process has layers.
 
-        `number`: of the copy. `keys` identify the rows.
+        `number`: a number by which `take_copied` identifies the copy. `keys`: the keys that
+        identify the rows.
         """
         return False
 

@@ -112,7 +112,9 @@ def rows_of(program: Program[TaskT], task: TaskT, extent: Extent) -> Tensor:
 def draw_drafted(
     program: Program[TaskT], due: Sequence[tuple[TaskT, Extent]], last_RH: Tensor, *, tiled: bool
 ) -> Sequence[Sequence[EngineOutput]]:
-    """Draw after the known rows and the drafts of extents. `last_RH`: as `PassRows.last_rows`."""
+    """Sample a token after the last known row of each extent and after each of its draft tokens.
+    `last_RH`: the hidden states from `PassRows.last_rows`.
+    """
     drafted = cast("DraftedProgram[DraftedTask]", program)
     logits_RV = in_tiles(drafted.logits, last_RH) if tiled else drafted.logits(last_RH)
     tasks = cast("Sequence[DraftedTask]", [task for task, _ in due])
@@ -218,7 +220,7 @@ class TileRunner(Generic[TaskT]):
 
 
 def _all_joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the parts as one, or None if one of them is missing."""
+    """Concatenate the parts; return None if any part is missing."""
     found = [part for part in parts if part is not None]
     return torch.cat(found) if len(found) == len(parts) else None
 

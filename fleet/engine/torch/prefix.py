@@ -24,7 +24,7 @@ class Prefix:
 
     Shapes: `keys` int64 [N], one per row from the first on; if keys are equal up to a row, so are
     the rows.
-    `tapped`: by position, the tapped rows that are sent to the next stage.
+    `tapped`: the hidden states of the tapped layer that are sent to the next stage, by position.
     """
 
     keys: NDArray[np.int64]

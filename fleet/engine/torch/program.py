@@ -27,11 +27,11 @@ from fleet.engine.torch.step_inputs import StepInputs, StepShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forwarded:
-    """`last_NH`: final (normed) hidden rows; `tapped_NH`: the rows that enter the layer that the
-    program taps, if any.
+    """Hidden states that a step computes. `last_NH`: the final (normed) hidden states. `tapped_NH`:
+    the hidden states that enter the tapped layer, if the program taps a layer.
 
-    `features_NT`: those that enter the layers that a draft head reads, side by side, if there is
-    one.
+    `features_NT`: the hidden states that enter the layers read by a draft head, side by side, if
+    there is a draft head.
     """
 
     last_NH: Tensor
@@ -40,7 +40,7 @@ class Forwarded:
 
 
 class ProgramTask(Protocol):
-    """One request inside a program."""
+    """The state of one request inside a program."""
 
     @property
     def num_rows(self) -> int:
@@ -83,8 +83,8 @@ class ProgramTask(Protocol):
     def rope_len(self, num_rows: int) -> int:
         """Return the length by which all rotary embeddings are scaled while `num_rows` are known.
 
-        Later rows have their own length if that is more. Rows that were computed with another one
-        are computed again. 0: the model does not scale them by length.
+        Later rows use their own length if it is greater. Rows that were computed with a different
+        length are computed again. 0: the model does not scale rotary embeddings by length.
         """
         return 0
 
@@ -119,7 +119,7 @@ class Program(Protocol[TaskT]):
         ...
 
     def forward(self, rows_NH: Tensor, layout: Layout, tasks: Sequence[TaskT]) -> Forwarded:
-        """Run every layer. `tasks`: those whose rows are in the pass."""
+        """Run every layer. `tasks`: the tasks whose rows are in the step."""
         ...
 
     def draw(self, tasks: Sequence[TaskT], last_SH: Tensor) -> Sequence[Sequence[EngineOutput]]:
@@ -130,7 +130,7 @@ class Program(Protocol[TaskT]):
 
 
 class DraftedTask(ProgramTask, Protocol):
-    """One request whose next draws may be guessed."""
+    """The state of a request whose next tokens may be predicted by a drafter."""
 
     @property
     def prompt_ids(self) -> Sequence[int]: ...
@@ -178,7 +178,7 @@ class DraftedProgram(Program[DraftedTaskT], Protocol[DraftedTaskT]):
 
 
 class GraphTask(ProgramTask, Protocol):
-    """One request inside a program whose decode step is a graph."""
+    """The state of a request inside a program whose decode step is a graph."""
 
     @property
     def num_drawn(self) -> int:
@@ -195,9 +195,10 @@ GraphTaskT = TypeVar("GraphTaskT", bound=GraphTask)
 class StepOutputs:
     """Outputs of a decode step, of fixed shapes.
 
-    `codes_BQ` (int32): the draws, whose first code is -1 where the row's logits are not finite;
-    `rows_BH`: their embeddings;
-    `tapped_BH`: as in `Forwarded`.
+    `codes_BQ` (int32): the sampled codes; the first code of a row is -1 if the row's logits are not
+    finite.
+    `rows_BH`: the embeddings of the sampled codes.
+    `tapped_BH`: the hidden states that enter the tapped layer, if the program taps a layer.
     """
 
     codes_BQ: Tensor

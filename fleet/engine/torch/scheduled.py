@@ -21,13 +21,14 @@ NO_WALK = Walk("")
 class ScheduledRequest(Generic[TaskT]):
     """A request in the batch loop.
 
-    Invariants: 0 <= computed <= begun <= task.num_rows, and while a pass computes drafts, `begun`
+    Invariants: 0 <= computed <= begun <= task.num_rows, and while a step computes drafts, `begun`
     counts them too; pages cover `begun` rows; rows below `reported` were reported to the task as
-    computed. `running`: its parts in passes that began and have not ended, which compute rows
+    computed.
+    `running`: the request's entries in steps that have begun and not ended, which compute rows
     `computed` to `begun`.
     `rope_len`: see `ProgramTask.rope_len`; rows below `begun` are computed with it.
-    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`: a
-    pass with others failed.
+    `cached`: the prefix of its session, whose pages it has, until a row differs from it. `alone`:
+    True if the request must have a step of its own, since a step with others failed.
     """
 
     request: EngineRequest

@@ -38,7 +38,9 @@ class SessionCopies(Generic[TaskT]):
         self, pool: KVPool, cache: PrefixCache, passes: PassQueue[TaskT], tapped_width: int
     ) -> None:
         """`tapped_width`: see `Program`."""
-        self._pool, self._cache, self._passes = pool, cache, passes
+        self._pool = pool
+        self._cache = cache
+        self._passes = passes
         self._first_layer = passes.first_layer
         shape, dtype = pool.shape, str(pool.data.dtype).removeprefix("torch.")
         self.limits = SessionLimits(

@@ -45,8 +45,9 @@ class DrawInputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """`rows_BH`: each request's newest row; `positions_B` and `slots_B`: its place; `pages_BP`: the
-    pages of its context.
+    """Inputs of a decode step. `rows_BH`: the newest row of each request. `positions_B`: the
+    position of the row. `slots_B`: the slot of the row in the KV pool. `pages_BP`: the pages of the
+    request's context.
     """
 
     rows_BH: Tensor
@@ -75,7 +76,9 @@ class StepBuffers:
     """
 
     def __init__(self, shape: StepShape, pool: KVPool, num_rows: int, num_pages: int) -> None:
-        self._shape, self._pool, self._num_pages = shape, pool, num_pages
+        self._shape = shape
+        self._pool = pool
+        self._num_pages = num_pages
         device, num_codes = pool.data.device, shape.num_codes
         sizes = {
             "ints": NUM_INTS + 2 * num_codes,
@@ -96,9 +99,10 @@ class StepBuffers:
             for name, size in sizes.items()
         }
         self._device = {name: host.to(device, copy=True) for name, host in self._host.items()}
-        self._ints, self._floats, self._pages, self._counts = (
-            host.numpy() for host in self._host.values()
-        )
+        self._ints = self._host["ints"].numpy()
+        self._floats = self._host["floats"].numpy()
+        self._pages = self._host["pages"].numpy()
+        self._counts = self._host["counts"].numpy()
         self.inputs = self._views(
             torch.zeros(num_rows, shape.hidden_size, dtype=pool.data.dtype, device=device)
         )

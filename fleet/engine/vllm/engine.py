@@ -1,13 +1,13 @@
-"""One vLLM engine in this process as the batch loop of a stage that answers in tokens: `step` is
-one step of vLLM's.
+"""A vLLM engine in this process as the batch loop of a stage that answers in tokens: `step` runs
+one step of vLLM.
 
 Differs from the torch loop where vLLM does: a paused request is computed on, and its outputs are
 held until it is resumed; rows that come from vLLM's prefix cache are reported with the first
 output, in whole blocks. Knows no stage and no Redis.
 
 Between the halves of a split stage the blocks stay in vLLM: the prefill half computes a prompt and
-draws nothing of the answer; what it exports is vLLM's ticket, by which the decode half's vLLM reads
-the blocks itself. Legend: n positions, H hidden size.
+samples no token of the answer; what it exports is vLLM's ticket, by which the decode half's vLLM
+reads the blocks itself. Legend: n positions, H hidden size.
 """
 
 import json
@@ -98,7 +98,7 @@ class _VllmRequest:
         return self.arrays["ids"]
 
     def add(self, walk: Walk, arrays: Arrays, *, final: bool = False, num_reused: int = 0) -> None:
-        """Append an output, after those of the prompt."""
+        """Append an output. An output of the answer is returned after all outputs of the prompt."""
         outputs = self.replayed if self.prefilling and walk != PREFILL else self.waiting
         outputs.append(
             EngineOutput(
@@ -123,15 +123,18 @@ class _VllmRequest:
 
 
 class VllmEngine(Engine):
-    """`end_ids`: tokens that end an answer. Input arrays: `ids` int32 [prompt], and those of
-    `prompt`, which makes vLLM's form of the prompt's ids, followed by known tokens, and raises
-    BadInput. Output arrays: `token` int32 [1].
+    """The batch loop of a vLLM engine. Input arrays: `ids` int32 [prompt], and the arrays that
+    `prompt` reads. Output arrays: `token` int32 [1].
 
-    `row_positions` returns a prompt's positions whose tapped rows are wanted, or None. Such a
-    prompt has outputs of its own, before the first token: `ids` of the next `piece_len` positions,
-    and the `rows` [n, H] of `row_positions` [n] among them, if any. They are cut alike if rows are
-    cached or not, because a new owner's outputs continue those of the last one. With `hands_off`,
-    an output without arrays follows the prompt: the request is to be exported.
+    `end_ids`: the tokens that end an answer. `prompt`: a function that makes vLLM's form of the
+    prompt's ids, followed by known tokens, and raises BadInput.
+
+    `row_positions`: a function that returns the positions of a prompt whose tapped hidden states
+    are wanted, or None. Such a prompt has outputs of its own, before the first token: `ids` of the
+    next `piece_len` positions, and the hidden states `rows` [n, H] of `row_positions` [n] among
+    them, if any. The pieces are the same whether rows are cached or not, because the outputs of a
+    new owner continue the outputs of the previous one. With `hands_off`, an output without arrays
+    follows the prompt: the request is to be exported.
     """
 
     def __init__(
@@ -145,9 +148,13 @@ class VllmEngine(Engine):
         hands_off: bool = False,
         salt: int = 0,
     ) -> None:
-        self._started, self._llm, self._end_ids = started, started.llm, end_ids
+        self._started = started
+        self._llm = started.llm
+        self._end_ids = end_ids
         self._prompt, self._row_positions = prompt, row_positions
-        self._piece_len, self._hands_off, self._salt = piece_len, hands_off, salt
+        self._piece_len = piece_len
+        self._hands_off = hands_off
+        self._salt = salt
         self._requests: dict[RequestId, _VllmRequest] = {}
         self._by_llm_id: dict[str, _VllmRequest] = {}
         self._prefixes = VllmPrefixes()

@@ -26,8 +26,8 @@ class LlmCompletion(Protocol):
 
 
 class LlmOutput(Protocol):
-    """New tokens of one request. `num_cached_tokens`: of its prompt, from the prefix cache.
-    `kv_transfer_params`: a ticket.
+    """New tokens of one request. `num_cached_tokens`: the number of tokens of its prompt that came
+    from the prefix cache. `kv_transfer_params`: the ticket by which another vLLM reads the blocks.
     """
 
     @property
@@ -74,9 +74,11 @@ class TappedRows:
 class Draws:
     """Parameters of a request besides its prompt, which ends with `num_known` tokens of the answer.
 
-    `max_tokens` of the rest. `row_positions`: positions whose tapped rows are wanted among the
-    first `num_prompt`; None: none, nor the progress of the prompt. `hands_off`: only the blocks are
-    wanted, for another vLLM; `ticket`: of blocks to read. `salt` of the model's noise.
+    `max_tokens`: the largest number of tokens after the known ones. `row_positions`: the positions
+    among the first `num_prompt` whose tapped hidden states are wanted; if it is None, the progress
+    of the prompt is not reported either. `hands_off`: True if only the blocks are wanted, for
+    another vLLM. `ticket`: the ticket of the blocks to read from another vLLM. `salt`: the salt of
+    the model's sampling noise.
     """
 
     request: EngineRequest

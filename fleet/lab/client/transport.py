@@ -42,7 +42,9 @@ class OpenResponse:
         """Send the request and wait for the status. Raises: ApiRefused, ApiUnreachable,
         ApiSilent.
         """
-        self._url, self._connection, self._timeout_s = url, connection, timeout_s
+        self._url = url
+        self._connection = connection
+        self._timeout_s = timeout_s
         with self._mapped_errors():
             connection.request(method, path, body, headers)
             self._response = connection.getresponse()
@@ -100,11 +102,9 @@ class Transport:
             raise ApiError(f"{url!r}: {error}", param="url") from error
         self.url = f"{parts.scheme}://{parts.netloc}"
         self.headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        self._secure, self._host, self._path = (
-            parts.scheme == "https",
-            parts.hostname,
-            parts.path.rstrip("/"),
-        )
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._path = parts.path.rstrip("/")
 
     @property
     def websocket_url(self) -> str:

@@ -377,7 +377,10 @@ class _GpuRun:
     """The measurements of a built model, in the order of the methods."""
 
     def __init__(self, model: FullSizeModel, graph: Graph, clock: DeviceClock, plan: Plan) -> None:
-        self._model, self._graph, self._clock, self._plan = model, graph, clock, plan
+        self._model = model
+        self._graph = graph
+        self._clock = clock
+        self._plan = plan
 
     def warm_up(self, context: Context) -> float:
         """Answer as later on, unmeasured: memory is allocated, kernels are chosen and graphs are

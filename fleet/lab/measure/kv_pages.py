@@ -102,7 +102,9 @@ def measure_pages() -> PageReads:
 
 class _PageReader:
     def __init__(self, end: _Endpoint, connection: Connection, shared: _SharedPages) -> None:
-        self._pool, self._plain, self._transfer = end.pool, end.plain, end.transfer
+        self._pool = end.pool
+        self._plain = end.plain
+        self._transfer = end.transfer
         self._connection, self._shared = connection, shared
         self._pool.close_table(end.table)
 

@@ -173,7 +173,9 @@ class _LeaseWatch:
     """
 
     def __init__(self, url: str, gateways: Sequence[FleetClient]) -> None:
-        self._url, self._gateways, self._stop = url, gateways, threading.Event()
+        self._url = url
+        self._gateways = gateways
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self.num_lapsed = 0
 

@@ -67,11 +67,12 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScaleCosts(Result, frozen=True, kw_only=True):
-    """`submit_us`: Redis's time for a submission with few and with many registered workers.
-    `rejoin_s`: time from the fencing of a gateway until it has all its answers again;
-    `take_over_s`: until 16 clients, each with one answer after another, have resumed them at
-    another gateway. `lapsed_leases`: looks at which the lease of a gateway had lapsed meanwhile.
-    `watch_ms`: the longest turn of the conductor while it looks at all waiting grants.
+    """Costs of many workers, answers and waiting grants. `submit_us`: Redis's time for a submission
+    with few and with many registered workers. `rejoin_s`: time from the fencing of a gateway until
+    it has all its answers again. `take_over_s`: the time after that until 16 clients, which resume
+    one answer after another, have resumed all answers at another gateway. `lapsed_leases`: the
+    number of lease checks, meanwhile, that found the lease of a gateway expired. `watch_ms`: the
+    longest turn of the conductor while it looks at all waiting grants.
     """
 
     sizes: Sizes

@@ -246,7 +246,9 @@ class _SpansBench:
 
     def __init__(self, folder: Path, context: Context, plan: SpansPlan) -> None:
         """Raises: ConfigError; BenchError for a graph whose layers cannot be divided."""
-        self._folder, self._plan, self._steps = folder, plan, context.steps
+        self._folder = folder
+        self._plan = plan
+        self._steps = context.steps
         self._cores = usable_cores()
         self._base = divisible_config(context)
         self._stage = self._base.graph_declaration().stages[0].name
@@ -273,8 +275,8 @@ class _SpansBench:
         return checkpoint
 
     def measure_works(self) -> tuple[tuple[SpanWork, ...], list[bool]]:
-        """Measure prefill and decode; return them, and for each answer to a single request if it is
-        that of one process.
+        """Measure prefill and decode. Return the speeds, and for each answer of divided processes
+        to a single request, whether it equals the answer of one process.
         """
         measured: list[SpanWork] = []
         equal: list[bool] = []
@@ -347,7 +349,9 @@ class Round:
     def __init__(
         self, groups: dict[str, SpanGroup], work: Answer, step: Callable[[], None]
     ) -> None:
-        self._groups, self._work, self._step = groups, work, step
+        self._groups = groups
+        self._work = work
+        self._step = step
 
     def measured(self) -> RoundSpeeds:
         replies = {name: group.anchor.run(self._work) for name, group in self._groups.items()}

@@ -66,13 +66,14 @@ class ProcessMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanReply(msgspec.Struct, frozen=True, kw_only=True):
-    """`error`: the command failed. `seconds`: duration of `Compute`, or from the start to the last
-    token of `Answer`.
+    """The reply of a process to a command. `error`: the cause of a failure; empty if the command
+    succeeded. `seconds`: duration of `Compute`, or from the start to the last token of `Answer`.
 
-    `prefill_s`: time until every request has its first token; `num_decoded` tokens follow it.
-    `hop_s`: for each pass of an anchor, the time from its sending to its result, without the
-    computation of the span workers; `sent_s`: when each was sent, by a clock of the anchor.
-    `passes`, `draws`: passes that it formed, of rows of `row_width`.
+    `prefill_s`: time until every request has its first token. `num_decoded`: the number of tokens
+    after that time. `hop_s`: the time of each step of an anchor from its sending to its result,
+    without the computation of the span workers. `sent_s`: the time at which the anchor sent each
+    step, by its own clock. `passes`: the extents of each step that the anchor formed, of rows of
+    `row_width`. `draws`: a flag for each extent of each step, True if a token is sampled after it.
     """
 
     seconds: float = 0.0

@@ -63,7 +63,9 @@ class MeasuredStage:
     """A process with all layers of the stage, or an anchor."""
 
     def __init__(self, config: FleetConfig, name: str, key: str) -> None:
-        self._config, self._name, self._key = config, name, bytes.fromhex(key)
+        self._config = config
+        self._name = name
+        self._key = bytes.fromhex(key)
         self._stage = config.graph_declaration().stages[0].name
         self._checkpoint = Path(config.checkpoint)
         self._options = build_options(config, self._stage, self._checkpoint)
@@ -176,7 +178,9 @@ class NamedNeighbours:
     """Connects to span workers whose addresses are known."""
 
     def __init__(self, key: bytes, own_name: str, arrivals: SpanArrivals) -> None:
-        self._key, self._own_name, self._arrivals = key, own_name, arrivals
+        self._key = key
+        self._own_name = own_name
+        self._arrivals = arrivals
         self.addresses: Mapping[str, tuple[str, int]] = {}
 
     def connect(self, worker: WorkerId, purpose: str) -> SpanConnection:

@@ -124,7 +124,9 @@ class _Progress:
     """Prints a line at each hundredth of the time."""
 
     def __init__(self, began_s: float, seconds: float) -> None:
-        self._began_s, self._seconds, self._num_lines = began_s, seconds, 0
+        self._began_s = began_s
+        self._seconds = seconds
+        self._num_lines = 0
 
     def report(self) -> bool:
         """Return True once the time is over."""

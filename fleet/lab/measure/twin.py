@@ -98,7 +98,9 @@ class SlowTwin:
     def __init__(
         self, graph: Graph, built: Mapping[StageName, BuiltStage], policy: Policy = declared_policy
     ) -> None:
-        self._graph, self._built, self._policy = graph, built, policy
+        self._graph = graph
+        self._built = built
+        self._policy = policy
         self._run: _TwinRun | None = None
         self.errors: dict[RequestId, FleetError] = {}
 

@@ -119,13 +119,11 @@ class VoiceClient:
         self.opened, self.left = asyncio.Event(), asyncio.Event()
         self.position: int | None = None
         self.opened_s = self.left_s = 0.0
-        self._url, self._headers, self._speech, self._model, self._console = (
-            url,
-            headers,
-            speech,
-            model,
-            console,
-        )
+        self._url = url
+        self._headers = headers
+        self._speech = speech
+        self._model = model
+        self._console = console
         self._random = random.Random(seed)
         self._updated = asyncio.Event()
         self._done = asyncio.Event()
@@ -220,7 +218,9 @@ class VoiceClient:
         )
 
     def _reset_answer(self) -> None:
-        self._voiced, self._playback, self._parts = FirstVoicedClock(PCM_RATE_HZ), None, ()
+        self._voiced = FirstVoicedClock(PCM_RATE_HZ)
+        self._playback = None
+        self._parts = ()
 
     def _settings(self) -> str:
         """Return the settings of the Voice page on the console's socket, where the user's speech is

@@ -35,7 +35,9 @@ class CachedSessions:
         max_sessions: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._prefixes, self._worker, self._clock = prefixes, worker, clock
+        self._prefixes = prefixes
+        self._worker = worker
+        self._clock = clock
         self._keep_s, self._max_sessions = keep_s, max_sessions
         self._until: dict[str, float] = {}
         self._calls: list[PendingCall] = []
@@ -102,8 +104,8 @@ class CachedSessions:
     def _settle(self, session: str, reply: Reply, *, was_announced: bool) -> None:
         """Drop a prefix whose announcement was refused: no turn would be placed here for it.
 
-        `was_announced`: by an earlier turn. If this one was aborted at the same moment, the prefix
-        it began with stays cached.
+        `was_announced`: True if an earlier turn announced the prefix. If this turn was aborted at
+        the same moment, the prefix it began with stays cached.
         """
         answer = text(reply)
         if answer != "ok" and not (was_announced and answer == "ended"):

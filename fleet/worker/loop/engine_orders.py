@@ -12,7 +12,9 @@ log = logging.getLogger(__name__)
 
 class EngineOrders:
     def __init__(self, context: WorkerContext) -> None:
-        self._engine, self._link, self._stage = context.engine, context.link, context.stage
+        self._engine = context.engine
+        self._link = context.link
+        self._stage = context.stage
         self._configured = context.config.stage(context.stage).speculation.drafter
         self._refused_drafter = ""
         self._num_purges: int | None = None

@@ -30,7 +30,9 @@ class GrantIntake:
     def __init__(
         self, context: WorkerContext, parts: WorkerParts, hand_offs: HandOffCoordinator
     ) -> None:
-        self._context, self._worker, self._link = context, context.worker, context.link
+        self._context = context
+        self._worker = context.worker
+        self._link = context.link
         self._role, self._adapter = context.settings.role, context.settings.built.adapter
         self._tasks, self._hand_offs = parts.tasks, hand_offs
         self._cached_sessions, self._availability = parts.cached_sessions, parts.availability
@@ -157,8 +159,8 @@ class GrantIntake:
         self._tasks.drop(grant.request)
 
     def _begin(self, grant: Grant, answer: Sequence[Reply]) -> None:
-        """Begin a task, or continue it where its logs end. They are as of the claim; the index
-        removes what the inbox repeats.
+        """Begin a task, or continue it where its logs end. The logs were read when the task was
+        claimed; chunks that the inbox delivers again are recognized by their index and ignored.
         """
         spec, fields, logs = parse_claim(answer, self._inputs, list(self._outputs))
         engine, adapter = self._context.engine, self._adapter(spec, logs.blob)

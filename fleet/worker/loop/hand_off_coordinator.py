@@ -45,7 +45,9 @@ class _PendingHandOff:
 
 
 class HandOffCoordinator:
-    """Both ends of the hand-offs of one worker."""
+    """Hand-offs of KV blocks from and to a worker: it offers blocks as the source and imports them
+    as the new owner.
+    """
 
     def __init__(self, context: WorkerContext, parts: WorkerParts) -> None:
         self._worker, self._serves = context.worker, context.settings.serves
@@ -53,7 +55,9 @@ class HandOffCoordinator:
         self._source = next((role.name for role in roles if role.next == self._serves.name), None)
         self._walks = context.graph.stage(context.stage).walks
         self._deadline_s = context.config.transfer.deadline_s
-        self._kv, self._transfer, self._link = context.engine.kv, context.transfer, context.link
+        self._kv = context.engine.kv
+        self._transfer = context.transfer
+        self._link = context.link
         self._tasks, self._receiver = parts.tasks, parts.receiver
         self._offers, self._imports = parts.offers, parts.imports
         self._tally = parts.pull_tally

@@ -110,8 +110,9 @@ class WorkerLoop:
             return ()
 
     def _suspect(self, requests: Sequence[RequestId]) -> None:
-        """Count the death of another process over these tasks, before its successor gets their
-        passes. One that must run alone is granted again, and one that ran alone may be given up.
+        """Record, for these tasks, that another process died while it computed them, before its
+        successor gets their steps. A task that must run alone is granted again, and a task that ran
+        alone may be given up.
         """
         suspects = [task for request in requests if (task := self.tasks.get(request)) is not None]
         calls = [scripts.suspect_task(task.request, task.stage, task.epoch) for task in suspects]

@@ -33,9 +33,15 @@ class Maintenance:
         outbox: Outbox,
         heads: HeadFollower | None,
     ) -> None:
-        self._context, self._parts, self._heads = context, parts, heads
-        self._tasks, self._link, self._transfer = parts.tasks, context.link, context.transfer
-        self._hand_offs, self._intake, self._outbox = hand_offs, intake, outbox
+        self._context = context
+        self._parts = parts
+        self._heads = heads
+        self._tasks = parts.tasks
+        self._link = context.link
+        self._transfer = context.transfer
+        self._hand_offs = hand_offs
+        self._intake = intake
+        self._outbox = outbox
         self._orders = EngineOrders(context)
         edges = context.graph.edges_from(context.stage)
         self._consumers = {edge.name: edge.target for edge in edges}

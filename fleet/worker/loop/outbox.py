@@ -28,7 +28,9 @@ class Outbox:
         self, context: WorkerContext, parts: WorkerParts, hand_offs: HandOffCoordinator
     ) -> None:
         self._worker, self._engine = context.worker, context.engine
-        self._tasks, self._sender, self._receiver = parts.tasks, parts.sender, parts.receiver
+        self._tasks = parts.tasks
+        self._sender = parts.sender
+        self._receiver = parts.receiver
         self._hand_offs, self._cached_sessions = hand_offs, parts.cached_sessions
         self._queued: list[PendingCall] = []
 

@@ -38,7 +38,10 @@ class Lease:
         lease_s: float,
         vitals: Callable[[], Mapping[str, int | str]],
     ) -> None:
-        self._client, self._worker, self._lease_s, self._vitals = client, worker, lease_s, vitals
+        self._client = client
+        self._worker = worker
+        self._lease_s = lease_s
+        self._vitals = vitals
         self._stamp = time.monotonic()
         self._bound_s = max(STUCK_S, 2 * lease_s)
         self._num_renewals, self._written = 0, dict[str, int | str]()

@@ -20,7 +20,9 @@ class LoadProgress:
         passed_to: Callable[[float], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._role, self._passed_to, self._clock = role, passed_to, clock
+        self._role = role
+        self._passed_to = passed_to
+        self._clock = clock
         self._began_s = self._logged_s = -1.0
 
     def __call__(self, share: float) -> None:

@@ -16,7 +16,9 @@ LOCAL_REACH, NETWORK_REACH = "host", "network"
 
 @dataclass(frozen=True, slots=True)
 class PeerAccess:
-    """`reach`: from where peers may read. `secret`: None where records are not signed."""
+    """Access of peers to a worker's memory. `reach`: the peers that may connect. `secret`: the
+    secret that signs the worker's record, or None if records are not signed.
+    """
 
     reach: Reach = LOCAL
     secret: FleetSecret | None = None

@@ -1,7 +1,7 @@
 """A worker's link to Redis: one pipelined round trip per iteration sends every write and returns
 every notice and grant.
 
-Large chunks, which a notice only names, are read from their logs by a second round trip. One
+Large chunks, which a notice only names, are read from their logs by a second round trip. The same
 blocking read returns grants and notices, since the inbox and the role's stream share a group name.
 """
 
@@ -48,10 +48,11 @@ as much as a read.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """Result of one round trip. `still_live`: for each request in `ask_live`, whether it is live.
+    """Result of one round trip. `still_live`: a flag for each request in `ask_live`, True if the
+    request is live.
 
-    `refusal`: Redis refused writes, whose `replies` are such errors: they have changed nothing, and
-    may be sent again.
+    `refusal`: the error with which Redis refused writes, or None. The refused calls have such
+    errors as `replies`; they have changed nothing, and may be sent again.
     """
 
     replies: list[Reply]
@@ -78,7 +79,9 @@ class RedisLink:
     ) -> None:
         self._secret = secret
         self._refused: set[WorkerId] = set()
-        self._client, self._inbox, self._role = client, keys.inbox(worker), keys.role(role)
+        self._client = client
+        self._inbox = keys.inbox(worker)
+        self._role = keys.role(role)
         self._worker = worker
         self._read_up_to: str | None = None
         self._num_untrimmed, self._found_nothing = 0, False
@@ -204,7 +207,9 @@ class RedisLink:
         return text(cast("bytes | None", self._client.hget(keys.DRAFTERS, stage)))
 
     def chosen_version(self, stage: StageName) -> int:
-        """Return the version of the draft head that a stage is to use; 0: that of the start."""
+        """Return the version of the draft head that a stage is to use; 0: the draft head with which
+        the workers started.
+        """
         return int(
             text(cast("bytes | None", self._client.hget(keys.DRAFTERS, f"{stage}:version"))) or 0
         )

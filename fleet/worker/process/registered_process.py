@@ -32,7 +32,9 @@ class RegisteredProcess:
     def __init__(
         self, config: FleetConfig, role: RoleName, redis_url: str, labels: Labels | None = None
     ) -> None:
-        self.config, self.role, self.redis_url = config, role, redis_url
+        self.config = config
+        self.role = role
+        self.redis_url = redis_url
         self.labels = labels or Labels("worker")
         self.stop, self.outage = threading.Event(), Outage(f"worker {role}")
         self.last_id: WorkerId | None = None

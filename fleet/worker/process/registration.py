@@ -35,8 +35,8 @@ KERNELS_FIX = (
 def process_fields(
     config: FleetConfig, serves: Role, *, fingerprint: str, device: str, dtype: str
 ) -> dict[str, str | bytes]:
-    """Return the fields of every worker's record. `fingerprint`: of the checkpoint, `dtype`: ""
-    without one.
+    """Return the fields of every worker's record. `fingerprint`: the hash of the checkpoint.
+    `dtype`: the dtype of the model, "" if there is no checkpoint.
     """
     return {
         "kind": "worker",
@@ -99,8 +99,8 @@ def register_worker(
     *,
     lease_us: int | None = None,
 ) -> bool:
-    """Register a worker; return True if it must stand by. `lease_us`: None: that of the
-    configuration.
+    """Register a worker; return True if it must stand by. `lease_us`: the lease of the
+    registration; the configured lease if it is None.
 
     Raises: VersionSkew naming the difference and the remedy.
     """

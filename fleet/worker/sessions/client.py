@@ -147,7 +147,9 @@ class SessionClient:
     def __init__(
         self, client: redis.Redis, config: FleetConfig, secret: FleetSecret | None
     ) -> None:
-        self._client, self._config, self._secret = client, config, secret
+        self._client = client
+        self._config = config
+        self._secret = secret
 
     def save(self, stage: StageName, session: str, name: str) -> SessionFile:
         """Raises: NotFound if no worker has the session; the worker's error."""

@@ -56,7 +56,7 @@ MAX_LOADS = 4
 
 @dataclass(slots=True, kw_only=True)
 class IncomingSession:
-    """A session that is being received. `parts`: by name."""
+    """A session that is being received. `parts`: the parts received so far, by name."""
 
     info: SessionInfo
     parts: dict[str, memoryview] = field(default_factory=dict[str, memoryview])
@@ -90,8 +90,9 @@ class IncomingSession:
 
 
 class SessionService:
-    """Each connection serves one operation. `on_loaded` is called with the name of a session that
-    is cached from then on.
+    """Listener for `fleet session`, which saves and loads the cached sessions of a worker. A
+    connection serves one operation. `on_loaded`: a function that is called with the name of a
+    loaded session, which is cached from then on.
     """
 
     def __init__(
@@ -106,7 +107,9 @@ class SessionService:
     ) -> None:
         """`place`: see `SpanListener`."""
         self._sessions = sessions
-        self._stage, self._checkpoint, self._on_loaded = stage, checkpoint, on_loaded
+        self._stage = stage
+        self._checkpoint = checkpoint
+        self._on_loaded = on_loaded
         self._token = new_token()
         self._arrivals = SpanArrivals(max_payload_bytes=sessions.limits.max_part_bytes)
         key = span_connection_key(secret, self._token)

@@ -1,4 +1,4 @@
-"""One request's work in a worker: its edges, its chunks in and out, and its hand-off.
+"""The work of one request in a worker: its edges, its chunks in and out, and its hand-off.
 
 Knows no loop.
 """

@@ -1,5 +1,5 @@
-"""Both ends of a hand-off of KV blocks: offers of the source, and the new owner's import. Knows no
-Redis.
+"""Hand-offs of KV blocks, at both ends: the offers of the source, and the import of the new owner.
+Knows no Redis.
 
 Pages are lent where they lie in the source's pool if peers can read both pools; else a copy is
 offered. An import that fails, for lack of memory at either end too, costs time only: the new owner

@@ -1,6 +1,4 @@
-"""One input edge of one task: chunks in index order, each once. Pure; knows no Redis and no
-tensors.
-"""
+"""Input edge of a task: chunks in index order, each once. Pure; knows no Redis and no tensors."""
 
 from fleet.core.chunk import Chunk, Location
 from fleet.core.ids import Walk

@@ -1,5 +1,5 @@
-"""One output edge of one task: groups items into chunks by policy, cuts at transitions, counts
-credit. Pure.
+"""Output edge of a task: groups items into chunks by policy, cuts at transitions, counts credit.
+Pure.
 
 A new owner recomputes what the log holds: those rows are not released a second time, and chunk
 numbers continue after the log's.
@@ -123,12 +123,10 @@ class OutboundEdge:
         logged: EdgeLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.edge, self._policy, self._credits, self._writes_markers = (
-            edge,
-            policy,
-            credits,
-            writes_markers,
-        )
+        self.edge = edge
+        self._policy = policy
+        self._credits = credits
+        self._writes_markers = writes_markers
         logged = logged or EdgeLog()
         self.produced, self._num_rows = len(logged.rows), sum(logged.rows)
         self.acked = logged.consumed
@@ -213,7 +211,9 @@ class OutboundEdge:
         replay = self._replay
         index = replay.index
         replay.rows.popleft()
-        replay.index, replay.items, replay.num_rows = index + 1, [], 0
+        replay.index = index + 1
+        replay.items = []
+        replay.num_rows = 0
         while replay.rows and replay.rows[0] == 0:  # an empty final chunk
             replay.rows.popleft()
         remote = {name: array for name, array in arrays.items() if name in self.edge.remote}

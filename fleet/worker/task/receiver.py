@@ -41,8 +41,8 @@ class _Pulling:
 
 @dataclass(frozen=True, slots=True)
 class _Failing:
-    """Reads from a peer that is still listed: the time since which they fail, and that of the next
-    attempt.
+    """Failing reads from a peer that is still listed: the time of the first failure, and the time
+    of the next attempt.
     """
 
     since_s: float
@@ -72,12 +72,10 @@ class Receiver:
     def __init__(
         self, transfer: Transfer, link: RedisLink, deadline_s: float, tally: PullTally
     ) -> None:
-        self._transfer, self._link, self._deadline_s, self._tally = (
-            transfer,
-            link,
-            deadline_s,
-            tally,
-        )
+        self._transfer = transfer
+        self._link = link
+        self._deadline_s = deadline_s
+        self._tally = tally
         self._pulling: dict[_Key, _Pulling] = {}
         self._failing: dict[_Key, _Failing] = {}
         self._lost: dict[_Key, _Lost] = {}

@@ -1,5 +1,5 @@
-"""One request's work in this worker: its adapter, its edges and its phase. Knows no Redis; the loop
-sends what it produces.
+"""The work of one request in this worker: its adapter, its edges and its phase. Knows no Redis; the
+loop sends what it produces.
 """
 
 from collections.abc import Sequence
@@ -48,16 +48,19 @@ TRANSITIONS: dict[TaskPhase, frozenset[TaskPhase]] = {
 
 @dataclass(slots=True, kw_only=True)
 class Task:
-    """Invariants: every write for it carries `epoch`; a task whose write was refused as stale is
+    """A request's work in this worker.
+
+    Invariants: every write for a task carries `epoch`; a task whose write was refused as stale is
     dropped. `kv_import` is set in phase `IMPORTING` only; the phase is left at the first feed after
     the import has ended.
 
     `unsent`: chunks released and not yet appended, in order over all edges. `acked`: chunks
-    acknowledged, by input edge. `alone`: no other task may run beside it. `timings`: of a hand-off
-    from another worker, until they are written. `logged`: the number of chunks in each input's log
-    when the task was opened. `cached_rows`: rows that an earlier turn of the session had computed.
-    `dirty`: feeding it may change something. `ack_due`: acknowledgements may be due. Both only save
-    looking at idle tasks.
+    acknowledged, by input edge. `alone`: no other task may run beside it. `timings`: the times of a
+    hand-off from another worker, until they are written. `logged`: the number of chunks in each
+    input's log when the task was opened. `cached_rows`: rows that an earlier turn of the session
+    had computed.
+    `dirty`: True if feeding the task may change something. `ack_due`: True if acknowledgements may
+    be due. The two flags only save looking at idle tasks.
     `idle_consumed`: chunks consumed of each input when the task was last reported idle.
     """
 
@@ -107,8 +110,8 @@ class Task:
         return kv_import
 
     def next_phase(self) -> TaskPhase:
-        """Return the phase after a feed: that of an import while it lasts, else as credit
-        allows.
+        """Return the phase after a feed: the present phase during an import or after a hand-off,
+        else the phase that the credit allows.
         """
         if self.kv_import is not None or self.phase is TaskPhase.HANDED_OFF:
             return self.phase

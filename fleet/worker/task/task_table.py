@@ -24,7 +24,7 @@ class TaskTable(dict[RequestId, Task]):
     """Tasks by request. Not thread-safe.
 
     `lingering`: requests whose task ended here while consumers may still pull tensors that it
-    published. `failures`: to be reported by the next round trip.
+    published. `failures`: the failed tasks that the next round trip reports.
     """
 
     def __init__(
@@ -37,8 +37,12 @@ class TaskTable(dict[RequestId, Task]):
         cached_sessions: CachedSessions,
     ) -> None:
         super().__init__()
-        self._engine, self._sender, self._receiver = engine, sender, receiver
-        self._offers, self._imports, self._cached_sessions = offers, imports, cached_sessions
+        self._engine = engine
+        self._sender = sender
+        self._receiver = receiver
+        self._offers = offers
+        self._imports = imports
+        self._cached_sessions = cached_sessions
         self.lingering: set[RequestId] = set()
         self.failures: list[TaskFailed] = []
         self._has_emptied = False
