@@ -122,7 +122,7 @@ def _problems_of_known(
 
 
 def _mistake_of(anchor: LayerSpan) -> str:
-    """Return why a span is none of an anchor; "" if it is one."""
+    """Return why an anchor cannot have this span; "" if it can."""
     try:
         topology_of(anchor, "anchor")
     except ConfigError as error:
@@ -177,7 +177,9 @@ def _plan(spans: SpansConfig, num_layers: int | None) -> RoutePlan:
 
 
 def _worker_spans(spans: SpansConfig) -> Sequence[LayerSpan]:
-    """Return the given spans of workers in the order of the list."""
+    """Return the spans that the configuration's list `spans.workers` gives, parsed and in the
+    order of the list; empty for `auto`, which gives no spans.
+    """
     return [] if spans.is_auto else [LayerSpan.parse(each, "workers") for each in spans.workers]
 
 

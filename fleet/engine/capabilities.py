@@ -68,9 +68,11 @@ class KVPagePool(Protocol):
         ...
 
     def import_pages(self, request_id: RequestId, pages: KVPages) -> bool:
-        """Give reserved pages, now full, to a request that was fed and has not begun.
+        """Give pages from `reserve`, filled with another engine's keys and values, to a request
+        that has its input and has not been computed yet.
 
-        Return False if that is impossible: the rows are computed, with the same result.
+        Return False if the request cannot use them; the engine then computes the rows itself, with
+        the same result.
         """
         ...
 
@@ -88,9 +90,11 @@ class KVTransfer(Protocol):
         ...
 
     def import_blocks(self, request_id: RequestId, blocks: KVBlocks) -> bool:
-        """Import another engine's rows for a request that was fed and has not begun.
+        """Import another engine's keys and values for a request that has its input and has not
+        been computed yet.
 
-        Return False if that is impossible: the rows are computed, with the same result.
+        Return False if the request cannot use them; the engine then computes the rows itself, with
+        the same result.
         """
         ...
 

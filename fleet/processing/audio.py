@@ -237,10 +237,11 @@ def _blocks(
 
 
 def _plain_header(start: bytes, file_len: int) -> tuple[int, int] | None:
-    """Return rate and channels of a plain WAV file: PCM16, mono or stereo, with `fmt ` and `data`
-    chunks first.
+    """Return sample rate and number of channels of a plain WAV file: PCM16, mono or stereo, only
+    `fmt ` and `data` chunks, and samples up to the end of the file.
 
-    None for all others, and unless the samples end the file: another recording may follow.
+    Return None for any other file. Bytes after the samples may be a second recording, which only
+    the general readers find. `start`: first bytes of the file. `file_len`: number of all its bytes.
     """
     if len(start) < _PLAIN_WAV.size:
         return None

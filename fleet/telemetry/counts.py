@@ -76,11 +76,15 @@ class LatencyCounts:
         return None if found is None else found / 1000
 
     def encoded(self) -> str:
+        """Return the counts as text for Redis, which `decode` reads."""
         return SEPARATOR.join(str(count) for count in self.counts)
 
     @classmethod
     def decode(cls, text: str) -> "LatencyCounts":
-        """Raises: ValueError for text that `encoded` has not written."""
+        """Return the counts in a text that `encoded` has written; zeros for "".
+
+        Raises: ValueError for any other text.
+        """
         counts = [int(count) for count in text.split(SEPARATOR)] if text else [0] * len(BOUNDS_US)
         if len(counts) != len(BOUNDS_US):
             raise ValueError(f"{len(counts)} counts instead of {len(BOUNDS_US)}")

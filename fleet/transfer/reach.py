@@ -78,10 +78,11 @@ _logged: set[str] = set()
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Peers that may connect to a worker. `devices`: UCX names of the network devices that peers
-    connect to; empty if peers run on this host as this user.
+    """From where peers may connect to a worker to read its memory.
 
-    `gpu`: GPU memory is read too. `address`: address of this host, as peers see it.
+    `devices`: UCX names of the network devices at which the worker accepts peers; empty if only
+    processes of this user on this host may connect. `gpu`: True if peers read GPU memory as well
+    as host memory. `address`: address of this host, as peers see it.
     """
 
     devices: tuple[str, ...] = ()
@@ -105,8 +106,9 @@ class Reach:
         )
 
     def settings(self, given: Mapping[str, str]) -> dict[str, str]:
-        """Return UCX's settings: the configuration decides which peers may connect, the operator's
-        (`given`) how.
+        """Return the UCX settings for these peers. `given`: UCX settings that the operator has put
+        into the environment. Settings that tune transfers are kept; settings that would admit
+        further peers are overridden.
         """
         if self.devices:
             return {

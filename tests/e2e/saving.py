@@ -21,7 +21,9 @@ NUM_CONVERSATIONS = 2
 
 
 class DisturbedSaves:
-    """The saves of some conversations; `report` once they have ended."""
+    """Clients that save conversations again and again while a test disturbs the fleet's processes.
+    `report`: result of the run, None until the block of `running` has ended.
+    """
 
     def __init__(self, fleet: SpanFleet, folder: Path) -> None:
         tasks = make_save_tasks(ApiClient(fleet.up.url).model(), fleet.config, 0, NUM_CONVERSATIONS)

@@ -60,8 +60,8 @@ def port(tmp_path: Path) -> Iterator[int]:
 
 @pytest.fixture
 def url(port: int, tmp_path: Path) -> Iterator[str]:
-    """Yield the REDIS_URL of the example, at that server, with certificates made by the commands of
-    deploy/README.md.
+    """Yield the REDIS_URL of the example in `deploy/`, changed to reach the test's server of `port`
+    over TLS. The certificates are made by the commands in deploy/README.md.
     """
     tls = tmp_path / "tls"
     tls.mkdir()

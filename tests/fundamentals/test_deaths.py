@@ -54,7 +54,9 @@ def test_task_is_granted_again_by_the_script_that_loses_it(control: Control, nam
 
 
 def test_lost_client_is_not_granted(control: Control) -> None:
-    """Another gateway attaches, or the leader aborts the request."""
+    """A request's client side is a task of its gateway. Once that gateway gives it up, the script
+    offers it to nobody: another gateway attaches, or the leader aborts the request.
+    """
     assert control.detach(GATEWAY, control.epoch(CLIENT)) == "ok"
     assert control.task(CLIENT)["state"] == "lost"
     assert [event.stage for event in control.events_of(TaskGranted)] == [STAGE]

@@ -35,7 +35,9 @@ def test_delivery_after_the_last_chunk_closes_the_request(control: Control) -> N
 
 
 def test_last_chunk_after_the_delivery_closes_the_request(control: Control) -> None:
-    """A client that needs no more than it has ends first."""
+    """The client may acknowledge the answer as delivered before the stage has finished its task;
+    the request stays live until the stage's last chunk.
+    """
     epoch = control.own()
     assert control.acknowledge(delivered=True) == "ok"
     assert is_live(control)

@@ -1,4 +1,6 @@
-"""Words on the frame grid, with tracks whose hops are numbered."""
+"""Words of a recording stretched onto the grid of codec frames (8 analysis hops each), with feature
+tracks in which the first feature of a hop is its number.
+"""
 
 from itertools import pairwise
 
@@ -30,7 +32,9 @@ TEXT = "a bee sings"
 
 
 def test_words_last_whole_frames() -> None:
-    """5 hops become 1 frame, 16 become 2, 24 become 3, with silence before and after."""
+    """A word's length in analysis hops is rounded to whole frames of 8 hops: words of 5, 16 and 24
+    hops last 1, 2 and 3 frames, with silent frames before and after the sentence.
+    """
     frames = lock(track(60), TEXT, STARTS_S, END_S)
     assert len(frames.cycles) == SILENT_BEFORE + 1 + 2 + 3 + SILENT_AFTER
     assert np.flatnonzero(frames.cycles).tolist() == list(range(1, 7))

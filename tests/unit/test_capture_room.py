@@ -1,4 +1,7 @@
-"""The number of captures in flight follows the room for their rows."""
+"""The limit of captures that are in flight at one time, where a capture reads an answer's hidden
+states. `CaptureSlots` halves the limit when hidden-state rows find no room in a worker's arena, and
+raises it again after captures that had room.
+"""
 
 import asyncio
 
@@ -7,7 +10,9 @@ from fleet.drafts.capture.room import CaptureSlots
 
 
 async def fail(slots: CaptureSlots, *, beside: asyncio.Barrier) -> None:
-    """A capture whose rows have no room, once as many are in flight as the barrier counts."""
+    """Take a slot, wait until as many captures hold slots as `beside` counts, and report that the
+    arena had no room for the rows.
+    """
     async with slots.take() as slot:
         await beside.wait()
         slots.note_no_room(slot, TransferError("the arena has no room"))

@@ -1,4 +1,6 @@
-"""The time that captures may take while other requests are computed."""
+"""The share of computing time that captures (requests that record an answer's hidden states for
+training) may take while answers are computed.
+"""
 
 import math
 from collections.abc import Sequence
@@ -102,7 +104,9 @@ def test_one_capture_is_in_flight_beside_answers_where_several_passes_are() -> N
 
 
 def test_paused_answers_do_not_delay_captures() -> None:
-    """Paused answers wait for their clients, who may be slow."""
+    """An answer is paused while its client lags behind, however long; only answers that are being
+    computed hold back captures (requests that record hidden states).
+    """
     loop, paused = Loop(0.0), scheduled("a")
     paused.paused = True
     assert loop.run_pass([paused, *CAPTURES]) == ["c1", "c2"]

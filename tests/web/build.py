@@ -1,4 +1,6 @@
-"""Structs of the real types, built from the fields that matter to a test."""
+"""Builders of msgspec structs of the production types (chunks, views of workers and requests) for
+tests. A test names the fields that matter to it; the other required fields get empty values.
+"""
 
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_origin

@@ -52,7 +52,9 @@ def divided_workers(stage: StageName) -> list[WorkerView]:
 
 
 def figures(computed_us: int, waited_us: int, took_us: int = 0) -> SpanFigures:
-    """Return figures of steps that each took the given times, and sent for 100 us."""
+    """Return a process's figures, as if each of its steps had taken the given times (in
+    microseconds) and had spent 100 us sending.
+    """
     each = {"computed_us": computed_us, "waited_us": waited_us, "sent_us": 100, "took_us": took_us}
     total, recent = (
         {name: value * count for name, value in each.items()} for count in (NUM_PASSES, 200)

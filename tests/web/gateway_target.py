@@ -34,14 +34,14 @@ class GatewayTarget:
         return self._bytes("VmRSS")
 
     def post(self, path: str, body: bytes, media_type: str) -> httpx.Response:
-        """Send a body from an address of its own: what was refused to earlier senders does not
-        count.
+        """Send a body from a new loopback address, so that the gateway's limit of refused work per
+        client address does not count earlier bodies.
         """
         with self.sender() as sender:
             return sender.post(path, content=body, headers={"content-type": media_type})
 
     def sender(self) -> httpx.Client:
-        """Return a client with an address of its own."""
+        """Return an HTTP client that connects from a new loopback address."""
         return httpx.Client(
             base_url=self.url,
             transport=httpx.HTTPTransport(local_address=new_address()),

@@ -60,7 +60,7 @@ def keys_equal(key: bytes, expected: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class AccessRules:
-    """Access rules of a gateway; with `api_key` None no key is required."""
+    """Access rules of a gateway. `api_key`: key that requests must send; None requires none."""
 
     api_key: str | None
     web: WebConfig
@@ -108,8 +108,11 @@ class AccessRules:
     async def _without_key(
         self, scope: Scope, headers: Headers, changes: bool
     ) -> Unauthorized | Forbidden | None:
-        """Rules for requests without the key: from browsers with a login, from pages of other
-        origins, and others.
+        """Return why a request that does not have the API key is refused, or None.
+
+        A page of an origin that is not allowed may change nothing and open no WebSocket. If the
+        gateway has an API key, a browser needs a login instead, and a CSRF token for changes; open
+        paths need neither. `changes`: True for methods that change something.
         """
         foreign, allowed = _foreign(headers), self.origins.allow(scope)
         if foreign is not None and not allowed and (changes or scope["type"] == "websocket"):
@@ -138,8 +141,9 @@ RefuseSocket = Callable[[WebSocket, FleetError], Awaitable[None]]
 
 
 class Guard:
-    """Middleware that applies the rules: a refused program gets the error, a refused browser the
-    login page.
+    """ASGI middleware that checks each request against the gateway's `AccessRules`: API key,
+    logins, allowed hosts and origins. A refused API client gets the error as JSON; a browser that
+    opens a page without a login is redirected to the login page.
     """
 
     def __init__(self, app: ASGIApp, rules: AccessRules, refuse_socket: RefuseSocket) -> None:

@@ -26,8 +26,10 @@ _preparers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="fleet-prompts
 
 
 async def read_in_thread(read: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Read a large input. Raises: what `read` raises; Overloaded if too much of its sender was
-    refused.
+    """Call `read`, which parses a large input, in the thread for inputs.
+
+    Raises: the errors of `read`; Overloaded if the refused inputs of the same client address have
+    recently cost too much time.
     """
     return await _Work(lambda: read(*args, **kwargs)).run(_reader)
 
@@ -44,15 +46,16 @@ async def parse_body(parse: Callable[[bytes], T], raw: bytes) -> T:
 async def prepare_in_thread(
     is_large: bool, prepare: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Prepare a prompt, also a small one in a thread. Raises: what `prepare` raises; Overloaded as
-    `read_in_thread`.
+    """Call `prepare`, which makes a prompt, in a thread for prompts, even if the input is small.
+
+    Raises: the errors of `prepare`; for a large input, Overloaded as in `read_in_thread`.
     """
     return await _Work(lambda: prepare(*args, **kwargs), is_large=is_large).run(_preparers)
 
 
 class _Work(Generic[T]):
-    """A call in a thread, whose time is charged if it ends in a refusal, or its client leaves
-    before its end.
+    """A call in a thread. Its time is charged to the client's address if the call refuses the
+    input, or the client disconnects before its end.
     """
 
     def __init__(self, call: Callable[[], T], *, is_large: bool = True) -> None:

@@ -47,7 +47,10 @@ class RefusedWork:
             self._debts.popitem(last=False)
 
     def check(self, sender: str) -> None:
-        """Raises: Overloaded while the sender's debt is above `MAX_DEBT_S`."""
+        """Refuse a large input of a sender whose earlier refused inputs took too much time.
+
+        Raises: Overloaded while the sender's debt is above `MAX_DEBT_S`.
+        """
         excess_s = self.debt_s(sender) - MAX_DEBT_S
         if excess_s > 0:
             wait_s = math.ceil(excess_s / PAID_PER_S)

@@ -74,8 +74,8 @@ def submit(
 def admission(
     request: RequestId, *, bound: int, gateway: WorkerId, roles: Sequence[RoleName], grace_us: int
 ) -> Call:
-    """Return the answer that `submit` would give, with the number of requests that would be
-    admitted.
+    """Ask whether a request would be admitted now, without submitting it: the answer is the refusal
+    that `submit` would give, or `ok` with the number of live requests still allowed below `bound`.
     """
     return Call.of("admission", bound, request, gateway, ",".join(roles), grace_us)
 

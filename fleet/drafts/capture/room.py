@@ -1,5 +1,5 @@
-"""Slots for captures, fewer of them where the rows of several have no room in a worker's arena at
-one time.
+"""Slots that limit how many captures (reads of an answer's hidden states) are in flight at one
+time. The limit falls when a worker's arena has no room for the captured rows.
 """
 
 import contextlib
@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSlot:
-    """A slot that is held. `is_alone`: no other one is held at the same time. `num_reductions`:
-    when it was taken.
+    """A slot that is held. `is_alone`: True if it is the only slot, so that no other capture is in
+    flight. `num_reductions`: number of reductions of the limit before the slot was taken.
     """
 
     is_alone: bool
@@ -25,10 +25,10 @@ class CaptureSlot:
 
 
 class CaptureSlots:
-    """At most `most` slots. Their number is halved when rows had no room, and grows by one after as
-    many captures as it counts.
+    """Slots for captures, between 1 and `most`. The number of slots is halved when captured rows
+    had no room, and grows by one after as many successful captures as there are slots.
 
-    On one event loop; a task takes one slot at a time. Invariant: there is at least one slot.
+    Used on one event loop; a task takes one slot at a time.
     """
 
     def __init__(self, most: int) -> None:
@@ -54,8 +54,8 @@ class CaptureSlots:
             self._limiter.total_tokens, self._num_since = self.limit + 1, 0
 
     def note_no_room(self, slot: CaptureSlot, error: TransferError) -> None:
-        """Count a sample whose rows had no room. A sample that began before the last reduction says
-        nothing of the present number.
+        """Halve the number of slots, after a capture whose rows had no room. A capture that began
+        before the last reduction is ignored, since fewer captures run now.
         """
         if slot.num_reductions < self._num_reductions or self.limit == 1:
             return

@@ -64,10 +64,11 @@ def export_speculators(
     num_drafts: int,
     embedding_VH: Tensor | None = None,
 ) -> None:
-    """Write a head to a folder. `target`: the name or folder of the target's checkpoint.
-    `num_drafts`: tokens to draft by default.
+    """Write a draft head to a folder, in the format of the `speculators` library.
 
-    `embedding_VH`: the target's embedding, for readers that do not share it; vLLM does.
+    `target`: name or folder of the target model's checkpoint. `num_drafts`: number of tokens to
+    draft by default. `embedding_VH`: the target's token embedding, to be written too, for programs
+    that need it in the draft's folder; vLLM needs none, since it uses the target's own.
     Raises: ConfigError if a weight is not finite.
     """
     config = head.config

@@ -87,11 +87,11 @@ class _Saved:
 
 
 class TrainerEngine(Engine):
-    """A draft head in training. `folder`: checkpoints and versions, shared by all trainers of the
-    fleet.
+    """Engine that trains a draft head with the samples that it receives. `folder`: folder of the
+    checkpoints and of the head's versions, shared by all trainers of the fleet.
 
     Invariants: the checkpoint that `TrainingRecords` names is never deleted; a sample is
-    acknowledged once, after the records name a checkpoint whose ids contain it.
+    acknowledged once, after the records name a checkpoint that lists the sample's id.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ class TrainerEngine(Engine):
         self._contained: tuple[str, ...] = ()
         self._drawn: tuple[str, ...] = ()
         self._new: deque[tuple[str, ...]] = deque(maxlen=MOST_WINDOWS)
-        """The new samples of the window that is computed, and those of each window that the
-        trainer's state contains.
+        """Ids of new samples. `_drawn`: samples of the window that is computed now. `_new`: samples
+        of each window that the trainer's state contains.
         """
         self._arriving: dict[RequestId, _Arriving] = {}
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -147,8 +147,10 @@ class TrainerEngine(Engine):
         self._forget()
 
     def submit(self, request: EngineRequest) -> None:
-        """Raises: ConfigError if the last durable checkpoint is not in the folder; errors of
-        Redis.
+        """Expect the sample of a request. If no other sample is expected or waits, first follow the
+        checkpoint that the records name, which another trainer may have written.
+
+        Raises: ConfigError if the last durable checkpoint is not in the folder; errors of Redis.
         """
         if request.request_id in self._arriving or request.request_id in self._waiting:
             raise BadInput(f"request {request.request_id} was submitted twice")

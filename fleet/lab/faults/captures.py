@@ -1,7 +1,9 @@
-"""Hidden-state samples for a trainer under faults, and what its last checkpoint must say of them.
+"""Load of hidden-state samples for a trainer while faults are injected, and checks of the trainer's
+last checkpoint.
 
-A sample may fail, with an error, and is then counted as lost. An acknowledged sample is in the last
-checkpoint, which counts it as new in at most one window, however often it was received again.
+A sample may fail with an error, and is then counted as lost. The last checkpoint must list every
+acknowledged sample, and list it as new in at most one training window (one optimizer step), even if
+the trainer received it several times.
 """
 
 import asyncio
@@ -32,8 +34,12 @@ ENDS_S = 60.0
 
 
 class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`failed`: number of failures by error code. `windows`: number of windows in the last
-    checkpoint. `wrong`: a line for each mistake, which fails the run.
+    """Result of the samples of a run.
+
+    `acknowledged`: number of samples that the trainer acknowledged. `failed`: number of failed
+    samples by error code. `windows`: number of training windows in the last checkpoint. `wrong`: a
+    line for each acknowledged sample that the checkpoint lacks or counts twice, and other mistakes;
+    any line fails the run.
     """
 
     acknowledged: int

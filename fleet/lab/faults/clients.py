@@ -115,7 +115,10 @@ class Gateways:
     def _try_gateways(
         self, body: bytes, stream: ResumableStream, is_cancelled: Callable[[], bool]
     ) -> None:
-        """Try one gateway after another, until one has sent the end."""
+        """Read the answer from one gateway after another, until a gateway has sent its last event.
+
+        A gateway that cannot be reached, or refuses for a while, is followed by the next gateway.
+        """
         turn, pause = next(self._turns), threading.Event()
         while True:
             before_s = stream.reached_s

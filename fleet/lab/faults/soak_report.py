@@ -87,7 +87,11 @@ def is_calm(share: float) -> bool:
 
 
 def changes_between(samples: Sequence[SoakSample], sent: int) -> tuple[Change, ...]:
-    """Compare the two windows of a run that sent `sent` requests; () if a window has no sample."""
+    """Return how memory, keys, files and threads changed between two windows of a soak run: after a
+    quarter of its requests, and at its end.
+
+    `sent`: number of requests of the whole run. Return () if no sample was taken in a window.
+    """
     quarter, end = (
         [sample for sample in samples if low <= sample.sent / max(1, sent) <= high]
         for low, high in (QUARTER, END)

@@ -245,7 +245,10 @@ class _SpansBench:
     """A run: its folder, checkpoints and processes."""
 
     def __init__(self, folder: Path, context: Context, plan: SpansPlan) -> None:
-        """Raises: ConfigError; BenchError for a graph whose layers cannot be divided."""
+        """Choose the checkpoint and the spans, and prepare the configurations to be measured.
+
+        Raises: ConfigError; BenchError for a graph whose layers cannot be divided.
+        """
         self._folder = folder
         self._plan = plan
         self._steps = context.steps
@@ -400,7 +403,7 @@ def _seconds_together(processes: Sequence[SpanProcess], command: Compute) -> lis
 
 
 def shortened(work: Answer) -> Answer:
-    """Return a small part of the work, which warms up."""
+    """Return the work with a shorter prompt and fewer tokens, for warming up."""
     return msgspec.structs.replace(
         work,
         num_prompt=min(work.num_prompt, WARM_UP_PROMPT),
@@ -414,7 +417,9 @@ def usable_cores() -> list[int]:
 
 
 def halves(num_layers: int) -> tuple[str, str]:
-    """Return the spans of two processes. Raises: BenchError for a single layer."""
+    """Return the spans that divide a model's layers into two halves: of 28 layers, `0:13` and
+    `14:output`. Raises: BenchError for a model of one layer.
+    """
     if num_layers < 2:
         raise BenchError("--spans needs a model of at least two layers")
     middle = num_layers // 2

@@ -1,4 +1,6 @@
-"""Processes of the measurement of layer spans, as the measurement holds them. Knows no layers."""
+"""Start of the processes that a benchmark of layer spans measures (an anchor and its span workers),
+and exchange of commands and replies with them. Knows no layers.
+"""
 
 import secrets
 from collections.abc import Iterator, Sequence

@@ -90,9 +90,10 @@ class _TwinRun:
 
 
 class SlowTwin:
-    """`built` may lack the last stages of the graph; the run then ends at their input edges.
+    """Runs requests through all stages of a graph in this process, for comparison with the fleet.
 
-    `errors`: errors by request; the other requests continue.
+    `built`: the stages. The last stages of the graph may be missing; a run then ends at their
+    input edges. `errors`: errors by request; a failed request does not end the others.
     """
 
     def __init__(
@@ -134,10 +135,10 @@ class SlowTwin:
                     yield from self._deliver(run, name, output)
 
     def before_turn(self) -> None:
-        """Handle what happens beside the stages, before each turn of them: nothing here."""
+        """Hook for subclasses, called before the stages take their next steps; empty here."""
 
     def abort(self, request: RequestId) -> None:
-        """Abort a request of the current stream in every stage."""
+        """Abort a request of the running `stream` call: in every stage, and for its open edges."""
         assert self._run is not None, "no stream is open"
         for stage in self._built.values():
             stage.engine.abort(request)
@@ -146,8 +147,10 @@ class SlowTwin:
         }
 
     def _ready_stages(self, run: _TwinRun) -> list[StageName]:
-        """Return the stages that can compute now, of those with span workers also after a wait for
-        their passes.
+        """Return the stages that can compute now. If no stage can, wait at most `AWAIT_S` for each
+        stage whose computation is under way.
+
+        Raises: AssertionError if edges are open and no stage can ever compute again.
         """
         ready = [name for name, stage in self._built.items() if stage.engine.is_ready()]
         waiting = [

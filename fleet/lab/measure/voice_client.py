@@ -279,7 +279,11 @@ class VoiceClient:
                 self._on_event(decode_event(frame))
 
     def _receive_audio(self, num_samples: int, pcm: Callable[[], bytes]) -> None:
-        """`pcm` decodes the samples, which only the search for the first voiced one needs."""
+        """Add received audio to the playback clock, and search it for the first voiced sample.
+
+        `num_samples`: length of the audio. `pcm`: function that returns its PCM16 bytes; called
+        only until a voiced sample is found, so that later audio is not decoded.
+        """
         now_s = time.perf_counter()
         self._playback = self._playback or PlaybackClock(PCM_RATE_HZ)
         self._playback.receive(num_samples, now_s)

@@ -23,8 +23,10 @@ FlowKey = tuple[int, int, int, int]
 
 
 class SetLink(msgspec.Struct, frozen=True, kw_only=True):
-    """Set the delay of one link, each way, or cut it: packets on their way are lost, too. `ends`:
-    numbers of its devices.
+    """Message to the relay that sets the delay of one link, or cuts it.
+
+    `ends`: numbers of the two TUN devices that the link connects. `delay_s`: delay in each
+    direction. `is_cut`: True if the link loses all packets, including packets on their way.
     """
 
     ends: tuple[int, int]

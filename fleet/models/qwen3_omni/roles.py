@@ -23,8 +23,11 @@ class RoleIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerPrompt:
-    """`in_user_turn` marks positions of user turns. `header_at`: start of the last whole assistant
-    header, None without one.
+    """What the Talker needs to know of a prompt of the Thinker.
+
+    `in_user_turn`: True for each position that belongs to a user turn. `header_at`: position at
+    which the last assistant header begins (turn start, role, line break); None if the prompt has
+    no header that is complete.
     """
 
     in_user_turn: NDArray[np.bool_]

@@ -90,10 +90,11 @@ class SpanArrivals:
     def __init__(
         self, blocks: BlockReads | None = None, *, max_payload_bytes: int = frames.MAX_PAYLOAD_BYTES
     ) -> None:
-        """`blocks`: large payloads of these connections are read by NIXL, if the peer does it too;
-        None: none are.
+        """Take the settings of these connections.
 
-        `max_payload_bytes`: a connection whose peer announces a larger payload is closed.
+        `blocks`: reader of large payloads by NIXL, used with peers that have a reader too; None
+        sends all payloads through the sockets. `max_payload_bytes`: a connection whose peer
+        announces a larger payload is closed.
         """
         self.blocks: Final = blocks
         self.max_payload_bytes: Final = max_payload_bytes
@@ -104,8 +105,9 @@ class SpanArrivals:
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """Bytes of frames that all connections have received, and that they have given to the
-        kernel; closed ones included.
+        """Number of bytes that all connections, open and closed, have received, and number of bytes
+        that they have sent. A frame counts as sent once the kernel has taken it, a block that the
+        peer reads through NIXL once it is ready to be read.
         """
         with self._lock:
             received = self._closed_received + sum(

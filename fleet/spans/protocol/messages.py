@@ -53,8 +53,10 @@ class SpanExtent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Times of one worker for a pass, in microseconds: from its arrival to the computation, and of
-    that, until what is sent is in the host's memory as bytes.
+    """Times of one worker for a pass, in microseconds.
+
+    `waited_us`: time from the arrival of the pass to the start of its computation. `computed_us`:
+    time from that start until the result to send is in host memory as bytes.
     """
 
     waited_us: Number
@@ -62,7 +64,11 @@ class HopTime(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class SpanError(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """An error of a worker's computation. `loses_rows`: the worker lacks rows before this step."""
+    """An error of a span worker's computation.
+
+    `loses_rows`: True if the worker's earlier rows are missing or differ from the anchor's; the
+    anchor then computes the requests of the step again from their first row.
+    """
 
     code: str
     message: str

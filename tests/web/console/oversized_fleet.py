@@ -51,7 +51,9 @@ def fill_to_limits(gateway: ServedGateway, num_requests: int = 10_000) -> None:
 
 
 def _workers(telemetry: FakeTelemetry) -> list[WorkerView]:
-    """Return workers, of which every fiftieth has gone, with the divided models' parts in turn."""
+    """Return `NUM_WORKERS` workers; every fiftieth has left the fleet. Roles and parts of divided
+    models are assigned in rotation.
+    """
     live, gone = telemetry.worker_list[0], telemetry.worker_list[-1]
     roles = [queue.role for queue in telemetry.queue_list]
     parts = [view.part for view in telemetry.worker_list if view.part is not None]

@@ -33,7 +33,11 @@ TYPES = _types()
 
 
 def check_event(event: dict[str, Any]) -> None:
-    """Raises: AssertionError naming the field that OpenAI's type rejects or does not have."""
+    """Check a server event against the type of the `openai` package with the same `type`. Events
+    that begin with `fleet.` are not checked.
+
+    Raises: AssertionError naming the field that OpenAI's type rejects or does not have.
+    """
     kind = str(event["type"])
     if kind.startswith(EXTENSION_PREFIX):
         return

@@ -55,7 +55,10 @@ def counted(gateway: ServedGateway) -> float:
 
 
 async def test_voice_to_voice_ends_at_the_first_voiced_sample(loaded: Loaded) -> None:
-    """Turns by voice activity, by push to talk, and typed; leading silence is not trimmed here."""
+    """The voice-to-voice latency lasts from the end of the user's speech to the first voiced sample
+    of the answer. Turns by voice activity and by push to talk have it, typed turns do not. The
+    gateway is set not to trim the answer's leading silence.
+    """
     with serving(bounded(loaded, max_leading_silence_ms=None)) as gateway:
         gateway.client.script = Script(lead_samples=5 * FRAME_SAMPLES, num_samples=RATE_HZ)
         async with opened(gateway) as page:

@@ -22,8 +22,8 @@ _KEY = '-H "Authorization: Bearer $FLEET_API_KEY"'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioPlayer:
-    """Units: seconds. `played_s` is None without a playback report. `stored`: the audio can still
-    be played.
+    """Player of an answer's audio. Units: seconds. `played_s`: time that the client has reported
+    as played, None without a report. `stored`: True if the audio can still be played.
     """
 
     src: str
@@ -39,8 +39,10 @@ class AudioPlayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneRequestContext(PageContext):
-    """`detail` is None for an unknown request. `text_edge`: the edge that brings the answer's text
-    to the client.
+    """Template values of the page of one request.
+
+    `detail`: state, tasks and edges of the request, None if it is unknown. `text_edge`: name of
+    the edge that brings the answer's text to the client.
     """
 
     id: str

@@ -39,11 +39,12 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersContext(PageContext):
-    """At most `MAX_ROWS` workers in `here`, of `role` if a role is chosen. `first` and `more` are
-    paths, "" without such a page.
+    """Template values of the page of all workers, or of the workers of one role.
 
-    `routes` are the routes of divided models, of the stage of `role` if a role is chosen, and
-    `unused` the span workers in no route; `num_routes` and `num_unused` count the omitted ones too.
+    `role`: the chosen role, "" for all roles. `here`: at most `MAX_ROWS` present workers. `first`,
+    `more`: paths of the first page and of the next page, "" where there is none. `routes`: routes
+    of divided models. `unused`: span workers that belong to no route. `num_routes`, `num_unused`:
+    numbers of routes and of unused span workers, including the ones that the page omits.
     """
 
     role: str
@@ -60,8 +61,11 @@ class WorkersContext(PageContext):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OneWorkerContext(PageContext):
-    """`row` is None for an unknown worker. `route` is the route of a divided model in which the
-    worker has the part `hop`.
+    """Template values of the page of one worker.
+
+    `row`: the worker, None if it is unknown. `route`: the route of a divided model to which the
+    worker belongs, None for other workers. `hop`: the worker's own process in `route`, with its
+    span and step times.
     """
 
     id: str

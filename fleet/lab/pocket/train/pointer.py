@@ -1,8 +1,8 @@
 """Pointer supervision: two attention heads of a middle layer are trained to attend to the symbols
 being spoken.
 
-It is used in training only. Legend as in `talker_forward`; F is the rows that predict a frame or
-the end, S the symbols of the text side.
+Used in training only. Legend as in `talker_forward`; F is the rows that predict a frame or the end,
+S the symbols of the text side.
 """
 
 from dataclasses import dataclass

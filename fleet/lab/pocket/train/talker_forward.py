@@ -247,7 +247,9 @@ def _mlp(layer: Layer, x_BLH: Tensor) -> Tensor:
 
 
 class Lean:
-    """Forward computation of one Talker."""
+    """Lean forward pass of one Talker: computes with the module's own parameters, without expert
+    routing, and with fewer and larger products than the Talker of `transformers`.
+    """
 
     def __init__(self, talker: nn.Module) -> None:
         self._talker = cast(Any, talker)
