@@ -37,7 +37,7 @@ from fleet.transfer.base import Transfer
 from fleet.transfer.factory import open_transfer
 from fleet.worker.context import WorkerContext, WorkerSettings
 from fleet.worker.loop.loop import WorkerLoop
-from fleet.worker.main import build_stage
+from fleet.worker.main import build_stage, fingerprint_of
 from fleet.worker.open_worker import OpenWorker, open_worker
 from fleet.worker.process.peers import read_peer_access
 from fleet.worker.process.redis_link import RedisLink
@@ -80,7 +80,14 @@ class ThreadFleet:
         transfer = transfer or open_transfer(
             self.transfer, worker, ARENA_BYTES, ARENA_BYTES, access.reach
         )
-        settings = WorkerSettings(config=config, role=serves.name, built=built, access=access)
+        settings = WorkerSettings(
+            config=config,
+            role=serves.name,
+            built=built,
+            access=access,
+            fingerprint=self._fingerprint(),
+            dtype="" if config.engine == "fake" else "float32",
+        )
         opened = open_worker(
             WorkerContext(
                 settings=settings,
@@ -96,6 +103,11 @@ class ThreadFleet:
         self.loops.append(loop)
         self._start(lambda: self._serve(loop))
         return loop
+
+    def _fingerprint(self) -> str:
+        """Return the hash of the checkpoint that workers in processes would register too."""
+        has_files = (self.checkpoint / "config.json").exists()
+        return fingerprint_of(self.checkpoint) if has_files else ""
 
     def _serve(self, loop: WorkerLoop) -> None:
         """Run a worker until it ends. A fenced worker's inbox is gone: its next read fails."""
